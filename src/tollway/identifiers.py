@@ -1,0 +1,94 @@
+"""Names of things: wallets, chains, transactions, listings, calls. Parsed once at the door, formatted once on the way out.
+
+Pure: no clock and no randomness; whoever makes an id hands both in.
+"""
+
+import re
+from typing import NewType, Self
+
+from Crypto.Hash import keccak
+
+ChainId = NewType("ChainId", int)
+"""An EIP-155 chain id."""
+
+Network = NewType("Network", str)
+"""A CAIP-2 network name such as `eip155:8453`."""
+
+ListingId = NewType("ListingId", str)
+CallId = NewType("CallId", str)
+
+_ADDRESS = re.compile(r"0[xX][0-9a-fA-F]{40}")
+_TX_HASH = re.compile(r"0[xX][0-9a-fA-F]{64}")
+_NETWORK = re.compile(r"eip155:(0|[1-9][0-9]{0,14})")
+_CROCKFORD = "0123456789abcdefghjkmnpqrstvwxyz"
+
+
+def keccak256(message: bytes) -> bytes:
+    """The Ethereum hash: Keccak-256, not the NIST SHA3-256."""
+    return keccak.new(digest_bits=256, data=message).digest()
+
+
+class Address(bytes):
+    """A wallet or contract: 20 raw bytes. Its text form is EIP-55."""
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Accepts `0x` + 40 hex digits in any case; mixed case must carry the right EIP-55 checksum.
+
+        Raises ValueError on anything else.
+        """
+        if not _ADDRESS.fullmatch(text):
+            raise ValueError("an address is 0x followed by 40 hex digits")
+        address = cls(bytes.fromhex(text[2:]))
+        digits = text[2:]
+        is_mixed = digits != digits.lower() and digits != digits.upper()
+        if is_mixed and digits != str(address)[2:]:
+            raise ValueError("the address has a wrong EIP-55 checksum")
+        return address
+
+    def __str__(self) -> str:
+        digits = self.hex()
+        nibbles = keccak256(digits.encode()).hex()
+        return "0x" + "".join(c.upper() if n > "7" else c for c, n in zip(digits, nibbles, strict=False))
+
+    def __repr__(self) -> str:
+        return f"Address({self})"
+
+
+ZERO_ADDRESS = Address(20)
+
+
+class TxHash(bytes):
+    """A transaction hash: 32 raw bytes. Its text form is `0x` + 64 lower-case hex digits."""
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Accepts `0x` + 64 hex digits in any case. Raises ValueError on anything else."""
+        if not _TX_HASH.fullmatch(text):
+            raise ValueError("a transaction hash is 0x followed by 64 hex digits")
+        return cls(bytes.fromhex(text[2:]))
+
+    def __str__(self) -> str:
+        return "0x" + self.hex()
+
+    def __repr__(self) -> str:
+        return f"TxHash({self})"
+
+
+def parse_network(text: str) -> ChainId:
+    """`eip155:8453` -> 8453 (CAIP-2). Raises ValueError on other namespaces and other spellings."""
+    match = _NETWORK.fullmatch(text)
+    if match is None:
+        raise ValueError("a network is eip155: followed by a decimal chain id")
+    return ChainId(int(match[1]))
+
+
+def format_network(chain_id: ChainId) -> Network:
+    """8453 -> `eip155:8453` (CAIP-2)."""
+    return Network(f"eip155:{chain_id}")
+
+
+def format_id(prefix: str, *, now_ms: int, entropy: bytes) -> str:
+    """`prefix_` + 26 characters that sort by time: 48 bits of milliseconds, then 80 bits of `entropy` (10 bytes)."""
+    number = (now_ms & ((1 << 48) - 1)) << 80 | int.from_bytes(entropy[:10], "big")
+    return prefix + "_" + "".join(_CROCKFORD[(number >> shift) & 31] for shift in range(125, -5, -5))

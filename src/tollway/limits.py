@@ -1,0 +1,82 @@
+"""Every maximum and deadline of the gateway, with its default and its reason. Units stand last in each name.
+
+The settings file overrides them under `[limits]`, by these names.
+"""
+
+from dataclasses import dataclass
+
+KIB = 1024
+MIB = 1024 * KIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    # Inbound requests. granian's parser refuses beyond `head_bytes_max` and 100 headers with a bare 431.
+    request_line_bytes_max: int = 8 * KIB
+    header_bytes_max: int = 8 * KIB
+    payment_header_bytes_max: int = 16 * KIB
+    headers_bytes_max: int = 32 * KIB
+    headers_max: int = 100
+    refused_body_bytes_max: int = 256 * KIB  # read and dropped after an early refusal, then the connection closes
+    header_deadline_s: float = 10.0  # also the keep-alive idle time: one timer in granian
+    body_rate_bytes_min: int = 1 * KIB  # a second, once `body_rate_grace_s` has passed
+    body_rate_grace_s: float = 5.0
+    upload_bytes_max: int = 32 * MIB  # request body on its way to an upstream
+    control_body_bytes_max: int = 2 * MIB  # request body of the control plane
+    bound_body_bytes_max: int = 1 * MIB  # read ahead when a bound signature gives no bodyHash
+    buffer_bytes: int = 64 * KIB  # per connection, each way
+    write_stall_s: float = 30.0  # a caller that takes no byte for this long is cut off
+
+    # Crowds.
+    connections_max: int = 10_000
+    in_flight_per_address_max: int = 200
+    in_flight_per_origin_max: int = 256
+
+    # Upstreams.
+    dns_deadline_s: float = 5.0
+    connect_deadline_s: float = 10.0
+    chunk_idle_s: float = 30.0
+    upstream_head_bytes_max: int = 64 * KIB
+    connection_age_s: float = 300.0  # a pooled connection is judged again at least this often
+    unsafe_reuse_idle_s: float = 1.0  # POST and PATCH take a pooled connection only when it was idle for less
+
+    # Chain nodes.
+    rpc_deadline_s: float = 2.0
+    rpc_in_flight_max: int = 64
+    lookups_per_minute: int = 30  # per client address and per signer; only an RPC really asked counts
+    erc1271_gas: int = 200_000
+    erc1271_deadline_s: float = 2.0
+    erc1271_bytes_max: int = 4 * KIB
+    rpc_answer_bytes_max: int = 8 * MIB
+
+    # Rates.
+    free_calls_per_minute: int = 60  # per client address and listing
+    registrations_per_hour: int = 100  # per wallet; only created listings count
+    nonces_per_minute: int = 60  # sign-in nonces per client address
+    failed_calls_per_window: int = 20  # per wallet, client address and listing
+    failed_calls_window_s: int = 600
+
+    # Proofs.
+    nonce_ttl_s: int = 300
+    signed_request_ttl_s: int = 300
+    session_ttl_s: int = 86_400
+    bound_validity_s: int = 300
+    payment_age_s: int = 86_400  # first presentation after the payment's block
+    price_memory_s: int = 600
+    payee_memory_s: int = 86_400
+    payee_slack_s: int = 60  # clocks of chain and gateway may differ by this much
+
+    # The books.
+    claim_batch_max: int = 4_096
+    unknown_hold_s: int = 86_400  # an unknown call gives its price back after this
+    attempts_max: int = 3
+    stored_answer_bytes_max: int = 256 * KIB
+
+    # Life of the process.
+    drain_deadline_s: float = 30.0
+    owner_lease_s: float = 15.0  # a gateway that has not renewed for this long is dead to the others
+    owner_renew_s: float = 3.0
+    recovery_interval_s: float = 10.0
+
+
+DEFAULT_LIMITS = Limits()
