@@ -1,0 +1,269 @@
+"""What chain nodes say, parsed: JSON-RPC batches, blocks, receipts (Ethereum execution APIs).
+
+Pure. A field that is missing, malformed or at odds with another makes the whole answer `Unusable`; nothing is guessed
+or repaired. The texts of `Unusable` are our own: what a node wrote is never repeated, since it may hold its key.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tollway.chain.reader import Log
+from tollway.identifiers import Address, TxHash
+
+_QUANTITY = re.compile(r"0x[0-9a-fA-F]{1,64}")
+_HEX = re.compile(r"0x(?:[0-9a-fA-F]{2})*")
+_BLOCK_NUMBER_MAX = 2**53
+
+# How nodes report that the *contract* failed, as opposed to themselves: lower case, letters only.
+_CONTRACT_FAULTS = (
+    "revert",
+    "outofgas",
+    "oog",
+    "evmerror",
+    "invalidopcode",
+    "badinstruction",
+    "invalidjump",
+    "stackunderflow",
+    "stackoverflow",
+    "stacklimit",
+    "intrinsicgas",
+    "gasrequiredexceeds",
+    "returndataoutofbounds",
+    "writeprotection",
+    "codesizeexceeded",
+)
+_REVERT_CODE = 3
+
+
+class Unusable(Exception):
+    """A node's answer that cannot be relied upon."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RpcFault:
+    """The error member of one answer in a batch."""
+
+    code: int
+    message: str
+    payload: object
+
+    @property
+    def is_contract_fault(self) -> bool:
+        letters = "".join(c for c in self.message.lower() if c.isalpha())
+        return self.code == _REVERT_CODE or any(fault in letters for fault in _CONTRACT_FAULTS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    number: int
+    block_hash: bytes
+    time: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mined:
+    """A receipt and its transaction, found to agree with each other."""
+
+    succeeded: bool
+    sender: Address
+    recipient: Address | None
+    value: int
+    logs: tuple[Log, ...]
+    block_number: int
+    block_hash: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unmined:
+    is_pending: bool
+
+
+def parse_batch(body: bytes, ids: Sequence[int]) -> list[object]:
+    """The results in the order of `ids`: a raw JSON value each, or an `RpcFault`. Answers may come in any order."""
+    try:
+        answers: Any = json.loads(body)
+    except (ValueError, RecursionError):
+        raise Unusable("the answer is not JSON") from None
+    if not isinstance(answers, list):
+        raise Unusable("the answer is not a JSON-RPC batch")
+    results: dict[int, object] = {}
+    for answer in answers:
+        if not isinstance(answer, dict) or type(answer.get("id")) is not int:
+            raise Unusable("an answer of the batch has no id")
+        if answer["id"] in results or answer["id"] not in ids:
+            raise Unusable("an answer of the batch has a wrong id")
+        results[answer["id"]] = _parse_result(answer)
+    if len(results) != len(ids):
+        raise Unusable("an answer of the batch is missing")
+    return [results[number] for number in ids]
+
+
+def _parse_result(answer: dict[str, Any]) -> object:
+    error = answer.get("error")
+    if error is None:
+        if "result" not in answer:
+            raise Unusable("an answer has neither result nor error")
+        return answer["result"]
+    if not isinstance(error, dict) or type(error.get("code")) is not int:
+        raise Unusable("an error of the batch is malformed")
+    message = error.get("message")
+    return RpcFault(
+        code=error["code"],
+        message=message if isinstance(message, str) else "",
+        payload=error.get("data"),
+    )
+
+
+def parse_quantity(value: object) -> int:
+    """`0x1f` -> 31, at most 256 bits."""
+    if not isinstance(value, str) or not _QUANTITY.fullmatch(value):
+        raise Unusable(_describe(value, "a quantity"))
+    return int(value, 16)
+
+
+def parse_bytes(value: object, *, length: int | None = None) -> bytes:
+    """`0x…` with an even number of digits, and exactly `length` bytes where that is given."""
+    if not isinstance(value, str) or not _HEX.fullmatch(value):
+        raise Unusable(_describe(value, "bytes"))
+    parsed = bytes.fromhex(value[2:])
+    if length is not None and len(parsed) != length:
+        raise Unusable(f"{length} bytes were expected")
+    return parsed
+
+
+def parse_block(value: object) -> Block:
+    """A block's number, hash and time (unix seconds)."""
+    fields = _parse_object(value, "a block")
+    return Block(
+        number=_parse_number(fields.get("number")),
+        block_hash=parse_bytes(fields.get("hash"), length=32),
+        time=_parse_number(fields.get("timestamp")),
+    )
+
+
+def parse_finalized(value: object, *, head: Block) -> int:
+    """The number of the latest final block; 0 where the node knows none or not the tag.
+
+    0 errs to the safe side: a payment is then never called final, only watched for longer.
+    """
+    if value is None or isinstance(value, RpcFault):
+        return 0
+    number = parse_block(value).number
+    if number > head.number:
+        raise Unusable("the final block is above the head")
+    return number
+
+
+def parse_mined(receipt: object, transaction: object, *, tx_hash: TxHash) -> Mined | Unmined:
+    """Both halves of one transaction. Raises Unusable when they are of another hash or contradict each other."""
+    known = None if transaction is None else _parse_object(transaction, "a transaction")
+    if known is not None and parse_bytes(known.get("hash"), length=32) != tx_hash:
+        raise Unusable("the transaction is not the one that was asked for")
+    if receipt is None:
+        return Unmined(is_pending=known is not None)
+    fields = _parse_object(receipt, "a receipt")
+    if parse_bytes(fields.get("transactionHash"), length=32) != tx_hash:
+        raise Unusable("the receipt is of another transaction")
+    if known is None:
+        raise Unusable("there is a receipt without its transaction")
+    if known.get("blockHash") is None:
+        # The block arrived between the two reads of one batch. Not deep enough for anybody yet.
+        return Unmined(is_pending=True)
+    block_hash = parse_bytes(fields.get("blockHash"), length=32)
+    mined = Mined(
+        succeeded=_parse_status(fields.get("status")),
+        sender=Address(parse_bytes(fields.get("from"), length=20)),
+        recipient=_parse_recipient(fields),
+        value=parse_quantity(known.get("value")),
+        logs=_parse_logs(fields.get("logs"), tx_hash=tx_hash, block_hash=block_hash),
+        block_number=_parse_number(fields.get("blockNumber")),
+        block_hash=block_hash,
+    )
+    _check_agreement(mined, known)
+    return mined
+
+
+def _check_agreement(mined: Mined, known: dict[str, Any]) -> None:
+    if (
+        parse_bytes(known.get("blockHash"), length=32) != mined.block_hash
+        or _parse_number(known.get("blockNumber")) != mined.block_number
+        or parse_bytes(known.get("from"), length=20) != mined.sender
+        or _parse_recipient(known) != mined.recipient
+    ):
+        raise Unusable("receipt and transaction contradict each other")
+
+
+def parse_call(value: object, *, bytes_max: int) -> tuple[bool, bytes]:
+    """(reverted, payload) of an `eth_call`, the payload cut at `bytes_max`. A node's own trouble is Unusable."""
+    if isinstance(value, RpcFault):
+        if not value.is_contract_fault:
+            raise Unusable(f"the node answered with error {value.code}")
+        try:
+            return True, _parse_cut(value.payload, bytes_max=bytes_max)
+        except Unusable:
+            return True, b""  # many nodes give no revert data, or prose
+    return False, _parse_cut(value, bytes_max=bytes_max)
+
+
+def _parse_cut(value: object, *, bytes_max: int) -> bytes:
+    return parse_bytes(value[: 2 + 2 * bytes_max] if isinstance(value, str) else value)
+
+
+def _parse_logs(value: object, *, tx_hash: TxHash, block_hash: bytes) -> tuple[Log, ...]:
+    if not isinstance(value, list):
+        raise Unusable("the receipt has no logs")
+    return tuple(_parse_log(log, tx_hash=tx_hash, block_hash=block_hash) for log in value)
+
+
+def _parse_log(value: object, *, tx_hash: TxHash, block_hash: bytes) -> Log:
+    fields = _parse_object(value, "a log")
+    topics, removed = fields.get("topics"), fields.get("removed")
+    if not isinstance(topics, list) or len(topics) > 4 or not isinstance(removed, bool):
+        raise Unusable("a log is malformed")
+    if (
+        parse_bytes(fields.get("transactionHash"), length=32) != tx_hash
+        or parse_bytes(fields.get("blockHash"), length=32) != block_hash
+    ):
+        raise Unusable("a log belongs to another transaction or block")
+    return Log(
+        address=Address(parse_bytes(fields.get("address"), length=20)),
+        topics=tuple(parse_bytes(topic, length=32) for topic in topics),
+        payload=parse_bytes(fields.get("data")),
+        removed=removed,
+    )
+
+
+def _parse_status(value: object) -> bool:
+    status = parse_quantity(value)
+    if status > 1:
+        raise Unusable("a receipt's status is 0 or 1")
+    return status == 1
+
+
+def _parse_recipient(fields: dict[str, Any]) -> Address | None:
+    """`to` is null when a contract was created, but it is never absent."""
+    if "to" not in fields:
+        raise Unusable("the recipient is missing")
+    return None if fields["to"] is None else Address(parse_bytes(fields["to"], length=20))
+
+
+def _parse_number(value: object) -> int:
+    number = parse_quantity(value)
+    if number > _BLOCK_NUMBER_MAX:
+        raise Unusable("a block number or time is absurdly large")
+    return number
+
+
+def _parse_object(value: object, noun: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise Unusable(_describe(value, noun))
+    return value
+
+
+def _describe(value: object, noun: str) -> str:
+    if isinstance(value, RpcFault):
+        return f"the node answered with error {value.code} instead of {noun}"
+    return f"{noun} is missing" if value is None else f"{noun} is malformed"
