@@ -17,7 +17,9 @@ class Limits:
     payment_header_bytes_max: int = 16 * KIB
     headers_bytes_max: int = 32 * KIB
     headers_max: int = 100
-    refused_body_bytes_max: int = 256 * KIB  # read and dropped after an early refusal, then the connection closes
+    refused_body_bytes_max: int = (
+        256 * KIB
+    )  # read and dropped after an early refusal, then the connection closes
     header_deadline_s: float = 10.0  # also the keep-alive idle time: one timer in granian
     body_rate_bytes_min: int = 1 * KIB  # a second, once `body_rate_grace_s` has passed
     body_rate_grace_s: float = 5.0

@@ -50,10 +50,12 @@ class Asset:
 
     def floor_to_ledger(self, base_units: int) -> int:
         """Base units -> ledger units, rounded down: dust below a ledger unit is not credited."""
-        return base_units // 10 ** (self.decimals - self.ledger_decimals)
+        divisor: int = 10 ** (self.decimals - self.ledger_decimals)
+        return base_units // divisor
 
     def to_base_units(self, ledger_units: int) -> int:
-        return ledger_units * 10 ** (self.decimals - self.ledger_decimals)
+        factor: int = 10 ** (self.decimals - self.ledger_decimals)
+        return ledger_units * factor
 
     def format_units(self, ledger_units: int) -> str:
         """Ledger units -> a decimal string without a trailing zero: 10000 of USDC -> `0.01`."""

@@ -1,0 +1,101 @@
+"""What the gateway may ask a chain, and the facts it gets back. A port: `chain/rpc.py` asks real nodes,
+`tollway.testing` holds a chain in memory. Facts are parsed and frozen; no raw JSON leaves an adapter.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from tollway.identifiers import Address, ChainId, TxHash
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Log:
+    """One event of a receipt. `topics` and `payload` are raw bytes, exactly as many as the node gave."""
+
+    address: Address
+    topics: tuple[bytes, ...]
+    payload: bytes
+    removed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChainFacts:
+    """All that a verdict may know about one mined transaction, as one node saw it at one moment.
+
+    `succeeded`: receipt status 1. `value` in base units of the native currency. Times are unix seconds.
+    `canonical_hash`: the hash of the block that the chain now has at `block_number`.
+    """
+
+    chain_id: ChainId
+    tx_hash: TxHash
+    succeeded: bool
+    sender: Address
+    recipient: Address | None
+    value: int
+    logs: tuple[Log, ...]
+    block_number: int
+    block_hash: bytes
+    block_time: int
+    canonical_hash: bytes
+    head_number: int
+    head_time: int
+    finalized_number: int
+
+    @property
+    def confirmations(self) -> int:
+        """The block itself counts as the first (head - block + 1)."""
+        return self.head_number - self.block_number + 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotMined:
+    """The node answered and knows no mined transaction of this hash. `is_pending`: it waits in the pool."""
+
+    chain_id: ChainId
+    is_pending: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContractAnswer:
+    """What an `eth_call` returned: `payload` capped at the limit that was asked for, or a revert."""
+
+    reverted: bool
+    payload: bytes
+
+
+class ChainReader(Protocol):
+    """Reads one or more chains. Safe to call from many tasks at once.
+
+    Every method raises `ChainUnavailable` when no configured node of that chain gave a usable, consistent answer
+    within its deadline. An answer is never guessed.
+    """
+
+    @property
+    def chain_ids(self) -> tuple[ChainId, ...]:
+        """The chains that are configured."""
+        ...
+
+    async def fetch_facts(self, chain_id: ChainId, tx_hash: TxHash) -> ChainFacts | NotMined:
+        """Everything about one transaction in at most two round trips (one JSON-RPC batch each)."""
+        ...
+
+    async def call_contract(
+        self,
+        chain_id: ChainId,
+        *,
+        to: Address | None,
+        calldata: bytes,
+        gas: int,
+        bytes_max: int,
+        deadline_s: float,
+    ) -> ContractAnswer:
+        """`eth_call` at the latest block; `to` None runs `calldata` as deployment code (ERC-6492)."""
+        ...
+
+    async def fetch_code_size(self, chain_id: ChainId, address: Address) -> int:
+        """How many bytes of code stand at `address` now; 0 for a plain wallet."""
+        ...
+
+    async def check_chain(self, chain_id: ChainId) -> None:
+        """Asks the nodes which chain they serve. Raises `ChainUnavailable` when none serves `chain_id`."""
+        ...

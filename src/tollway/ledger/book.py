@@ -1,0 +1,270 @@
+"""The books of payments and calls. A port; `storage/book_store.py` keeps them in SQL, `tollway.testing` in memory.
+Both pass one contract suite, and both decide a batch of claims with the same pure function (`ledger/claims.py`).
+
+Laws. A claim and its call row are one durable transaction. A close is written before its caller sees the head and
+flushed by the next durable commit. Every move names the state and the epoch it expects; a move that finds another
+is *fenced* and must stop. taken(payment) = sum of the prices of the calls that take from it, at any moment.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tollway.identifiers import Address, CallId, ChainId, ListingId, TxHash
+from tollway.ledger.call import CallState, Delivery, NewPayment, Payment, Rail
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """Take `price_units` from a payment and open a call in `forwarding`, owned by this gateway, epoch 1.
+
+    `payment_id` None: a free call, recorded but taking nothing (then payer, asset and the rest may be None).
+    `digest`: 32 bytes over payer, listing, method, target and body: what makes two requests the same.
+    `nonce`: of a bound signature; counts once per transaction, unless its call ended `released`.
+    `ends_plain`: a bound signature was shown; the payment's plain form ends with this claim.
+    """
+
+    call_id: CallId
+    listing_id: ListingId
+    listing_name: str
+    provider: Address
+    payer: Address | None
+    method: str
+    path: str
+    digest: bytes
+    price: str
+    price_units: int
+    currency: str
+    payment_id: int | None
+    chain_id: ChainId | None
+    asset: str | None
+    decimals: int
+    tx_hash: TxHash | None
+    pay_to: Address | None
+    nonce: bytes | None
+    ends_plain: bool
+    is_plain: bool
+    idempotency_key: str | None
+    request_id: str
+    created_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claimed:
+    """The price is taken, durably. `rest_units`: what the shown payment has left. `rail`: first call or credit."""
+
+    epoch: int
+    rest_units: int
+    rail: Rail
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exhausted:
+    """Not enough left; nothing changed. `rest_units`: what the shown payment and its siblings could still give."""
+
+    rest_units: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NonceUsed:
+    """This bound signature already bought a call, or its call is still running (`state`)."""
+
+    call_id: CallId
+    state: CallState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlainEnded:
+    """A plain signature for a payment whose plain form a bound signature has ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unspendable:
+    """The payment is held after a restore, or gone from the chain."""
+
+    is_held: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnfinalLimit:
+    """The payer has spent as much value that is not final yet as the operator allows. Nothing changed."""
+
+
+ClaimOutcome = Claimed | Exhausted | NonceUsed | PlainEnded | Unspendable | UnfinalLimit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Close:
+    """End of a forwarding: to `consumed`, `released` or `unknown`."""
+
+    call_id: CallId
+    epoch: int
+    after: CallState
+    http_status: int | None
+    upstream_status: int | None
+    latency_ms: int
+    upstream_latency_ms: int | None
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Closed:
+    """`rest_units`: what the shown payment has left now; None for a free call."""
+
+    rest_units: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fenced:
+    """Somebody else moved this call on. Stop."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finish:
+    """What is known only when the answer has been streamed. Written lazily: a crash may lose it."""
+
+    call_id: CallId
+    epoch: int
+    delivery: Delivery
+    request_bytes: int
+    response_bytes: int
+    completed_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenCall:
+    """A call that holds a price without an outcome."""
+
+    call_id: CallId
+    state: CallState
+    epoch: int
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Debt:
+    """What a payer owes a payee because paying transactions left the chain after service."""
+
+    asset: str
+    payee: Address
+    units: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditReport:
+    """The balance equation, checked. `wrong`: payments whose taken value differs from the sum of their calls."""
+
+    payments: int
+    calls: int
+    wrong: tuple[str, ...]
+    held_calls: tuple[CallId, ...]
+    held_payments: tuple[str, ...]
+
+    @property
+    def is_balanced(self) -> bool:
+        return not self.wrong
+
+
+class Book(Protocol):
+    """Safe to call from many tasks and, on PostgreSQL, from many gateways at once.
+
+    Every method raises `StorageUnavailable` when the store is away; a claim that raises it has an unknown outcome,
+    which recovery settles: nothing was sent, so the call is released when its owner is next seen or found dead.
+    """
+
+    async def find_payments(self, tx_hash: TxHash) -> tuple[Payment, ...]:
+        """Every recorded payment of a transaction, on any chain, by any payer."""
+        ...
+
+    async def record_payments(self, payments: Sequence[NewPayment], *, now_ms: int) -> tuple[Payment, ...]:
+        """Adds the payments that are not there yet (key: chain, hash, asset, payer, payee) and returns all of
+        them. A payment that was `gone` and is mined again comes back, and the calls that it paid leave their
+        debt. What its payer owes its payee is paid from it first, oldest call first."""
+        ...
+
+    async def claim(self, claim: Claim) -> ClaimOutcome:
+        """Takes the price and opens the call in one durable transaction, grouped with other claims.
+
+        Between any number of claims on one payment, the sum granted never exceeds its value. When the shown
+        payment has something left but less than the price, the difference comes from the same payer's other
+        payments to that payee in that asset whose own rest is below the price, oldest first.
+        """
+        ...
+
+    async def close(self, close: Close) -> Closed | Fenced:
+        """Moves a call of this gateway out of `forwarding`. Written, not flushed, when it returns.
+
+        `released` gives the price back. The price stays taken in `unknown`."""
+        ...
+
+    def finish(self, finish: Finish) -> None:
+        """Notes how the stream ended. Returns at once; written with a later batch."""
+        ...
+
+    async def find_repeat(self, payment_id: int, digest: bytes) -> OpenCall | None:
+        """The newest call without an outcome (`forwarding` or `unknown`) of the same request on that payment, or
+        a consumed one whose answer the upstream cut short and that was not repeated yet."""
+        ...
+
+    async def reopen(self, call_id: CallId, *, epoch: int, now_ms: int) -> Claimed | Fenced:
+        """`unknown` (or a consumed call cut by its upstream) -> `forwarding` under the same claim: epoch + 1, attempts + 1, durable, at most
+        `attempts_max` times; the caller must own the fenced epoch."""
+        ...
+
+    async def spending_calls(self, payment_id: int, *, limit: int) -> tuple[CallId, ...]:
+        """The calls that take from a payment, newest first."""
+        ...
+
+    async def debts(self, payer: Address) -> tuple[Debt, ...]: ...
+
+    async def resolve(self, call_id: CallId, after: CallState, *, now_ms: int) -> bool:
+        """The provider decides an `unknown` call: `released` or `consumed`. False when it is not unknown."""
+        ...
+
+    async def renew_ownership(self, *, now_ms: int) -> None:
+        """Says that this gateway lives. Called every `owner_renew_s`."""
+        ...
+
+    async def recover(self, *, now_ms: int) -> int:
+        """`forwarding` of dead owners -> `unknown`; `unknown` older than `unknown_hold_s` -> `released`, except
+        those that a power loss may have made. Returns how many calls moved. Safe to run on every gateway."""
+        ...
+
+    async def audit(self) -> AuditReport: ...
+
+    async def release_held(self) -> int:
+        """The operator lets balances held after a restore be spent again. Returns how many."""
+        ...
+
+    async def unfinal_payments(self, *, limit: int) -> tuple[Payment, ...]:
+        """Payments to re-read on the chain: `unfinal` and recently `gone`, least recently checked first."""
+        ...
+
+    async def mark_checked(
+        self, payment_id: int, *, is_final: bool, block_number: int, block_hash: bytes, now_ms: int
+    ) -> None:
+        """The transaction is where the chain says; `unfinal` -> `final` when it can no longer leave."""
+        ...
+
+    async def mark_gone(self, payment_id: int, *, now_ms: int) -> int:
+        """The transaction left the chain: value 0, its spent calls `reorged`. Returns the debt in ledger units."""
+        ...
+
+    async def admit(self, tx_hash: TxHash, *, now_ms: int) -> None:
+        """The operator lets a transaction be shown although it is too old, or mined before a restore."""
+        ...
+
+    async def is_admitted(self, tx_hash: TxHash) -> bool: ...
+
+    async def note_ready(self, *, now_ms: int) -> None:
+        """The gateway is ready now. The clock of a payment's age stands still between such notes when they are
+        more than a minute apart."""
+        ...
+
+    async def downtime_ms(self, *, since_ms: int, now_ms: int) -> int:
+        """For how long since that moment no gateway was ready."""
+        ...
+
+    async def restored_before_ms(self) -> int | None:
+        """The moment of the last restore of the database that is not released yet; None when there is none."""
+        ...

@@ -1,0 +1,147 @@
+"""A paid call and its states. The one table of states and moves; every rule about them lives here. Pure.
+
+    claimed ──> forwarding ──┬──> consumed ──> reorged
+                  ^          ├──> released      │  ^
+                  │          └──> unknown ──────┘  └── (mined again: consumed)
+                  └─────────────────┘ a repeat of the same request
+
+`settling` belongs to authorisations (x402, MPP), whose money moves when the upstream has answered.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tollway.identifiers import Address, CallId, ChainId, ListingId, TxHash
+
+
+class CallState(StrEnum):
+    FORWARDING = "forwarding"
+    SETTLING = "settling"
+    CONSUMED = "consumed"
+    RELEASED = "released"
+    UNKNOWN = "unknown"
+    REORGED = "reorged"
+
+
+MOVES: dict[CallState, frozenset[CallState]] = {
+    CallState.FORWARDING: frozenset(
+        {CallState.SETTLING, CallState.CONSUMED, CallState.RELEASED, CallState.UNKNOWN}
+    ),
+    CallState.SETTLING: frozenset({CallState.CONSUMED, CallState.RELEASED}),
+    CallState.CONSUMED: frozenset({CallState.REORGED}),
+    CallState.RELEASED: frozenset(),
+    CallState.UNKNOWN: frozenset({CallState.FORWARDING, CallState.RELEASED, CallState.CONSUMED}),
+    CallState.REORGED: frozenset({CallState.CONSUMED}),
+}
+"""Where a call may go from each state."""
+
+TAKING = frozenset({CallState.FORWARDING, CallState.SETTLING, CallState.CONSUMED, CallState.UNKNOWN})
+"""States in which a call's price is taken from its payment. `reorged` is a debt instead."""
+
+
+class PaymentState(StrEnum):
+    """`unfinal` can be spent and can still leave the chain; `final` cannot; `gone` did."""
+
+    UNFINAL = "unfinal"
+    FINAL = "final"
+    GONE = "gone"
+
+
+class Rail(StrEnum):
+    NONE = "none"  # a free listing
+    TX = "tx"  # the first call of a payment
+    CREDIT = "credit"  # every later one
+
+
+class Delivery(StrEnum):
+    """How much of the answer reached the caller."""
+
+    COMPLETE = "complete"
+    PARTIAL = "partial"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Payment:
+    """What one transaction moved from one payer to one payee in one asset. Units are ledger units.
+
+    `is_plain_ended`: a bound signature was shown, so the plain form no longer counts.
+    `is_held`: recorded before a restore of the database; not spendable until the operator releases it.
+    """
+
+    id: int
+    chain_id: ChainId
+    tx_hash: TxHash
+    asset: str  # Asset.key
+    payer: Address
+    payee: Address
+    value_units: int
+    taken_units: int
+    state: PaymentState
+    block_number: int
+    block_hash: bytes
+    block_time: int
+    is_plain_ended: bool = False
+    is_held: bool = False
+
+    @property
+    def rest_units(self) -> int:
+        return self.value_units - self.taken_units
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewPayment:
+    """An accepted payment on its way into the books."""
+
+    chain_id: ChainId
+    tx_hash: TxHash
+    asset: str
+    payer: Address
+    payee: Address
+    value_units: int
+    block_number: int
+    block_hash: bytes
+    block_time: int
+    is_final: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallRecord:
+    """One call as the books know it: the content of a history record, in our own types.
+
+    `price_units` in ledger units of `asset`; `asset` and everything of the payment are None for a free call.
+    `path` carries no query. Times in milliseconds.
+    """
+
+    id: CallId
+    listing_id: ListingId
+    listing_name: str
+    provider: Address
+    payer: Address | None
+    method: str
+    path: str
+    state: CallState
+    rail: Rail
+    price: str
+    price_units: int
+    currency: str
+    chain_id: ChainId | None
+    asset: str | None
+    decimals: int
+    tx_hash: TxHash | None
+    pay_to: Address | None
+    http_status: int | None
+    upstream_status: int | None
+    request_bytes: int | None
+    response_bytes: int | None
+    latency_ms: int | None
+    upstream_latency_ms: int | None
+    delivery: Delivery | None
+    idempotency_key: str | None
+    request_id: str
+    error: str | None
+    created_ms: int
+    completed_ms: int | None
+
+
+def is_move_allowed(before: CallState, after: CallState) -> bool:
+    return after in MOVES[before]

@@ -1,0 +1,94 @@
+"""The catalog: where listings are kept. A port; `storage/catalog_store.py` keeps them in SQL, `tollway.testing` in
+memory. Both pass one contract suite.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from tollway.identifiers import Address, ChainId, ListingId
+from tollway.registry.listing import Listing, Shelf, Terms
+
+TOTAL_EXACT_MAX = 10_000
+"""Totals of filtered lists are counted up to here; beyond, the total is a lower bound."""
+
+TERMS_MEMORY_S = 2 * 86_400 + 7_200
+"""How long ended terms ride along in a `Shelf`: a payment's age (24 h), its payee memory (24 h), and some slack."""
+
+Sort = Literal["newest", "price", "-price", "name", "relevance"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListingQuery:
+    """A page of the catalog. `page` is 1-based. `words`: full text over name, description and tags."""
+
+    page: int = 1
+    limit: int = 20
+    words: str | None = None
+    provider: Address | None = None
+    currency: str | None = None
+    network: ChainId | None = None
+    tag: str | None = None
+    price_nano_max: int | None = None
+    min_success_rate: float | None = None
+    verified: bool | None = None
+    sort: Sort = "newest"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """One listing of a page. `match`: which fields the words were found in (`name`, `description`, `tags`)."""
+
+    listing: Listing
+    match: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListingPage:
+    found: tuple[Found, ...]
+    total: int
+    is_lower_bound: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Revised:
+    listing: Listing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stale:
+    """Somebody else changed the listing first; `revision` is the one it has now."""
+
+    revision: int
+
+
+class Catalog(Protocol):
+    """Every method is atomic and durable when it returns, and raises `StorageUnavailable` when the store is away."""
+
+    async def publish(self, listing: Listing) -> None:
+        """Adds a listing and its first terms."""
+        ...
+
+    async def revise(self, listing: Listing, *, expected_revision: int) -> Revised | Stale:
+        """Replaces a listing that still has `expected_revision`; new terms begin when they differ from the last.
+
+        The stored revision is `expected_revision` + 1, whatever the record carries. A listing with `retired_ms` or
+        `suspended_ms` set is how retiring and suspending are written.
+        """
+        ...
+
+    async def find(self, listing_id: ListingId) -> Shelf | None:
+        """The listing with its recent terms, retired and suspended ones included. Cheap: the hot path asks it for
+        every call. A change by this process shows at once, one by another process within a second."""
+        ...
+
+    async def terms_since(self, listing_id: ListingId, moment_ms: int) -> tuple[Terms, ...]:
+        """All versions that were in force at any time since `moment_ms`, newest first."""
+        ...
+
+    async def search(self, query: ListingQuery) -> ListingPage:
+        """A page of active, paused, never of retired or suspended listings."""
+        ...
+
+    async def is_payee_shared(self, pay_to: Address, provider: Address) -> bool:
+        """True when a listing of another provider names the same payee."""
+        ...
