@@ -131,18 +131,21 @@ class UpstreamUnreachable(TollwayError):
     """The provider's API could not be reached; nothing was sent."""
 
     code = Code.UPSTREAM_UNREACHABLE
+    sent: ClassVar[bool] = False  # no byte of the request left
 
 
 class UpstreamBadResponse(TollwayError):
     """The provider's API answered with something that is not HTTP, or broke off before its head."""
 
     code = Code.UPSTREAM_BAD_RESPONSE
+    sent: ClassVar[bool] = True  # bytes of the request may have left
 
 
 class UpstreamTimeout(TollwayError):
     """The provider's API did not answer in time."""
 
     code = Code.UPSTREAM_TIMEOUT
+    sent: ClassVar[bool] = True  # bytes of the request may have left
 
 
 class SettingsInvalid(TollwayError):
