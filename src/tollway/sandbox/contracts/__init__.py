@@ -1,0 +1,1 @@
+"""Solidity sources of the practice ground, each beside its compiled artifact (`tests/sandbox/compile.mjs` makes them)."""

@@ -1,0 +1,231 @@
+"""A sample provider: an HTTP API worth selling, and its own log of what reached it, which is the counter of truth.
+
+Must never know that a gateway exists: it is what any provider's server is. Routes on the raw path, so that what arrives
+can be compared byte for byte with what was sent.
+"""
+
+import asyncio
+import hashlib
+import json
+import re
+import time
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from http import HTTPStatus
+from urllib.parse import parse_qsl
+
+from aiohttp import web
+
+_CHUNK = bytes(range(256)) * 256
+"""64 KiB of a pattern that shows a shifted or torn stream."""
+
+_BYTES_MAX = 4 * 1024**3
+_EVENTS_MAX = 10_000
+_WAIT_MAX_S = 300.0
+_LOG_MAX = 10_000
+_LOG_SHOWN = 100
+_STOP_DEADLINE_S = 1.0
+
+_SYMBOL = re.compile(r"[A-Za-z0-9]{1,12}")
+_STATUS = re.compile(r"[2-5][0-9]{2}")
+_WHOLE = re.compile(r"0|[1-9][0-9]{0,9}")
+_SECONDS = re.compile(r"[0-9]{1,3}(\.[0-9]{1,6})?")
+_BODILESS = (HTTPStatus.NO_CONTENT, HTTPStatus.RESET_CONTENT, HTTPStatus.NOT_MODIFIED)
+_INDEX = ("/quote/{symbol}", "/echo", "/stream", "/status/{code}", "/slow", "/bytes/{n}", "/log")
+
+_Clock = Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """One request, as its head arrived. `target` is the raw path and query."""
+
+    method: str
+    target: str
+    headers: tuple[tuple[str, str], ...]
+
+    @property
+    def path(self) -> str:
+        return self.target.partition("?")[0]
+
+
+class _BadInput(Exception):
+    def __init__(self, status: HTTPStatus, detail: str) -> None:
+        self.status = status
+        self.detail = detail
+
+
+class SampleProvider:
+    """A running sample provider. `seen_total` counts every request whose head arrived, `/log` left out; `seen` keeps
+    the last 10,000 of them."""
+
+    def __init__(self, *, clock: _Clock = time.time) -> None:
+        self.base_url = ""
+        self.seen: deque[Seen] = deque(maxlen=_LOG_MAX)
+        self.seen_total = 0
+        self._clock = clock
+
+    def count(self, path: str, *, method: str | None = None) -> int:
+        """How many of the requests in `seen` went to exactly this raw path."""
+        return sum(1 for seen in self.seen if seen.path == path and method in (None, seen.method))
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        target = request.raw_path
+        path, _, query = target.partition("?")
+        if path != "/log":
+            headers = tuple((k.decode("latin-1"), v.decode("latin-1")) for k, v in request.raw_headers)
+            self.seen.append(Seen(method=request.method, target=target, headers=headers))
+            self.seen_total += 1
+        try:
+            return await self._route(request, path, dict(parse_qsl(query, keep_blank_values=True)))
+        except _BadInput as bad:
+            return _answer_problem(bad)
+
+    async def _route(self, request: web.BaseRequest, path: str, query: dict[str, str]) -> web.StreamResponse:
+        _, first, *rest = path.split("/") if path.startswith("/") else ("", "")
+        if first == "echo":  # whatever stands below it, so that odd paths can be looked at
+            return await _answer_echo(request)
+        if request.method not in ("GET", "HEAD") and first != "status":
+            raise _BadInput(HTTPStatus.METHOD_NOT_ALLOWED, f"{request.method} is for /echo and /status only")
+        match [first, *rest]:
+            case [""]:
+                return web.json_response({"endpoints": _INDEX})
+            case ["quote", symbol]:
+                return self._answer_quote(symbol)
+            case ["stream"]:
+                return await self._answer_stream(request, query)
+            case ["status", code]:
+                return _answer_status(code)
+            case ["slow"]:
+                return await _answer_slowly(query)
+            case ["bytes", amount]:
+                return await _answer_bytes(request, amount)
+            case ["log"]:
+                return self._answer_log()
+        raise _BadInput(HTTPStatus.NOT_FOUND, "no such endpoint here")
+
+    def _answer_quote(self, symbol: str) -> web.Response:
+        if not _SYMBOL.fullmatch(symbol):
+            raise _BadInput(HTTPStatus.BAD_REQUEST, "a symbol is 1 to 12 letters and digits")
+        symbol, now = symbol.upper(), int(self._clock())
+        return web.json_response(
+            {"symbol": symbol, "price": _price(symbol, now), "currency": "USD", "time": _format_time(now)}
+        )
+
+    async def _answer_stream(self, request: web.BaseRequest, query: dict[str, str]) -> web.StreamResponse:
+        count = _whole(query.get("count", "5"), maximum=_EVENTS_MAX, name="count")
+        interval_s = _seconds(query.get("interval", "1"), name="interval")
+        response = web.StreamResponse(
+            headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
+        )
+        await response.prepare(request)
+        for number in range(1, count + 1):
+            if number > 1:
+                await asyncio.sleep(interval_s)
+            event = json.dumps({"number": number, "of": count, "time": _format_time(self._clock())})
+            await response.write(f"id: {number}\nevent: tick\ndata: {event}\n\n".encode())
+        await response.write_eof()
+        return response
+
+    def _answer_log(self) -> web.Response:
+        counts = Counter(f"{seen.method} {seen.path}" for seen in self.seen)
+        latest = [{"method": seen.method, "target": seen.target} for seen in list(self.seen)[-_LOG_SHOWN:]]
+        return web.json_response({"total": self.seen_total, "counts": counts, "latest": latest})
+
+
+@asynccontextmanager
+async def run_provider(*, port: int = 0, clock: _Clock = time.time) -> AsyncIterator[SampleProvider]:
+    """Serves the sample provider on loopback; `port` 0 takes any free one. Its `base_url` has no final slash.
+
+    On the way out, answers still under way get one second. Raises OSError when the port is taken.
+    """
+    provider = SampleProvider(clock=clock)
+    runner = web.ServerRunner(
+        web.Server(provider.handle, access_log=None), shutdown_timeout=_STOP_DEADLINE_S, handle_signals=False
+    )
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", port).start()
+        provider.base_url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        yield provider
+    finally:
+        await runner.cleanup()
+
+
+async def _answer_echo(request: web.BaseRequest) -> web.Response:
+    digest, length = hashlib.sha256(), 0
+    async for chunk in request.content.iter_any():
+        digest.update(chunk)
+        length += len(chunk)
+    headers = [[k.decode("latin-1"), v.decode("latin-1")] for k, v in request.raw_headers]
+    body = {"bytes": length, "sha256": digest.hexdigest()}
+    return web.json_response(
+        {"method": request.method, "target": request.raw_path, "headers": headers, "body": body}
+    )
+
+
+def _answer_status(text: str) -> web.Response:
+    if not _STATUS.fullmatch(text):
+        raise _BadInput(HTTPStatus.BAD_REQUEST, "a status is 200 to 599")
+    status = int(text)
+    if status in _BODILESS:
+        return web.Response(status=status)
+    location = {"Location": "/quote/ETH"} if status in (301, 302, 303, 307, 308) else None
+    return web.json_response({"status": status}, status=status, headers=location)
+
+
+async def _answer_slowly(query: dict[str, str]) -> web.Response:
+    seconds = _seconds(query.get("seconds", "1"), name="seconds")
+    await asyncio.sleep(seconds)
+    return web.json_response({"seconds": seconds})
+
+
+async def _answer_bytes(request: web.BaseRequest, text: str) -> web.StreamResponse:
+    """As many bytes as asked for, a chunk at a time: `write` waits while the reader is slower than we are."""
+    left = _whole(text, maximum=_BYTES_MAX, name="n")
+    response = web.StreamResponse(headers={"Content-Type": "application/octet-stream"})
+    response.content_length = left
+    await response.prepare(request)
+    while left > 0 and request.method != "HEAD":
+        chunk = _CHUNK[:left]
+        await response.write(chunk)
+        left -= len(chunk)
+    await response.write_eof()
+    return response
+
+
+def _answer_problem(bad: _BadInput) -> web.Response:
+    problem = {
+        "type": "about:blank",
+        "title": bad.status.phrase,
+        "status": int(bad.status),
+        "detail": bad.detail,
+    }
+    return web.json_response(problem, status=bad.status, content_type="application/problem+json")
+
+
+def _price(symbol: str, now: int) -> str:
+    """The same for the same symbol and second: 1.00 to 9,999.99, moving by up to a percent from second to second."""
+    base = int.from_bytes(hashlib.sha256(symbol.encode()).digest()[:4], "big") % 980_000 + 1_000
+    step = int.from_bytes(hashlib.sha256(f"{symbol} {now}".encode()).digest()[:4], "big") % (base // 50 + 1)
+    cents = base - base // 100 + step
+    return f"{cents // 100}.{cents % 100:02}"
+
+
+def _format_time(now: float) -> str:
+    return datetime.fromtimestamp(now, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _whole(text: str, *, maximum: int, name: str) -> int:
+    if not _WHOLE.fullmatch(text) or int(text) > maximum:
+        raise _BadInput(HTTPStatus.BAD_REQUEST, f"{name} is a whole number up to {maximum}")
+    return int(text)
+
+
+def _seconds(text: str, *, name: str) -> float:
+    if not _SECONDS.fullmatch(text) or float(text) > _WAIT_MAX_S:
+        raise _BadInput(HTTPStatus.BAD_REQUEST, f"{name} is a number of seconds up to {_WAIT_MAX_S:.0f}")
+    return float(text)
