@@ -1,0 +1,102 @@
+"""The body of a control-plane request as JSON, parsed so that no input can hurt: bounded nesting, bounded numbers, one
+meaning only. Knows nothing of what a body should say; that is for the rules of the room that asked.
+"""
+
+import json
+import math
+import re
+from typing import Any
+
+from tollway.errors import Code, FieldError, Problem, Refusal
+
+DEPTH_MAX = 64
+NUMBER_LENGTH_MAX = 128
+"""Characters of one number. Python converts longer ones in quadratic time, and no field means them."""
+
+# Strings are matched whole, so that a bracket inside one is not counted. An unterminated string matches to the end:
+# otherwise each of its escaped quotes would start the search anew, in quadratic time.
+_STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[\[\]{}]', re.DOTALL)
+_SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+def parse_json_object(raw: bytes, *, depth_max: int = DEPTH_MAX) -> dict[str, Any]:
+    """The members of a JSON object (RFC 8259, UTF-8 without a byte-order mark).
+
+    Raises `Refusal`: `invalid_request` for what is not JSON, nests deeper than `depth_max`, repeats a member, or holds
+    a number beyond reason; `validation_failed` for JSON that is not an object.
+    """
+    parsed = _parse_json(raw, depth_max=depth_max)
+    if not isinstance(parsed, dict):
+        error = FieldError(code="type", detail="the body must be a JSON object", pointer="")
+        raise Refusal(Problem(code=Code.VALIDATION_FAILED, detail=error.detail, errors=(error,)))
+    return parsed
+
+
+def _parse_json(raw: bytes, *, depth_max: int) -> Any:
+    if _is_deeper(raw, depth_max):
+        raise _unparsable(f"the body nests deeper than {depth_max} levels")
+    try:
+        parsed = json.loads(
+            raw.decode("utf-8"),
+            object_pairs_hook=_without_duplicates,
+            parse_int=_bounded_int,
+            parse_float=_bounded_float,
+            parse_constant=_refuse_constant,
+        )
+        if _SURROGATE_ESCAPE.search(
+            raw
+        ):  # half a pair has no UTF-8 form and could never be written out again
+            json.dumps(parsed, ensure_ascii=False).encode()
+    except UnicodeError as exc:
+        raise _unparsable("the body is not valid UTF-8 text") from exc
+    except json.JSONDecodeError as exc:
+        where = f"line {exc.lineno}, column {exc.colno}"
+        raise _unparsable(f"the body is not JSON: {exc.msg} at {where}") from exc
+    except ValueError as exc:
+        raise _unparsable(f"the body is not acceptable JSON: {exc}") from exc
+    except RecursionError as exc:
+        raise _unparsable("the body nests too deep") from exc
+    return parsed
+
+
+def _is_deeper(raw: bytes, depth_max: int) -> bool:
+    depth = 0
+    for match in _STRING_OR_BRACKET.finditer(raw):
+        token = match[0]
+        if token in (b"{", b"["):
+            depth += 1
+            if depth > depth_max:
+                return True
+        elif token in (b"}", b"]"):
+            depth -= 1
+    return False
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        raise ValueError("a member of an object appears twice")
+    return members
+
+
+def _bounded_int(text: str) -> int:
+    if len(text) > NUMBER_LENGTH_MAX:
+        raise ValueError(f"a number has more than {NUMBER_LENGTH_MAX} characters")
+    return int(text)
+
+
+def _bounded_float(text: str) -> float:
+    if len(text) > NUMBER_LENGTH_MAX:
+        raise ValueError(f"a number has more than {NUMBER_LENGTH_MAX} characters")
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError("a number is too large")
+    return number
+
+
+def _refuse_constant(text: str) -> Any:
+    raise ValueError(f"{text} is not a JSON value")
+
+
+def _unparsable(detail: str) -> Refusal:
+    return Refusal(Problem(code=Code.INVALID_REQUEST, detail=detail))

@@ -1,0 +1,77 @@
+"""A body is parsed to one meaning or refused; nothing hurts the parser."""
+
+import pytest
+
+from tollway.errors import Code, Refusal
+from tollway.web.json_body import parse_json_object
+
+UNPARSABLE = {
+    "empty": b"",
+    "blank": b"  \n",
+    "cut short": b'{"a": ',
+    "two values": b"{} {}",
+    "trailing comma": b'{"a": 1,}',
+    "single quotes": b"{'a': 1}",
+    "comment": b'{"a": 1} // x',
+    "byte-order mark": b"\xef\xbb\xbf{}",
+    "not UTF-8": b'{"a": "\xff"}',
+    "UTF-16": '{"a": 1}'.encode("utf-16"),
+    "overlong UTF-8": b'{"a": "\xc0\xaf"}',
+    "lone surrogate": rb'{"a": "\ud800"}',
+    "lone surrogate as a name": rb'{"\uDFFF": 1}',
+    "duplicate member": b'{"a": 1, "a": 2}',
+    "duplicate member by escape": rb'{"a": 1, "\u0061": 2}',
+    "duplicate member deep inside": b'{"a": [{"b": 1, "b": 1}]}',
+    "NaN": b'{"a": NaN}',
+    "Infinity": b'{"a": Infinity}',
+    "-Infinity": b'{"a": -Infinity}',
+    "overflowing float": b'{"a": 1e999}',
+    "huge integer": b'{"a": ' + b"9" * 129 + b"}",
+    "integer beyond Python's own limit": b'{"a": ' + b"9" * 5_000 + b"}",
+    "huge fraction": b'{"a": 0.' + b"1" * 200_000 + b"}",
+    "leading zero": b'{"a": 01}',
+    "raw control character": b'{"a": "\x01"}',
+    "objects 65 deep": b'{"a":' * 65 + b"1" + b"}" * 65,
+    "depth bomb of arrays": b'{"a":' + b"[" * 1_000_000,
+    "depth bomb of objects": b'{"a":' * 200_000,
+    "depth bomb behind strings full of brackets": b'{"x": "]]]]]]]]]]", "a":' + b"[" * 100_000,
+    "unterminated string of escaped quotes": b'{"a": "' + rb"\"" * 500_000,
+    "unterminated string that ends in a backslash": b'{"a": "\\',
+}
+
+
+@pytest.mark.parametrize("raw", UNPARSABLE.values(), ids=UNPARSABLE.keys())
+def test_refuses_what_is_not_clean_json(raw: bytes) -> None:
+    with pytest.raises(Refusal) as refused:
+        parse_json_object(raw)
+    assert refused.value.problem.code is Code.INVALID_REQUEST
+
+
+@pytest.mark.parametrize("raw", [b"[]", b"null", b"1", b'"text"', b"true", b"[{}]"])
+def test_refuses_json_that_is_no_object(raw: bytes) -> None:
+    with pytest.raises(Refusal) as refused:
+        parse_json_object(raw)
+    assert refused.value.problem.code is Code.VALIDATION_FAILED
+    assert refused.value.problem.errors[0].pointer == ""
+
+
+@pytest.mark.parametrize(
+    ("raw", "parsed"),
+    [
+        (b"{}", {}),
+        (b' {"a": [1, 2.5, null, true, "\xc3\xa9"]} ', {"a": [1, 2.5, None, True, "é"]}),
+        (rb'{"a": "\ud83d\ude00"}', {"a": "\U0001f600"}),
+        (b'{"a": "' + b"[{" * 1_000 + b'"}', {"a": "[{" * 1_000}),
+        (rb'{"a": "\"[\\"}', {"a": '"[\\'}),
+        (b'{"a": ' + b"9" * 128 + b"}", {"a": int("9" * 128)}),
+        (b'{"a": 1, "b": {"a": 1}}', {"a": 1, "b": {"a": 1}}),
+    ],
+)
+def test_parses_clean_json(raw: bytes, parsed: object) -> None:
+    assert parse_json_object(raw) == parsed
+
+
+def test_accepts_the_deepest_allowed_nesting_and_no_deeper() -> None:
+    assert parse_json_object(b'{"a":' * 64 + b"1" + b"}" * 64)
+    with pytest.raises(Refusal):
+        parse_json_object(b'{"a":{"b":1}}', depth_max=1)
