@@ -47,6 +47,7 @@ class Limits:
     rpc_in_flight_max: int = 64
     lookups_per_minute: int = 30  # per client address and per signer; only an RPC really asked counts
     erc1271_gas: int = 200_000
+    erc6492_gas: int = 3_000_000  # makes the wallet inside the call: a constructor, not one question
     erc1271_deadline_s: float = 2.0
     erc1271_bytes_max: int = 4 * KIB
     rpc_answer_bytes_max: int = 8 * MIB

@@ -1,0 +1,236 @@
+"""What a signature says: who signed a digest, and which digests Tollway asks people to sign.
+
+Keys are recovered locally. Contract wallets (ERC-1271, ERC-6492) are asked on their chain by `SignatureJudge`.
+Knows nothing of HTTP, of nonces or of time, and never decides what a signer may do.
+"""
+
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib import resources
+
+import coincurve
+from eth_abi.abi import encode
+
+from tollway.chain.reader import ChainReader
+from tollway.errors import ChainUnavailable
+from tollway.identifiers import Address, ChainId, TxHash, keccak256
+from tollway.limits import Limits
+
+KEY_SIGNATURE_BYTES = 65
+SIGNATURE_BYTES_MAX = 4 * 1024
+RECOVERIES_KEPT = 8_192
+
+_HALF_ORDER = 0x7FFFFFFFFFFFFFFFFFFFFFFFFFFFFFFF5D576E7357A4501DDFE92F46681B20A0
+_RECOVERY_IDS = {0: 0, 1: 1, 27: 0, 28: 1}
+_MAGIC = bytes.fromhex("1626ba7e")
+_MAGIC_WORD = _MAGIC.ljust(32, b"\0")
+_WRAPPED = bytes.fromhex("6492" * 16)
+_YES = b"\x01"
+
+_DOMAIN_TYPE = keccak256(b"EIP712Domain(string name,string version,uint256 chainId)")
+_PAID_CALL_TYPE = keccak256(
+    b"PaidCall(string gateway,string apiId,string method,string target,bytes32 bodyHash,bytes32 transaction,"
+    b"uint256 validUntil,bytes32 nonce)"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EcdsaSignature:
+    """r || s || v in 65 bytes: low s, v in {0, 1, 27, 28}. Masked in logs: a plain one is worth money."""
+
+    raw: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContractSignature:
+    """Bytes that only a contract wallet can read."""
+
+    raw: bytes = field(repr=False)
+
+
+def parse_signature(text: str) -> EcdsaSignature | ContractSignature:
+    """`0x` + hex, any case, 1 byte to 4 KiB. 65 bytes are ECDSA; every other length is for contract wallets.
+
+    Raises ValueError on other text, and on 65 bytes with a high s or another v.
+    """
+    if text[:2] not in ("0x", "0X") or len(text) % 2:
+        raise ValueError("a signature is 0x followed by an even number of hex digits")
+    digits = text[2:]
+    if not digits or len(digits) > 2 * SIGNATURE_BYTES_MAX:
+        raise ValueError("a signature has 65 bytes, or up to 4096 for a contract wallet")
+    if not digits.isascii() or not digits.isalnum():
+        raise ValueError("a signature is 0x followed by an even number of hex digits")
+    raw = bytes.fromhex(digits)
+    if len(raw) != KEY_SIGNATURE_BYTES:
+        return ContractSignature(raw=raw)
+    if raw[64] not in _RECOVERY_IDS:
+        raise ValueError("the last byte of a 65-byte signature is 0, 1, 27 or 28")
+    if int.from_bytes(raw[32:64], "big") > _HALF_ORDER:
+        raise ValueError("the signature has a high s")
+    return EcdsaSignature(raw=raw)
+
+
+def recover(digest: bytes, signature: bytes) -> Address | None:
+    """The wallet whose key signed the 32-byte `digest`, or None: wrong length, high s, bad v, no such key.
+
+    About 35 us; repeats are remembered.
+    """
+    if len(digest) != 32 or len(signature) != KEY_SIGNATURE_BYTES:
+        return None
+    return _recover(digest, signature)
+
+
+@lru_cache(maxsize=RECOVERIES_KEPT)
+def _recover(digest: bytes, signature: bytes) -> Address | None:
+    recovery_id = _RECOVERY_IDS.get(signature[64])
+    # libsecp256k1 recovers from a high s as well: the same signature would have two spellings.
+    if recovery_id is None or int.from_bytes(signature[32:64], "big") > _HALF_ORDER:
+        return None
+    try:
+        key = coincurve.PublicKey.from_signature_and_message(
+            signature[:64] + bytes([recovery_id]), digest, hasher=None
+        )
+    except ValueError:
+        return None
+    return Address(keccak256(key.format(compressed=False)[1:])[12:])
+
+
+def eip191_digest(message: bytes) -> bytes:
+    """The digest that `personal_sign` signs (ERC-191, version 0x45)."""
+    return keccak256(b"\x19Ethereum Signed Message:\n%d" % len(message) + message)
+
+
+def transaction_digests(tx_hash: TxHash) -> tuple[bytes, bytes]:
+    """What the plain form of `X-Signature` may sign: the hash's 66-character lower-case text, and its 32 raw bytes."""
+    return eip191_digest(str(tx_hash).encode()), eip191_digest(bytes(tx_hash))
+
+
+def paid_call_digest(
+    *,
+    chain_id: ChainId,
+    gateway: str,
+    api_id: str,
+    method: str,
+    target: bytes,
+    body_hash: bytes,
+    transaction: TxHash,
+    valid_until: int,
+    nonce: bytes,
+) -> bytes:
+    """What the bound form of `X-Signature` signs: EIP-712 `PaidCall` under the domain Tollway, version 1, chain id.
+
+    `gateway`: the origin of the public URL. `target`: the raw path and query as sent, after `/gateway/{apiId}`.
+    `body_hash` and `nonce`: 32 bytes. `valid_until`: unix seconds. Raises ValueError on other sizes.
+    """
+    if len(body_hash) != 32 or len(nonce) != 32 or len(transaction) != 32:
+        raise ValueError("bodyHash, transaction and nonce are 32 bytes each")
+    if not 0 <= valid_until < 1 << 256:
+        raise ValueError("validUntil is an unsigned 256-bit number")
+    struct = b"".join(
+        (
+            _PAID_CALL_TYPE,
+            keccak256(gateway.encode()),
+            keccak256(api_id.encode()),
+            keccak256(method.encode()),
+            keccak256(target),
+            body_hash,
+            transaction,
+            valid_until.to_bytes(32, "big"),
+            nonce,
+        )
+    )
+    return keccak256(b"\x19\x01" + _domain_separator(chain_id) + keccak256(struct))
+
+
+@lru_cache(maxsize=64)
+def _domain_separator(chain_id: ChainId) -> bytes:
+    return keccak256(
+        _DOMAIN_TYPE + keccak256(b"Tollway") + keccak256(b"1") + int(chain_id).to_bytes(32, "big")
+    )
+
+
+class SignatureJudge:
+    """Says whether an address stands behind a digest, be it a key, a contract or an account delegated by EIP-7702.
+
+    A yes of the key or of the contract is enough, so the key, which costs nothing to ask, is asked first: plain
+    wallets need no chain at all. Safe to use from many tasks at once.
+    """
+
+    def __init__(self, chains: ChainReader, *, limits: Limits) -> None:
+        self._chains = chains
+        self._limits = limits
+        artifact = resources.files("tollway.identity.contracts").joinpath("SignatureValidator.json")
+        self._validator = bytes.fromhex(json.loads(artifact.read_bytes())["bytecode"][2:])
+
+    async def is_signed_by(
+        self, address: Address, digest: bytes, signature: bytes, chain_ids: Sequence[ChainId]
+    ) -> bool:
+        """For payers: ECDSA, or ERC-1271 on one of `chain_ids` (those that are not configured do not count).
+
+        Raises `ChainUnavailable` when no chain said yes and at least one did not answer.
+        """
+        if recover(digest, signature) == address:
+            return True
+        if not 0 < len(signature) <= self._limits.erc1271_bytes_max:
+            return False
+        return await self._any_chain(
+            chain_ids, lambda chain_id: self._ask_wallet(chain_id, address, digest, signature)
+        )
+
+    async def is_signed_by_visitor(
+        self, address: Address, digest: bytes, signature: bytes, chain_ids: Sequence[ChainId]
+    ) -> bool:
+        """For authentication: as `is_signed_by`, and a signature wrapped by ERC-6492 counts too, so that the wallet need
+        not stand yet."""
+        if not signature.endswith(_WRAPPED):
+            return await self.is_signed_by(address, digest, signature, chain_ids)
+        if len(signature) > self._limits.erc1271_bytes_max:
+            return False
+        return await self._any_chain(
+            chain_ids, lambda chain_id: self._ask_validator(chain_id, address, digest, signature)
+        )
+
+    async def _any_chain(
+        self, chain_ids: Sequence[ChainId], ask: Callable[[ChainId], Awaitable[bool]]
+    ) -> bool:
+        away: ChainUnavailable | None = None
+        for chain_id in chain_ids:
+            if chain_id not in self._chains.chain_ids:
+                continue
+            try:
+                if await ask(chain_id):
+                    return True
+            except ChainUnavailable as exc:
+                away = exc
+        if away is not None:
+            raise away
+        return False
+
+    async def _ask_wallet(self, chain_id: ChainId, address: Address, digest: bytes, signature: bytes) -> bool:
+        """ERC-1271. An address without code answers with nothing, which is no: it need not be asked for its code."""
+        answer = await self._chains.call_contract(
+            chain_id,
+            to=address,
+            calldata=_MAGIC + encode(["bytes32", "bytes"], [digest, signature]),
+            gas=self._limits.erc1271_gas,
+            bytes_max=self._limits.erc1271_bytes_max,
+            deadline_s=self._limits.erc1271_deadline_s,
+        )
+        return not answer.reverted and answer.payload == _MAGIC_WORD
+
+    async def _ask_validator(
+        self, chain_id: ChainId, address: Address, digest: bytes, signature: bytes
+    ) -> bool:
+        """ERC-6492: our validator makes the wallet inside an `eth_call` that leaves nothing behind, then asks it."""
+        question = encode(["address", "bytes32", "bytes"], [address, digest, signature])
+        answer = await self._chains.call_contract(
+            chain_id,
+            to=None,
+            calldata=self._validator + question,
+            gas=self._limits.erc6492_gas,
+            bytes_max=self._limits.erc1271_bytes_max,
+            deadline_s=self._limits.erc1271_deadline_s,
+        )
+        return not answer.reverted and answer.payload == _YES
