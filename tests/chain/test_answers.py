@@ -1,0 +1,284 @@
+import json
+from typing import Any
+
+import pytest
+
+from tollway.chain.answers import (
+    Mined,
+    RpcFault,
+    Unmined,
+    Unusable,
+    parse_batch,
+    parse_block,
+    parse_bytes,
+    parse_call,
+    parse_finalized,
+    parse_mined,
+    parse_quantity,
+)
+from tollway.identifiers import TxHash
+
+IDS = [7, 8]
+GOOD = [{"id": 7, "result": "a"}, {"id": 8, "result": None}]
+
+
+def fault(message: str, *, code: int = -32000, payload: object = None) -> RpcFault:
+    return RpcFault(code=code, message=message, payload=payload)
+
+
+@pytest.mark.parametrize("answers", [GOOD, GOOD[::-1]], ids=["in order", "out of order"])
+def test_a_batch_is_matched_by_id_and_not_by_position(answers: object) -> None:
+    assert parse_batch(json.dumps(answers).encode(), IDS) == ["a", None]
+
+
+def test_an_error_of_one_item_leaves_the_others_alone() -> None:
+    body = json.dumps([GOOD[0], {"id": 8, "error": {"code": -32601, "message": "no", "data": [1]}}])
+    assert parse_batch(body.encode(), IDS) == ["a", fault("no", code=-32601, payload=[1])]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(b"", id="empty"),
+        pytest.param(b"<html>rate limited</html>", id="HTML"),
+        pytest.param(b"\xff\xfe", id="not UTF-8"),
+        pytest.param(b"[" * 200_000, id="depth bomb"),
+        pytest.param(b"null", id="null"),
+        pytest.param(b'{"id": 7, "error": {"code": -32005, "message": "x"}}', id="one error for the batch"),
+        pytest.param(b"[]", id="nothing answered"),
+        pytest.param(json.dumps(GOOD[:1]).encode(), id="one missing"),
+        pytest.param(json.dumps([*GOOD, GOOD[0]]).encode(), id="one twice"),
+        pytest.param(json.dumps([GOOD[0], {"id": 9, "result": 1}]).encode(), id="foreign id"),
+        pytest.param(json.dumps([GOOD[0], {"id": "8", "result": 1}]).encode(), id="id as text"),
+        pytest.param(json.dumps([GOOD[0], {"id": True, "result": 1}]).encode(), id="id as bool"),
+        pytest.param(json.dumps([GOOD[0], {"result": 1}]).encode(), id="no id"),
+        pytest.param(json.dumps([GOOD[0], 8]).encode(), id="not an object"),
+        pytest.param(json.dumps([GOOD[0], {"id": 8}]).encode(), id="neither result nor error"),
+        pytest.param(json.dumps([GOOD[0], {"id": 8, "error": "x"}]).encode(), id="error as text"),
+        pytest.param(json.dumps([GOOD[0], {"id": 8, "error": {}}]).encode(), id="error without code"),
+    ],
+)
+def test_a_batch_that_is_not_whole_is_unusable(body: bytes) -> None:
+    with pytest.raises(Unusable):
+        parse_batch(body, IDS)
+
+
+def test_an_unusable_answer_never_repeats_what_the_node_wrote() -> None:
+    secret = "key-123"
+    for value in (secret, fault(secret), [secret]):
+        for parse in (parse_quantity, parse_bytes, parse_block):
+            with pytest.raises(Unusable) as caught:
+                parse(value)
+            assert secret not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, 5, True, "", "0x", "5", "0xg", "-0x1", "0x 1", "0X1", "0x" + "1" * 65, "0x1\n", "0x\u0661"],
+)
+def test_a_quantity_is_hex_text_and_nothing_else(value: object) -> None:
+    with pytest.raises(Unusable):
+        parse_quantity(value)
+
+
+@pytest.mark.parametrize("value", [None, 5, "", "abcd", "0xabc", "0xzz", "0xab\n", ["0xab"]])
+def test_bytes_are_even_hex_text_and_nothing_else(value: object) -> None:
+    with pytest.raises(Unusable):
+        parse_bytes(value)
+
+
+def test_bytes_of_another_length_are_refused() -> None:
+    assert parse_bytes("0xabCD", length=2) == b"\xab\xcd"
+    with pytest.raises(Unusable):
+        parse_bytes("0xabcd", length=3)
+
+
+HEAD = parse_block({"number": "0xa", "hash": "0x" + "0a" * 32, "timestamp": "0x64"})
+
+
+@pytest.mark.parametrize("value", [None, fault("finalized block not found"), fault("x", code=-32601)])
+def test_nothing_is_final_where_the_node_knows_no_final_block(value: object) -> None:
+    assert parse_finalized(value, head=HEAD) == 0
+
+
+def test_a_final_block_above_the_head_is_a_lie() -> None:
+    with pytest.raises(Unusable):
+        parse_finalized({"number": "0xb", "hash": "0x" + "0b" * 32, "timestamp": "0x65"}, head=HEAD)
+
+
+@pytest.mark.parametrize("member", ["number", "hash", "timestamp"])
+@pytest.mark.parametrize("value", [None, "0x", "0x" + "f" * 64 + "ff"])
+def test_a_block_needs_number_hash_and_time(member: str, value: object) -> None:
+    with pytest.raises(Unusable):
+        parse_block({"number": "0xa", "hash": "0x" + "0a" * 32, "timestamp": "0x64", member: value})
+
+
+TX = TxHash(b"\x11" * 32)
+BLOCK_HASH, ALICE, BOB = "0x" + "b0" * 32, "0x" + "a1" * 20, "0x" + "b2" * 20
+LOG: dict[str, Any] = {
+    "address": ALICE,
+    "topics": ["0x" + "01" * 32],
+    "data": "0xbeef",
+    "removed": False,
+    "transactionHash": str(TX),
+    "blockHash": BLOCK_HASH,
+}
+RECEIPT: dict[str, Any] = {
+    "transactionHash": str(TX),
+    "blockHash": BLOCK_HASH,
+    "blockNumber": "0x8",
+    "status": "0x1",
+    "from": ALICE,
+    "to": BOB,
+    "logs": [LOG],
+}
+TRANSACTION: dict[str, Any] = {
+    "hash": str(TX),
+    "blockHash": BLOCK_HASH,
+    "blockNumber": "0x8",
+    "from": ALICE,
+    "to": BOB,
+    "value": "0x5",
+}
+ABSENT = object()
+
+
+def change(fields: dict[str, Any], member: str, value: object) -> dict[str, Any]:
+    kept = {name: old for name, old in fields.items() if name != member}
+    return kept if value is ABSENT else {**kept, member: value}
+
+
+def test_receipt_and_transaction_make_one_mined_transaction() -> None:
+    mined = parse_mined(RECEIPT, TRANSACTION, tx_hash=TX)
+    assert isinstance(mined, Mined)
+    assert (mined.succeeded, mined.value, mined.block_number) == (True, 5, 8)
+    assert mined.logs[0].payload == b"\xbe\xef"
+
+
+def test_a_created_contract_has_no_recipient() -> None:
+    mined = parse_mined(change(RECEIPT, "to", None), change(TRANSACTION, "to", None), tx_hash=TX)
+    assert isinstance(mined, Mined)
+    assert mined.recipient is None
+
+
+@pytest.mark.parametrize(
+    ("receipt", "transaction", "is_pending"),
+    [
+        (None, None, False),
+        (None, change(TRANSACTION, "blockHash", None), True),
+        (None, TRANSACTION, True),
+        (RECEIPT, change(TRANSACTION, "blockHash", None), True),
+    ],
+    ids=[
+        "unknown",
+        "in the pool",
+        "mined after the receipt was read",
+        "mined before the transaction was read",
+    ],
+)
+def test_without_both_halves_in_a_block_it_is_not_mined(
+    receipt: object, transaction: object, is_pending: bool
+) -> None:
+    assert parse_mined(receipt, transaction, tx_hash=TX) == Unmined(is_pending=is_pending)
+
+
+OTHER_32, OTHER_20 = "0x" + "ee" * 32, "0x" + "ee" * 20
+BAD_RECEIPTS = [
+    ("transactionHash", OTHER_32),
+    ("blockHash", OTHER_32),
+    ("blockNumber", "0x9"),
+    ("blockNumber", "0x" + "f" * 64),
+    ("from", OTHER_20),
+    ("to", OTHER_20),
+    ("to", None),
+    ("to", ABSENT),
+    ("status", "0x2"),
+    ("status", ABSENT),
+    ("status", True),
+    ("logs", ABSENT),
+    ("logs", None),
+    ("logs", [None]),
+    ("blockHash", None),
+    ("from", None),
+]
+BAD_TRANSACTIONS = [
+    ("hash", OTHER_32),
+    ("hash", None),
+    ("blockHash", OTHER_32),
+    ("blockNumber", "0x9"),
+    ("from", OTHER_20),
+    ("to", OTHER_20),
+    ("value", ABSENT),
+    ("value", 5),
+    ("value", "0x" + "1" * 65),
+]
+BAD_LOGS = [
+    ("transactionHash", OTHER_32),
+    ("blockHash", OTHER_32),
+    ("transactionHash", ABSENT),
+    ("removed", ABSENT),
+    ("removed", "false"),
+    ("topics", None),
+    ("topics", ["0x01"]),
+    ("topics", ["0x" + "01" * 32] * 5),
+    ("data", None),
+    ("address", "0x01"),
+]
+
+
+@pytest.mark.parametrize(
+    ("receipt", "transaction"),
+    [
+        *[pytest.param(change(RECEIPT, n, v), TRANSACTION, id=f"receipt {n}") for n, v in BAD_RECEIPTS],
+        *[pytest.param(RECEIPT, change(TRANSACTION, n, v), id=f"tx {n}") for n, v in BAD_TRANSACTIONS],
+        *[
+            pytest.param({**RECEIPT, "logs": [LOG, change(LOG, n, v)]}, TRANSACTION, id=f"log {n}")
+            for n, v in BAD_LOGS
+        ],
+        pytest.param(RECEIPT, None, id="no transaction"),
+        pytest.param(fault("limit"), TRANSACTION, id="receipt refused"),
+        pytest.param(None, fault("limit"), id="transaction refused"),
+        pytest.param([], TRANSACTION, id="receipt is a list"),
+    ],
+)
+def test_halves_that_are_broken_or_disagree_are_unusable(receipt: object, transaction: object) -> None:
+    with pytest.raises(Unusable):
+        parse_mined(receipt, transaction, tx_hash=TX)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("0x", (False, b"")),
+        ("0xabcdef", (False, b"\xab\xcd")),
+        (fault("execution reverted", code=3, payload="0xabcdef"), (True, b"\xab\xcd")),
+        (fault("execution reverted: no"), (True, b"")),
+        (fault("VM Exception while processing transaction: revert", payload={"a": 1}), (True, b"")),
+        (fault("out of gas"), (True, b"")),
+        (fault("EVM error OutOfGas", code=-32603), (True, b"")),
+        (fault("invalid opcode: INVALID"), (True, b"")),
+        (fault("gas required exceeds allowance (200000)"), (True, b"")),
+    ],
+)
+def test_a_contract_that_fails_is_reverted_and_its_bytes_are_cut(
+    value: object, expected: tuple[bool, bytes]
+) -> None:
+    assert parse_call(value, bytes_max=2) == expected
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        fault("rate limit exceeded", code=-32005),
+        fault("header not found"),
+        fault("missing trie node"),
+        fault("method not found", code=-32601),
+        None,
+        5,
+        "0xabc",
+        "abcd",
+    ],
+)
+def test_a_node_that_fails_is_never_taken_for_the_contract(value: object) -> None:
+    with pytest.raises(Unusable):
+        parse_call(value, bytes_max=100)
