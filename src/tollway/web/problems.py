@@ -1,0 +1,319 @@
+"""Turns refusals and failures into answers: the one table from error code to HTTP status, and RFC 9457 bodies.
+
+Both doors use it: the control plane through `install_handlers`, the raw gateway call through `render_problem`. It
+never shows a stack trace, an upstream URL or a secret, and it never decides anything about a payment.
+"""
+
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from urllib.parse import quote
+
+import structlog
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.routing import Match
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tollway.errors import Code, FieldError, Problem, TollwayError
+
+PROBLEM_TYPE = b"application/problem+json"
+
+Rendered = tuple[int, list[tuple[bytes, bytes]], bytes]
+"""Status, headers (lower-case names) and body."""
+
+Challenge = Callable[[Request], Awaitable[Sequence[tuple[str, str]]]]
+"""Makes the headers of a 401: `WWW-Authenticate`, `Accept-Signature`, the sign-in challenge."""
+
+_PATH_SAFE = "/%:@!$&'()*+,;=~-._"
+_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """What is the same for every problem of one code.
+
+    `is_retryable`: the very same request, sent again later, can succeed. `retry_after_s`: sent where the problem
+    names no delay of its own.
+    """
+
+    status: int
+    title: str
+    is_retryable: bool = False
+    retry_after_s: int | None = None
+
+
+def _lasting(status: int, title: str) -> Kind:
+    return Kind(status=status, title=title)
+
+
+def _passing(status: int, title: str, retry_after_s: int | None = None) -> Kind:
+    return Kind(status=status, title=title, is_retryable=True, retry_after_s=retry_after_s)
+
+
+KINDS: Mapping[Code, Kind] = MappingProxyType(
+    {
+        Code.INVALID_REQUEST: _lasting(400, "Invalid request"),
+        Code.AUTHENTICATION_REQUIRED: _lasting(401, "Authentication required"),
+        Code.INVALID_SIGNATURE: _lasting(401, "Invalid signature"),
+        Code.SIGNATURE_EXPIRED: _lasting(401, "Signature expired"),
+        Code.NONCE_REUSED: _lasting(401, "Nonce already used"),
+        Code.SESSION_EXPIRED: _lasting(401, "Session expired"),
+        Code.CONFLICTING_IDENTITIES: _lasting(401, "Conflicting identities"),
+        Code.PAYMENT_REQUIRED: _lasting(402, "Payment required"),
+        Code.PAYMENT_INSUFFICIENT: _lasting(402, "Payment insufficient"),
+        Code.PAYMENT_VERIFICATION_FAILED: _lasting(402, "Payment verification failed"),
+        Code.PAYER_MISMATCH: _lasting(403, "Signed by another wallet than the payer"),
+        Code.PAYER_IN_DEBT: _lasting(403, "Payer in debt"),
+        Code.WALLET_BLOCKED: _lasting(403, "Wallet blocked"),
+        Code.NOT_PROVIDER: _lasting(403, "Not the provider"),
+        Code.OWNERSHIP_UNVERIFIED: _lasting(403, "Ownership not verified"),
+        Code.API_NOT_FOUND: _lasting(404, "API not found"),
+        Code.CALL_NOT_FOUND: _lasting(404, "Call not found"),
+        Code.PAYMENT_NOT_FOUND: _lasting(404, "Payment not found"),
+        Code.ROUTE_NOT_FOUND: _lasting(404, "Route not found"),
+        Code.METHOD_NOT_ALLOWED: _lasting(405, "Method not allowed"),
+        Code.PAYLOAD_TOO_LARGE: _lasting(413, "Payload too large"),
+        Code.UNSUPPORTED_MEDIA_TYPE: _lasting(415, "Unsupported media type"),
+        Code.PAYMENT_ALREADY_USED: _lasting(409, "Payment already used"),
+        Code.PAYMENT_TOO_OLD: _lasting(409, "Payment too old"),
+        Code.PAYMENT_HELD: _passing(409, "Payment held"),
+        Code.PAYMENT_PENDING: _passing(409, "Payment pending", 2),
+        Code.IDEMPOTENCY_IN_PROGRESS: _passing(409, "Same request still running", 2),
+        Code.ALREADY_EXISTS: _lasting(409, "Already exists"),
+        Code.API_RETIRED: _lasting(410, "API retired"),
+        Code.PRECONDITION_FAILED: _lasting(412, "Precondition failed"),
+        Code.PRICE_ABOVE_MAX: _lasting(412, "Price above your maximum"),
+        Code.VALIDATION_FAILED: _lasting(422, "Validation failed"),
+        Code.ENDPOINT_NOT_ALLOWED: _lasting(422, "Endpoint not allowed"),
+        Code.IDEMPOTENCY_KEY_REUSED: _lasting(422, "Idempotency key reused"),
+        Code.RATE_LIMITED: _passing(429, "Rate limited", 60),
+        Code.FAILED_CALL_BUDGET_EXHAUSTED: _passing(429, "Too many failed calls", 600),
+        Code.INTERNAL_ERROR: _lasting(500, "Internal error"),
+        Code.UPSTREAM_UNREACHABLE: _passing(502, "Upstream unreachable"),
+        Code.UPSTREAM_BAD_RESPONSE: _passing(502, "Bad response from upstream"),
+        Code.UPSTREAM_PAYMENT_REQUIRED: _lasting(502, "Upstream asked for a payment of its own"),
+        Code.CHAIN_UNAVAILABLE: _passing(503, "Chain unavailable", 3),
+        Code.STORAGE_UNAVAILABLE: _passing(503, "Storage unavailable", 3),
+        Code.API_PAUSED: _passing(503, "API paused", 300),
+        Code.UPSTREAM_UNAVAILABLE: _passing(503, "Upstream unavailable", 30),
+        Code.OVERLOADED: _passing(503, "Overloaded", 2),
+        Code.UPSTREAM_TIMEOUT: _passing(504, "Upstream timed out"),
+        Code.LOOP_DETECTED: _lasting(508, "Loop detected"),
+    }
+)
+
+
+def status_of(code: Code) -> int:
+    """The HTTP status of an error code."""
+    return KINDS[code].status
+
+
+def problem_type(code: Code, *, public_url: str) -> str:
+    """The URI of a kind of problem; it resolves to a page."""
+    return f"{public_url}/problems/{code.value.replace('_', '-')}"
+
+
+def render_problem(problem: Problem, *, public_url: str, request_id: str, instance: str) -> Rendered:
+    """An RFC 9457 answer. `instance`: a URI reference to what failed, usually the path of the request."""
+    kind = KINDS[problem.code]
+    retry_after_s = problem.retry_after_s if problem.retry_after_s is not None else kind.retry_after_s
+    content: dict[str, object] = {
+        "type": problem_type(problem.code, public_url=public_url),
+        "title": kind.title,
+        "status": kind.status,
+        "detail": problem.detail,
+        "instance": instance,
+        "code": problem.code.value,
+        "requestId": request_id,
+        "retryable": kind.is_retryable,
+        "paymentState": problem.payment_state or "none",
+    }
+    if problem.errors:
+        content["errors"] = [_field_error(error) for error in problem.errors]
+    if retry_after_s is not None:
+        content["retryAfterSeconds"] = retry_after_s
+    if problem.call_id is not None:
+        content["callId"] = problem.call_id
+    if problem.reason is not None:
+        content["reason"] = problem.reason
+    content = {**problem.members, **content}
+    body = json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+    headers = [
+        (b"content-type", PROBLEM_TYPE),
+        (b"content-length", str(len(body)).encode()),
+        (b"cache-control", b"no-store"),
+        (b"x-content-type-options", b"nosniff"),
+        (b"x-request-id", request_id.encode("latin-1", "replace")),
+    ]
+    if retry_after_s is not None:
+        headers.append((b"retry-after", str(retry_after_s).encode()))
+    headers += _rate_limit_headers(problem.members.get("rateLimit"), retry_after_s)
+    return kind.status, headers, body
+
+
+def rate_limit_members(*, policy: str, limit: int, window_s: int) -> Mapping[str, object]:
+    """The `members` of a 429. Its `RateLimit` and `RateLimit-Policy` headers are made from them
+    (draft-ietf-httpapi-ratelimit-headers-10). `policy`: a plain name such as `registrations`."""
+    return {"rateLimit": {"policy": policy, "limit": limit, "windowSeconds": window_s}}
+
+
+def _rate_limit_headers(told: object, retry_after_s: int | None) -> list[tuple[bytes, bytes]]:
+    if not isinstance(told, Mapping):
+        return []
+    policy = told["policy"]
+    return [
+        (b"ratelimit-policy", f'"{policy}";q={told["limit"]};w={told["windowSeconds"]}'.encode()),
+        (b"ratelimit", f'"{policy}";r=0;t={retry_after_s or told["windowSeconds"]}'.encode()),
+    ]
+
+
+def _field_error(error: FieldError) -> dict[str, str]:
+    place = {"pointer": error.pointer, "parameter": error.parameter}
+    return {
+        **{name: value for name, value in place.items() if value is not None},
+        "code": error.code,
+        "detail": error.detail,
+    }
+
+
+def request_id_of(scope: Scope) -> str:
+    """The id that the middleware gave this request; empty where none ran."""
+    state: Mapping[str, object] = scope.get("state") or {}
+    return str(state.get("request_id", ""))
+
+
+def instance_of(scope: Scope) -> str:
+    """The raw path of the request as a URI reference, without its query."""
+    raw: bytes = scope.get("raw_path") or scope["path"].encode()
+    return quote(raw.split(b"?", 1)[0], safe=_PATH_SAFE)
+
+
+def install_handlers(app: FastAPI, public_url: str, challenge: Challenge | None = None) -> None:
+    """Makes every failure of `app` a problem: refusals, unknown routes and methods, bad parameters, and bugs."""
+
+    async def answer(request: Request, problem: Problem, more: Sequence[tuple[str, str]] = ()) -> Response:
+        if status_of(problem.code) == 401 and challenge is not None:
+            more = (*more, *await challenge(request))
+        return _to_response(problem, request.scope, public_url=public_url, more=more)
+
+    async def on_failure(request: Request, exc: Exception) -> Response:
+        assert isinstance(exc, TollwayError)
+        if exc.problem.code is Code.INTERNAL_ERROR:
+            _log.error("internal_error", path=instance_of(request.scope), exc_info=exc)
+        return await answer(request, exc.problem)
+
+    async def on_http_exception(request: Request, exc: Exception) -> Response:
+        assert isinstance(exc, HTTPException)
+        if exc.status_code == 405:
+            allowed = ", ".join(_allowed_methods(request))
+            problem = Problem(
+                code=Code.METHOD_NOT_ALLOWED,
+                detail=f"{request.method} is not possible here; possible: {allowed}.",
+            )
+            return await answer(request, problem, [("allow", allowed)])
+        return await answer(request, _translate(exc.status_code))
+
+    async def on_validation(request: Request, exc: Exception) -> Response:
+        assert isinstance(exc, RequestValidationError)
+        return await answer(request, _describe_validation(exc))
+
+    app.add_exception_handler(TollwayError, on_failure)
+    app.add_exception_handler(HTTPException, on_http_exception)
+    app.add_exception_handler(RequestValidationError, on_validation)
+    app.add_middleware(LastResort, public_url=public_url)
+
+
+class LastResort:
+    """Answers what nobody caught with a bare 500 problem, and logs it once with its traceback.
+
+    After the head has gone out the answer just stops, which the server shows as a broken connection.
+    """
+
+    def __init__(self, app: ASGIApp, *, public_url: str) -> None:
+        self._app = app
+        self._public_url = public_url
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        is_started = False
+
+        async def watching_send(message: Message) -> None:
+            nonlocal is_started
+            is_started = is_started or message["type"] == "http.response.start"
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watching_send)
+        except Exception as exc:  # noqa: BLE001 - the door: logged, answered
+            _log.error("unhandled_error", path=instance_of(scope), is_started=is_started, exc_info=exc)
+            if not is_started:
+                problem = Problem(
+                    code=Code.INTERNAL_ERROR, detail="Something went wrong here; it was logged."
+                )
+                await _to_response(problem, scope, public_url=self._public_url)(scope, receive, send)
+
+
+def _to_response(
+    problem: Problem, scope: Scope, *, public_url: str, more: Sequence[tuple[str, str]] = ()
+) -> Response:
+    status, headers, body = render_problem(
+        problem, public_url=public_url, request_id=request_id_of(scope), instance=instance_of(scope)
+    )
+    response = Response(status_code=status)
+    response.raw_headers = headers + [
+        (name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in more
+    ]
+    response.body = b"" if scope.get("method") == "HEAD" else body
+    return response
+
+
+def _allowed_methods(request: Request) -> list[str]:
+    # Starlette names only the methods of the first route that has this path; ask every route for every method.
+    routes = request.app.router.routes
+    return [
+        method
+        for method in _METHODS
+        if any(route.matches({**request.scope, "method": method})[0] is Match.FULL for route in routes)
+    ]
+
+
+def _translate(status: int) -> Problem:
+    """Starlette's and FastAPI's own refusals. What has no row here is a broken request or a bug of ours."""
+    if status == 404:
+        return Problem(code=Code.ROUTE_NOT_FOUND, detail="Nothing lives at this path.")
+    if status == 413:
+        return Problem(code=Code.PAYLOAD_TOO_LARGE, detail="The body is larger than this gateway takes.")
+    if status == 415:
+        return Problem(code=Code.UNSUPPORTED_MEDIA_TYPE, detail="Send the body as application/json.")
+    if 400 <= status < 500:
+        return Problem(code=Code.INVALID_REQUEST, detail="The request could not be read.")
+    return Problem(code=Code.INTERNAL_ERROR, detail="Something went wrong here; it was logged.")
+
+
+def _describe_validation(exc: RequestValidationError) -> Problem:
+    found = exc.errors()
+    if any(error["type"] == "json_invalid" for error in found):
+        return Problem(code=Code.INVALID_REQUEST, detail="The body is not valid JSON.")
+    errors = tuple(_locate(error["loc"], error["type"], error["msg"]) for error in found)
+    return Problem(code=Code.VALIDATION_FAILED, detail=describe_errors(errors), errors=errors)
+
+
+def describe_errors(errors: Sequence[FieldError]) -> str:
+    """One sentence that names what is wrong, for `detail`."""
+    places = ", ".join(dict.fromkeys(error.parameter or error.pointer or "the body" for error in errors))
+    return f"Not valid: {places}."
+
+
+def _locate(loc: Sequence[object], code: str, message: str) -> FieldError:
+    where, *rest = loc
+    if where == "body":
+        pointer = "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in rest)
+        return FieldError(code=code, detail=message, pointer=pointer)
+    return FieldError(code=code, detail=message, parameter=".".join(str(part) for part in rest))

@@ -1,0 +1,220 @@
+"""Problems: one status for each code, RFC 9457 bodies, and an answer for every kind of failure."""
+
+import json
+
+import httpx
+import pytest
+from fastapi import APIRouter, FastAPI, Request
+from pydantic import BaseModel
+from structlog.testing import capture_logs
+
+from tollway.errors import Code, FieldError, Problem, Refusal, StorageUnavailable
+from tollway.web.problems import (
+    KINDS,
+    install_handlers,
+    problem_type,
+    rate_limit_members,
+    render_problem,
+    status_of,
+)
+
+PUBLIC_URL = "https://gw.example.com"
+
+STATUSES = {
+    400: "invalid_request",
+    401: "authentication_required invalid_signature signature_expired nonce_reused session_expired conflicting_identities",
+    402: "payment_required payment_insufficient payment_verification_failed",
+    403: "payer_mismatch payer_in_debt wallet_blocked not_provider ownership_unverified",
+    404: "api_not_found call_not_found payment_not_found route_not_found",
+    405: "method_not_allowed",
+    409: "payment_already_used payment_too_old payment_held payment_pending idempotency_in_progress already_exists",
+    410: "api_retired",
+    412: "precondition_failed price_above_max",
+    413: "payload_too_large",
+    415: "unsupported_media_type",
+    422: "validation_failed endpoint_not_allowed idempotency_key_reused",
+    429: "rate_limited failed_call_budget_exhausted",
+    500: "internal_error",
+    502: "upstream_unreachable upstream_bad_response upstream_payment_required",
+    503: "chain_unavailable storage_unavailable api_paused upstream_unavailable overloaded",
+    504: "upstream_timeout",
+    508: "loop_detected",
+}
+
+
+def render(problem: Problem) -> tuple[int, dict[str, str], dict[str, object]]:
+    status, headers, body = render_problem(
+        problem, public_url=PUBLIC_URL, request_id="req_12345678", instance="/api/v2/apis"
+    )
+    return status, {name.decode(): value.decode() for name, value in headers}, json.loads(body)
+
+
+def test_every_code_has_exactly_the_status_of_the_contract() -> None:
+    told = {Code(code): status for status, codes in STATUSES.items() for code in codes.split()}
+    assert {code: status_of(code) for code in Code} == told
+    assert set(KINDS) == set(Code)
+
+
+def test_body_carries_every_standing_member() -> None:
+    status, headers, body = render(Problem(code=Code.API_NOT_FOUND, detail="No such API."))
+    assert status == 404
+    assert body == {
+        "type": "https://gw.example.com/problems/api-not-found",
+        "title": "API not found",
+        "status": 404,
+        "detail": "No such API.",
+        "instance": "/api/v2/apis",
+        "code": "api_not_found",
+        "requestId": "req_12345678",
+        "retryable": False,
+        "paymentState": "none",
+    }
+    assert headers["content-type"] == "application/problem+json"
+    assert headers["cache-control"] == "no-store"
+
+
+def test_members_that_apply_are_shown_and_never_replace_the_standing_ones() -> None:
+    _, _, body = render(
+        Problem(
+            code=Code.PAYMENT_ALREADY_USED,
+            detail="Spent.",
+            reason="exhausted",
+            call_id="call_1",
+            payment_state="charged",
+            errors=(FieldError(code="range", detail="too much", pointer="/a"),),
+            members={"status": 200, "debt": "0.01"},
+        )
+    )
+    assert body["status"] == 409
+    assert body["debt"] == "0.01"
+    assert body["reason"] == "exhausted"
+    assert body["callId"] == "call_1"
+    assert body["paymentState"] == "charged"
+    assert body["errors"] == [{"pointer": "/a", "code": "range", "detail": "too much"}]
+
+
+@pytest.mark.parametrize("code", [code for code in Code if status_of(code) in (429, 503)])
+def test_asks_to_wait_on_every_429_and_503(code: Code) -> None:
+    _, headers, body = render(Problem(code=code, detail="wait"))
+    assert int(headers["retry-after"]) == body["retryAfterSeconds"]
+    assert body["retryable"] is True
+
+
+def test_pending_payment_asks_to_wait_as_long_as_the_problem_says() -> None:
+    _, headers, body = render(Problem(code=Code.PAYMENT_PENDING, detail="not yet", retry_after_s=7))
+    assert (headers["retry-after"], body["retryAfterSeconds"]) == ("7", 7)
+
+
+def test_rate_limit_headers_come_from_the_members() -> None:
+    _, headers, _ = render(
+        Problem(
+            code=Code.RATE_LIMITED,
+            detail="slow down",
+            retry_after_s=30,
+            members=rate_limit_members(policy="registrations", limit=100, window_s=3600),
+        )
+    )
+    assert headers["ratelimit-policy"] == '"registrations";q=100;w=3600'
+    assert headers["ratelimit"] == '"registrations";r=0;t=30'
+
+
+def test_type_uses_dashes() -> None:
+    assert problem_type(Code.PRICE_ABOVE_MAX, public_url=PUBLIC_URL).endswith("/problems/price-above-max")
+
+
+class Body(BaseModel):
+    size: int
+
+
+def make_app() -> FastAPI:
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
+    router = APIRouter(prefix="/api/v2")
+
+    @router.get("/things/{number}")
+    async def read(number: int) -> dict[str, int]:
+        return {"number": number}
+
+    @router.put("/things/{number}")
+    async def replace(number: int, body: Body) -> dict[str, int]:
+        return {"number": number}
+
+    @router.get("/refuse")
+    async def refuse() -> None:
+        raise Refusal(Problem(code=Code.AUTHENTICATION_REQUIRED, detail="Who are you?"))
+
+    @router.get("/away")
+    async def away() -> None:
+        raise StorageUnavailable
+
+    @router.get("/bug")
+    async def bug() -> None:
+        raise RuntimeError("password=hunter2")
+
+    async def challenge(request: Request) -> list[tuple[str, str]]:
+        return [("WWW-Authenticate", "Bearer"), ("WWW-Authenticate", "SIWX")]
+
+    app.include_router(router)
+    install_handlers(app, PUBLIC_URL, challenge=challenge)
+    return app
+
+
+async def ask(method: str, path: str, **more: object) -> httpx.Response:
+    transport = httpx.ASGITransport(make_app())
+    async with httpx.AsyncClient(transport=transport, base_url="http://gw") as client:
+        return await client.request(method, path, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "code"),
+    [
+        ("GET", "/nowhere", None, 404, "route_not_found"),
+        ("GET", "/api/v2/things/1/", None, 404, "route_not_found"),
+        ("POST", "/api/v2/things/1", None, 405, "method_not_allowed"),
+        ("BREW", "/api/v2/things/1", None, 405, "method_not_allowed"),
+        ("GET", "/api/v2/things/x", None, 422, "validation_failed"),
+        ("PUT", "/api/v2/things/1", b"{", 400, "invalid_request"),
+        ("PUT", "/api/v2/things/1", b'{"size":"x"}', 422, "validation_failed"),
+        ("GET", "/api/v2/refuse", None, 401, "authentication_required"),
+        ("GET", "/api/v2/away", None, 503, "storage_unavailable"),
+        ("GET", "/api/v2/bug", None, 500, "internal_error"),
+    ],
+)
+async def test_every_failure_is_a_problem(
+    method: str, path: str, body: bytes | None, status: int, code: str
+) -> None:
+    headers = {"content-type": "application/json"} if body else {}
+    answer = await ask(method, path, content=body, headers=headers)
+    assert answer.status_code == status
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.json()["code"] == code
+    assert answer.json()["instance"] == path
+
+
+async def test_405_names_the_methods_of_every_route_at_that_path() -> None:
+    answer = await ask("DELETE", "/api/v2/things/1")
+    assert answer.headers["allow"] == "GET, PUT"
+
+
+async def test_401_carries_the_challenge_and_nothing_else_does() -> None:
+    assert (await ask("GET", "/api/v2/refuse")).headers.get_list("www-authenticate") == ["Bearer", "SIWX"]
+    assert "www-authenticate" not in (await ask("GET", "/nowhere")).headers
+
+
+async def test_validation_points_at_the_field() -> None:
+    answer = await ask(
+        "PUT", "/api/v2/things/1", content=b'{"size":"x"}', headers={"content-type": "application/json"}
+    )
+    assert answer.json()["errors"][0]["pointer"] == "/size"
+
+
+async def test_a_bug_is_logged_once_with_its_traceback_and_never_shown() -> None:
+    with capture_logs() as logs:
+        answer = await ask("GET", "/api/v2/bug")
+    assert "hunter2" not in answer.text
+    assert [entry["event"] for entry in logs] == ["unhandled_error"]
+    assert isinstance(logs[0]["exc_info"], RuntimeError)
+
+
+async def test_instance_shows_the_path_as_it_was_sent_without_its_query() -> None:
+    answer = await ask("GET", "/no%2Fwhere/%C3%A9?secret=1")
+    assert answer.json()["instance"] == "/no%2Fwhere/%C3%A9"
