@@ -180,6 +180,12 @@ class ChainDriver:
         if not await self.rpc("evm_revert", snapshot):
             raise LookupError(f"no snapshot {snapshot}")
 
+    async def reorg(self, depth: int, transactions: Iterable[tuple[bytes, int]] = ()) -> None:
+        """Replaces the last `depth` blocks by others of the same height. Their transactions are gone, except the raw
+        ones given with the index of the new block (0 is the oldest) that mines them again."""
+        pairs = [["0x" + raw.hex(), index] for raw, index in transactions]
+        await self.rpc("anvil_reorg", depth, pairs)
+
     async def set_native_balance(self, address: Address, value: int) -> None:
         await self.rpc("anvil_setBalance", str(address), hex(value))
 

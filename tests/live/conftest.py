@@ -1,0 +1,230 @@
+"""One test chain for a whole test process; each test gets it as new (snapshot and revert). Ports are whatever is free.
+
+`scenes` builds the chain situations that verdicts are about. Test-only contracts stand in `contracts/`.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+import pytest
+from eth_account import Account
+
+from tollway.identifiers import Address, TxHash
+from tollway.sandbox.anvil import Anvil, run_anvil
+from tollway.sandbox.artifacts import Contract, load_artifact
+from tollway.sandbox.chain_driver import ChainDriver, Receipt
+from tollway.sandbox.playground import PlayAccount, Playground, furnish_playground
+
+CONTRACTS = Path(__file__).parent / "contracts"
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Everything in this folder needs the chain."""
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.live)
+
+
+@pytest.fixture(scope="session")
+def anvil() -> Iterator[Anvil]:
+    with asyncio.Runner() as runner:
+        running = run_anvil()
+        anvil = runner.run(running.__aenter__())
+        try:
+            yield anvil
+        finally:
+            runner.run(running.__aexit__(None, None, None))
+
+
+@pytest.fixture(scope="session")
+def furnished(anvil: Anvil) -> Playground:
+    async def furnish() -> Playground:
+        async with aiohttp.ClientSession() as session:
+            return await furnish_playground(ChainDriver(session, anvil.rpc_url, anvil.chain_id))
+
+    with asyncio.Runner() as runner:
+        return runner.run(furnish())
+
+
+@pytest.fixture
+async def chain(anvil: Anvil, furnished: Playground) -> AsyncIterator[ChainDriver]:
+    """The chain, put back after the test to where it stood before."""
+    async with aiohttp.ClientSession() as session:
+        driver = ChainDriver(session, anvil.rpc_url, anvil.chain_id)
+        before = await driver.snapshot()
+        try:
+            yield driver
+        finally:
+            await driver.revert(before)
+
+
+@pytest.fixture
+def playground(chain: ChainDriver, furnished: Playground) -> Playground:
+    """Token, assets and funded accounts; depends on `chain`, so that the test cannot spoil it for others."""
+    return furnished
+
+
+@pytest.fixture
+def provider_account(playground: Playground) -> PlayAccount:
+    return playground.account("provider")
+
+
+@pytest.fixture
+def caller(playground: Playground) -> PlayAccount:
+    return playground.account("caller")
+
+
+@pytest.fixture
+def stranger(playground: Playground) -> PlayAccount:
+    return playground.account("stranger")
+
+
+@pytest.fixture
+def scenes(chain: ChainDriver, playground: Playground) -> "Scenes":
+    return Scenes(chain=chain, playground=playground)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenes:
+    """Transactions worth a verdict. Each is mined when its method returns; amounts are base units."""
+
+    chain: ChainDriver
+    playground: Playground
+    _deployed: dict[str, Contract] = field(default_factory=dict)
+
+    async def deploy(self, name: str, *arguments: object) -> Contract:
+        """A new test-only contract."""
+        artifact = load_artifact(CONTRACTS / f"{name}.json")
+        return await self.chain.deploy(artifact, *arguments, key=self.playground.account("gas").key)
+
+    async def standing(self, name: str) -> Contract:
+        """A test-only contract without arguments, made once per test."""
+        if name not in self._deployed:
+            self._deployed[name] = await self.deploy(name)
+        return self._deployed[name]
+
+    async def mined(self, tx_hash: TxHash) -> Receipt:
+        return await self.chain.wait_receipt(tx_hash)
+
+    async def pay_token(self, payer: PlayAccount, to: Address, amount: int) -> Receipt:
+        token = self.playground.token
+        return await self.mined(await self.chain.send_token(key=payer.key, token=token, to=to, amount=amount))
+
+    async def pay_native(self, payer: PlayAccount, to: Address, value: int) -> Receipt:
+        return await self.mined(await self.chain.send_native(key=payer.key, to=to, value=value))
+
+    async def pay_native_inside(self, payer: PlayAccount, to: Address, value: int) -> Receipt:
+        """By an internal transfer: `tx.to` is a contract."""
+        forwarder = await self.standing("NativeForwarder")
+        return await self.mined(
+            await self.chain.transact(forwarder, "forward", str(to), key=payer.key, value=value)
+        )
+
+    async def fail(self, payer: PlayAccount, value: int = 0) -> Receipt:
+        """Mined with status 0, whatever value was sent."""
+        forwarder = await self.standing("NativeForwarder")
+        return await self.mined(await self.chain.transact(forwarder, "refuse", key=payer.key, value=value))
+
+    async def fail_token(self, payer: PlayAccount, to: Address) -> Receipt:
+        """A token transfer above the balance: mined with status 0 and no log."""
+        return await self.pay_token(payer, to, 2**128)
+
+    async def pay_other_token(self, payer: PlayAccount, to: Address, amount: int) -> Receipt:
+        """The same code at another address: a token that nobody accepts."""
+        artifact = self.playground.token.artifact
+        other = self._deployed.get("other") or await self.chain.deploy(artifact, key=payer.key)
+        self._deployed["other"] = other
+        await self.mined(await self.chain.transact(other, "mint", str(payer.address), amount, key=payer.key))
+        return await self.mined(await self.chain.send_token(key=payer.key, token=other, to=to, amount=amount))
+
+    async def spoof(self, sender: PlayAccount, *, payer: Address, to: Address, amount: int) -> Receipt:
+        """A `Transfer` log of the right shape from a contract that is no token."""
+        spoofer = await self.standing("TransferSpoofer")
+        arguments = (str(payer), str(to), amount, 1)
+        return await self.mined(
+            await self.chain.transact(spoofer, "spoofTransfer", *arguments, key=sender.key)
+        )
+
+    async def bundle(self, sender: PlayAccount, transfers: list[tuple[PlayAccount, Address, int]]) -> Receipt:
+        """Several transfers (payer, to, amount) in one transaction that `sender` sends: two payers in one bundle, four
+        transfers of one payer, there and back again."""
+        bundler = await self.standing("TransferBundler")
+        for payer in {payer.address: payer for payer, _, _ in transfers}.values():
+            await self.approve(payer, bundler.address)
+        payers, tos = [str(payer.address) for payer, _, _ in transfers], [str(to) for _, to, _ in transfers]
+        arguments = (str(self.playground.token.address), payers, tos, [amount for _, _, amount in transfers])
+        return await self.mined(
+            await self.chain.transact(bundler, "transferMany", *arguments, key=sender.key)
+        )
+
+    async def relay(
+        self, relayer: PlayAccount, payer: PlayAccount, to: Address, amount: int, *, extra: int = 0
+    ) -> Receipt:
+        """An authorised (EIP-3009) transfer of `payer`, sent by another; with `extra`, an ordinary transfer of the same
+        payer in the same receipt."""
+        bundler = await self.standing("TransferBundler")
+        await self.approve(payer, bundler.address)
+        message = self.authorization(payer.address, to, amount, nonce=b"\x07" * 32)
+        signature = self.sign_authorization(payer, message)
+        token = str(self.playground.token.address)
+        arguments = (token, str(payer.address), str(to), amount, message["validBefore"], message["nonce"])
+        tx_hash = await self.chain.transact(
+            bundler, "relayAndTransfer", *arguments, signature, extra, key=relayer.key
+        )
+        return await self.mined(tx_hash)
+
+    async def approve(self, owner: PlayAccount, spender: Address, amount: int = 2**256 - 1) -> Receipt:
+        token = self.playground.token
+        return await self.mined(
+            await self.chain.transact(token, "approve", str(spender), amount, key=owner.key)
+        )
+
+    async def pay_token_as_wallet(
+        self, wallet: Contract, owner: PlayAccount, to: Address, amount: int
+    ) -> Receipt:
+        """The contract wallet is the payer; `owner` sends the transaction. The wallet gets its dollars first."""
+        token = self.playground.token
+        await self.mined(await self.chain.transact(token, "mint", str(wallet.address), amount, key=owner.key))
+        payload = token.artifact.function("transfer").encode((str(to), amount))
+        return await self.mined(
+            await self.chain.transact(wallet, "execute", str(token.address), 0, payload, key=owner.key)
+        )
+
+    def authorization(
+        self, payer: Address, to: Address, amount: int, *, nonce: bytes, valid_before: int = 2**48
+    ) -> dict[str, object]:
+        """The message of an EIP-3009 TransferWithAuthorization."""
+        return {
+            "from": str(payer),
+            "to": str(to),
+            "value": amount,
+            "validAfter": 0,
+            "validBefore": valid_before,
+            "nonce": nonce,
+        }
+
+    def sign_authorization(self, signer: PlayAccount, message: dict[str, object]) -> bytes:
+        domain = {
+            "name": "USDC",
+            "version": "2",
+            "chainId": self.chain.chain_id,
+            "verifyingContract": str(self.playground.token.address),
+        }
+        signed = Account.sign_typed_data(signer.key, domain, _AUTHORIZATION_TYPES, message)
+        return bytes(signed.signature)
+
+
+_AUTHORIZATION_TYPES = {
+    "TransferWithAuthorization": [
+        {"name": "from", "type": "address"},
+        {"name": "to", "type": "address"},
+        {"name": "value", "type": "uint256"},
+        {"name": "validAfter", "type": "uint256"},
+        {"name": "validBefore", "type": "uint256"},
+        {"name": "nonce", "type": "bytes32"},
+    ]
+}
