@@ -58,3 +58,16 @@ contract RevertingWallet is OpenWallet {
         }
     }
 }
+
+/// @title Says no until anybody asks it to say yes.
+contract SwitchWallet is OpenWallet {
+    bool public agreed;
+
+    function agree() external {
+        agreed = true;
+    }
+
+    function isValidSignature(bytes32, bytes calldata) external view returns (bytes4) {
+        return agreed ? bytes4(0x1626ba7e) : bytes4(0xffffffff);
+    }
+}

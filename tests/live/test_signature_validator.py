@@ -1,0 +1,170 @@
+"""The validator's one byte on a real EVM, for every kind of wallet (ERC-6492 order), friendly and not."""
+
+import json
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+from eth_abi.abi import encode
+from eth_account import Account
+
+from tollway.identifiers import Address, keccak256
+from tollway.sandbox.artifacts import load_artifact
+from tollway.sandbox.chain_driver import RpcRefused
+
+VALIDATOR = load_artifact(files("tollway.identity") / "contracts" / "SignatureValidator.json")
+DIGEST = keccak256(b"what was signed")
+MAGIC = bytes.fromhex("6492" * 16)
+SECP256K1_N = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
+GAS = 1_000_000
+
+
+def sign(account, digest=DIGEST) -> bytes:
+    return bytes(Account.unsafe_sign_hash(digest, account.key).signature)
+
+
+def wrap(factory: Address, payload: bytes, inner: bytes) -> bytes:
+    return encode(["address", "bytes", "bytes"], [str(factory), payload, inner]) + MAGIC
+
+
+@pytest.fixture
+def ask(chain):
+    async def ask(signer: Address, signature: bytes, *, gas: int = GAS) -> bytes:
+        payload = VALIDATOR.encode_creation((str(signer), DIGEST, signature))
+        return bytes.fromhex(
+            (await chain.rpc("eth_call", {"data": "0x" + payload.hex(), "gas": hex(gas)}))[2:]
+        )
+
+    return ask
+
+
+def with_v(signature: bytes, v: int) -> bytes:
+    return signature[:64] + bytes([v])
+
+
+def high_s(signature: bytes) -> bytes:
+    s = SECP256K1_N - int.from_bytes(signature[32:64], "big")
+    return signature[:32] + s.to_bytes(32, "big") + bytes([55 - signature[64]])
+
+
+async def test_plain_wallet_is_its_key(ask, caller, stranger):
+    good = sign(caller)
+    assert await ask(caller.address, good) == b"\x01"
+    assert await ask(caller.address, with_v(good, good[64] - 27)) == b"\x01"
+    refused = {
+        "another key": sign(stranger),
+        "another digest": sign(caller, keccak256(b"something else")),
+        "high s": high_s(good),
+        "v of a chain": with_v(good, good[64] + 35),
+        "short": good[:64],
+        "long": good + b"\x00",
+        "compact": good[:64],
+        "empty": b"",
+        "zeroes": bytes(65),
+    }
+    for why, signature in refused.items():
+        assert await ask(caller.address, signature) == b"\x00", why
+    assert await ask(Address(20), with_v(bytes(64), 27)) == b"\x00"
+
+
+async def test_contract_wallet_is_asked(ask, scenes, caller, stranger):
+    wallet = await scenes.deploy("OwnedWallet", str(caller.address))
+    assert await ask(wallet.address, sign(caller)) == b"\x01"
+    assert await ask(wallet.address, sign(stranger)) == b"\x00"
+    assert await ask(wallet.address, b"") == b"\x00"
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("YesWallet", b"\x01"),
+        ("ReturnBombWallet", b"\x01"),  # it does say yes; all but its first word is left where it is
+        ("GasBurnerWallet", b"\x00"),
+        ("MisalignedWallet", b"\x00"),
+        ("RevertingWallet", b"\x00"),
+        ("NativeForwarder", b"\x00"),  # a contract that is no wallet
+        ("TransferSpoofer", b"\x00"),
+    ],
+)
+async def test_odd_contracts(ask, scenes, stranger, name, answer):
+    wallet = await scenes.deploy(name)
+    assert await ask(wallet.address, sign(stranger), gas=5_000_000) == answer
+
+
+@pytest.mark.parametrize("name", ["GasBurnerWallet", "ReturnBombWallet"])
+async def test_burners_within_the_allowance_of_gas_are_a_no(ask, scenes, stranger, name):
+    wallet = await scenes.deploy(name)
+    assert await ask(wallet.address, sign(stranger), gas=200_000) == b"\x00"
+
+
+async def test_the_allowance_of_gas_is_enough_for_an_honest_wallet(ask, scenes, caller):
+    wallet = await scenes.deploy("OwnedWallet", str(caller.address))
+    assert await ask(wallet.address, sign(caller), gas=200_000) == b"\x01"
+
+
+async def counterfactual(chain, factory, owner, salt=b"\x01" * 32):
+    """Where the wallet will stand, and the call that makes it."""
+    address = Address.parse(await chain.call(factory, "addressOf", str(owner.address), salt))
+    return address, factory.artifact.function("create").encode((str(owner.address), salt))
+
+
+async def test_wallet_that_does_not_stand_yet_signs_in_a_wrapper(ask, chain, scenes, caller, stranger):
+    factory = await scenes.deploy("OwnedWalletFactory")
+    address, payload = await counterfactual(chain, factory, caller)
+    assert await ask(address, wrap(factory.address, payload, sign(caller))) == b"\x01"
+    assert await ask(address, wrap(factory.address, payload, sign(stranger))) == b"\x00"
+    assert await ask(address, sign(caller)) == b"\x00"
+    assert await chain.rpc("eth_getCode", str(address), "latest") == "0x"
+
+
+async def test_wrapper_still_counts_once_the_wallet_stands(ask, chain, scenes, caller, stranger):
+    factory = await scenes.deploy("OwnedWalletFactory")
+    address, payload = await counterfactual(chain, factory, caller)
+    await scenes.mined(
+        await chain.transact(factory, "create", str(caller.address), b"\x01" * 32, key=caller.key)
+    )
+    assert await ask(address, wrap(factory.address, payload, sign(caller))) == b"\x01"
+    assert await ask(address, wrap(factory.address, payload, sign(stranger))) == b"\x00"
+
+
+async def test_wrapper_that_makes_no_wallet_there_is_a_no(ask, chain, scenes, caller, stranger):
+    factory = await scenes.deploy("OwnedWalletFactory")
+    address, payload = await counterfactual(chain, factory, caller)
+    elsewhere, other_payload = await counterfactual(chain, factory, stranger)
+    assert elsewhere != address
+    assert await ask(address, wrap(factory.address, other_payload, sign(stranger))) == b"\x00"
+    assert await ask(address, wrap(stranger.address, payload, sign(caller))) == b"\x00"
+    assert await ask(address, wrap(factory.address, b"", sign(caller))) == b"\x00"
+    # A plain wallet's key does not count inside a wrapper.
+    assert await ask(caller.address, wrap(factory.address, payload, sign(caller))) == b"\x00"
+
+
+async def test_wrapped_call_is_not_run_for_a_wallet_that_stands(ask, chain, scenes, caller, stranger):
+    """Otherwise whoever sends the signature could change the wallet for the length of the question."""
+    switch = await scenes.deploy("SwitchWallet")
+    assert await ask(switch.address, sign(stranger)) == b"\x00"
+    payload = switch.artifact.function("agree").encode(())
+    assert await ask(switch.address, wrap(switch.address, payload, sign(stranger))) == b"\x00"
+    await scenes.mined(await chain.transact(switch, "agree", key=stranger.key))
+    assert await ask(switch.address, sign(stranger)) == b"\x01"
+
+
+async def test_wrapper_of_nonsense_is_a_revert(ask, caller):
+    with pytest.raises(RpcRefused):
+        await ask(caller.address, b"\xff" * 96 + MAGIC)
+
+
+async def test_delegated_account_is_tried_as_a_contract_and_then_as_its_key(
+    ask, chain, scenes, caller, stranger
+):
+    wallet = await scenes.deploy("OwnedWallet", str(stranger.address))
+    await chain.set_code(caller.address, bytes.fromhex("ef0100") + wallet.address)
+    assert await ask(caller.address, sign(stranger)) == b"\x01"
+    assert await ask(caller.address, sign(caller)) == b"\x01"
+    assert await ask(caller.address, sign(scenes.playground.account("gas"))) == b"\x00"
+
+
+def test_the_code_fits_what_a_creation_may_carry():
+    source = Path(str(files("tollway.identity") / "contracts" / "SignatureValidator.json"))
+    assert json.loads(source.read_text())["compiler"]["settings"]["evmVersion"] == "paris"
+    assert len(VALIDATOR.creation_code) < 2_048
