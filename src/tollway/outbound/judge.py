@@ -1,0 +1,134 @@
+"""The way out, the judge at work: resolves names under a deadline, judges every record and every single socket.
+
+A name whose answer holds one denied record is refused whole. aiohttp asks the resolver once per new connection and
+the socket factory for each address that it dials, literal ones included; both ask here.
+"""
+
+import asyncio
+import socket
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from aiohttp.abc import AbstractResolver, ResolveResult
+from aiohttp.connector import AddrInfoType
+
+from tollway.outbound.policy import Denied, Endpoint, is_dialable_port, is_literal, judge_address
+
+RECORDS_MAX = 16  # of one DNS answer; more is no honest server
+RESOLVER_THREADS_MAX = 32
+_EVERY_LOCAL = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, never bound
+
+
+def lookup_host(host: str, port: int) -> list[str]:
+    """All addresses of a name, from the system's resolver. Blocks: for a thread."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(row[4][0]) for row in found))
+
+
+class Judge(AbstractResolver):
+    """Resolver and socket factory of every connector. What it denies it raises as OSError: a failed dial."""
+
+    def __init__(
+        self,
+        *,
+        allow_private: bool,
+        own_origins: frozenset[str],
+        own_addresses: frozenset[str],
+        own_listeners: frozenset[tuple[str, int]],
+        dns_deadline_s: float,
+        lookup: Callable[[str, int], list[str]],
+    ) -> None:
+        self._allow_private = allow_private
+        self._own_origins = own_origins
+        self._own_addresses = own_addresses
+        self._own_listeners = own_listeners
+        self._dns_deadline_s = dns_deadline_s
+        self._lookup = lookup
+        # Threads of its own: a slow name server must not starve what else runs in the default pool.
+        self._threads = ThreadPoolExecutor(RESOLVER_THREADS_MAX, thread_name_prefix="resolver")
+        self._lookups: dict[tuple[str, int], asyncio.Future[list[str]]] = {}
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        """Every address of `host`, all of them judged. Raises OSError when there is none or one is denied."""
+        ips = await self._look_up(host, port)
+        if not 0 < len(ips) <= RECORDS_MAX:
+            raise OSError("name resolution gave no usable answer")
+        for ip in ips:
+            self.judge(ip, port)
+        return [
+            ResolveResult(
+                hostname=host,
+                host=ip,
+                port=port,
+                family=socket.AF_INET6 if ":" in ip else socket.AF_INET,
+                proto=0,
+                flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV,
+            )
+            for ip in ips
+        ]
+
+    async def _look_up(self, host: str, port: int) -> list[str]:
+        # Calls that need the same name at once share one look-up; nothing is remembered after it.
+        key = (host, port)
+        lookup = self._lookups.get(key)
+        if lookup is None:
+            loop = asyncio.get_running_loop()
+            lookup = self._lookups[key] = loop.run_in_executor(self._threads, self._lookup, host, port)
+            lookup.add_done_callback(partial(self._forget, key))
+        try:
+            async with asyncio.timeout(self._dns_deadline_s):
+                return await asyncio.shield(lookup)
+        except TimeoutError as exc:
+            raise OSError("name resolution timed out") from exc
+        except (OSError, UnicodeError) as exc:
+            raise OSError("name resolution failed") from exc
+
+    def _forget(self, key: tuple[str, int], lookup: asyncio.Future[list[str]]) -> None:
+        self._lookups.pop(key, None)
+        if not lookup.cancelled():
+            lookup.exception()  # seen, although whoever waited may have given up before it came
+
+    def open_socket(self, addr_info: AddrInfoType) -> socket.socket:
+        """A socket for an address that may be dialled. Raises OSError for any other."""
+        family, kind, proto, _, address = addr_info
+        if len(address) > 3 and address[3]:
+            raise PermissionError("the outbound policy denies scope ids")
+        self.judge(str(address[0]), int(address[1]))
+        return socket.socket(family, kind, proto)
+
+    def judge(self, ip: str, port: int) -> None:
+        """Raises OSError unless this address and port may be dialled."""
+        verdict = judge_address(ip, allow_private=self._allow_private, own_addresses=self._own_addresses)
+        if isinstance(verdict, Denied):
+            raise PermissionError(f"the outbound policy denies this address ({verdict.reason})")
+        if not is_dialable_port(port):
+            raise PermissionError("the outbound policy denies this port")
+        for own_ip, own_port in self._own_listeners:
+            is_local = own_ip in _EVERY_LOCAL and not verdict.address.is_global
+            if port == own_port and (is_local or str(verdict.address) == own_ip):
+                raise PermissionError("the outbound policy denies this gateway itself")
+
+    def judge_origin(self, endpoint: Endpoint) -> None:
+        """Raises OSError for an endpoint that is this gateway under its public name."""
+        default = 443 if endpoint.scheme == "https" else 80
+        port = "" if endpoint.port == default else f":{endpoint.port}"
+        if f"{endpoint.scheme}://{endpoint.host.removesuffix('.')}{port}" in self._own_origins:
+            raise PermissionError("the outbound policy denies this gateway itself")
+
+    async def judge_endpoint(self, endpoint: Endpoint) -> None:
+        """Resolves and judges all of it, without connecting. Raises OSError."""
+        self.judge_origin(endpoint)
+        if is_literal(endpoint.host):
+            self.judge(endpoint.host.strip("[]"), endpoint.port)
+        else:
+            await self.resolve(endpoint.host, endpoint.port)
+
+    async def close(self) -> None:
+        """aiohttp closes the resolver with each connector; ours outlives them."""
+
+    def stop(self) -> None:
+        """Lets the threads go; a look-up that hangs ends by itself."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
