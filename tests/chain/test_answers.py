@@ -1,4 +1,5 @@
 import json
+import sys
 from typing import Any
 
 import pytest
@@ -63,6 +64,22 @@ def test_a_batch_that_is_not_whole_is_unusable(body: bytes) -> None:
         parse_batch(body, IDS)
 
 
+def test_a_depth_bomb_is_refused_even_when_python_would_follow_it_into_a_crash() -> None:
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(100_000)  # what importing py_ecc (below eth-account) does to the whole process
+    try:
+        for bomb in (b"[" * 500_000, b'{"id":' * 500_000, b"[" * 100_000 + b"]" * 100_000):
+            with pytest.raises(Unusable):
+                parse_batch(bomb, IDS)
+    finally:
+        sys.setrecursionlimit(before)
+
+
+def test_true_is_not_the_id_one() -> None:
+    with pytest.raises(Unusable):
+        parse_batch(b'[{"id": true, "result": 5}]', [1])
+
+
 def test_an_unusable_answer_never_repeats_what_the_node_wrote() -> None:
     secret = "key-123"
     for value in (secret, fault(secret), [secret]):
@@ -111,6 +128,12 @@ def test_a_final_block_above_the_head_is_a_lie() -> None:
 def test_a_block_needs_number_hash_and_time(member: str, value: object) -> None:
     with pytest.raises(Unusable):
         parse_block({"number": "0xa", "hash": "0x" + "0a" * 32, "timestamp": "0x64", member: value})
+
+
+@pytest.mark.parametrize("member", ["number", "timestamp"])
+def test_a_block_of_absurd_height_or_time_is_unusable(member: str) -> None:
+    with pytest.raises(Unusable):
+        parse_block({"number": "0xa", "hash": "0x" + "0a" * 32, "timestamp": "0x64", member: hex(2**63)})
 
 
 TX = TxHash(b"\x11" * 32)

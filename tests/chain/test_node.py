@@ -175,28 +175,29 @@ async def test_a_node_of_another_chain_is_unusable_whatever_it_says(make_node, s
 
 async def test_no_more_requests_are_in_flight_than_allowed(make_node, session) -> None:
     script, url = await make_node()
-    node, waiting, most = make(url), 0, 0
-    release = asyncio.Event()
+    waiting = 0
+    two_wait, release = asyncio.Event(), asyncio.Event()
 
-    async def count(request: web.Request) -> web.Response:
-        nonlocal waiting, most
-        waiting += 1
-        most = max(most, waiting)
-        if waiting == LIMITS.rpc_in_flight_max:
-            release.set()
-        await release.wait()
-        waiting -= 1
-        calls = json.loads(await request.read())
-        return web.json_response(
-            [{"id": c["id"], "result": hex(CHAIN) if c["method"] == "eth_chainId" else None} for c in calls]
-        )
+    async def hold(request: web.Request) -> web.StreamResponse:
+        nonlocal waiting
+        if request.path != "/probe":
+            waiting += 1
+            if waiting == LIMITS.rpc_in_flight_max:
+                two_wait.set()
+            await release.wait()
+        return await honest()(request)
 
-    script.http = count
+    script.http = hold
+    node = make(url)
     async with asyncio.TaskGroup() as group:
         for _ in range(6):
             group.create_task(read(node, session))
-    assert most == LIMITS.rpc_in_flight_max
-    assert len(script.batches) == 6
+        await two_wait.wait()
+        for _ in range(3):  # whatever else was under way has arrived by the time that these come back
+            await read(make(url + "probe"), session)
+        assert waiting == LIMITS.rpc_in_flight_max
+        release.set()
+    assert waiting == 6
 
 
 async def test_a_pooled_connection_that_the_node_closed_is_tried_once_more(session) -> None:

@@ -215,15 +215,21 @@ async def test_a_contract_can_only_answer_or_revert(
         deadline_s=20.0,
     )
     assert answer == ContractAnswer(reverted=reverted, payload=payload)
-    deployed = await reader.call_contract(
-        chain.chain_id,
-        to=None,
-        calldata=bytes.fromhex(code),
-        gas=DEFAULT_LIMITS.erc1271_gas,
-        bytes_max=32,
-        deadline_s=20.0,
+
+
+@pytest.mark.parametrize(
+    ("code", "reverted"),
+    [
+        pytest.param("60ff60005260206000f3", False, id="returns a word"),
+        pytest.param("600160005260206000fd", True, id="reverts"),
+        pytest.param("620186a06000f3", True, id="more code than a contract may have"),
+    ],
+)
+async def test_deployment_code_can_only_answer_or_revert(reader, chain, code: str, reverted: bool) -> None:
+    answer = await reader.call_contract(
+        chain.chain_id, to=None, calldata=bytes.fromhex(code), gas=200_000, bytes_max=32, deadline_s=20.0
     )
-    assert deployed.reverted == reverted or len(payload) > 24_576
+    assert answer.reverted == reverted
 
 
 async def test_code_size_tells_a_contract_from_a_plain_wallet(

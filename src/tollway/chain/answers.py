@@ -4,11 +4,12 @@ Pure. A field that is missing, malformed or at odds with another makes the whole
 or repaired. The texts of `Unusable` are our own: what a node wrote is never repeated, since it may hold its key.
 """
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from pydantic_core import from_json
 
 from tollway.chain.reader import Log
 from tollway.identifiers import Address, TxHash
@@ -84,8 +85,10 @@ class Unmined:
 def parse_batch(body: bytes, ids: Sequence[int]) -> list[object]:
     """The results in the order of `ids`: a raw JSON value each, or an `RpcFault`. Answers may come in any order."""
     try:
-        answers: Any = json.loads(body)
-    except (ValueError, RecursionError):
+        # Not json.loads: one of our libraries lifts Python's recursion limit, and then deep nesting kills the process.
+        # This parser has a limit of its own (200).
+        answers: Any = from_json(body, cache_strings="keys")
+    except ValueError:
         raise Unusable("the answer is not JSON") from None
     if not isinstance(answers, list):
         raise Unusable("the answer is not a JSON-RPC batch")
