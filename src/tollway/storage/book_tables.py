@@ -1,0 +1,178 @@
+"""The tables of the books. Columns only; what they mean is decided in `ledger/`.
+
+A payment's `taken_units` is always the sum of what its calls hold of it: `call.taken_units` where it is the shown
+payment, `call_topup.units` where it helped out. The CHECK is the second line of defence; the first is the decision
+under lock. No index is led by `created_ms` alone: PostgreSQL would walk it for one wallet's history and filter.
+"""
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+    text,
+)
+
+from tollway.storage.database import metadata
+
+RowId = BigInteger().with_variant(Integer, "sqlite")
+"""A row number that SQLite fills in by itself."""
+
+payment_table = Table(
+    "payment",
+    metadata,
+    Column("id", RowId, primary_key=True, autoincrement=True),
+    Column("chain_id", BigInteger, nullable=False),
+    Column("tx_hash", LargeBinary(32), nullable=False),
+    Column("asset", String(42), nullable=False),
+    Column("payer", LargeBinary(20), nullable=False),
+    Column("payee", LargeBinary(20), nullable=False),
+    Column("value_units", BigInteger, nullable=False),
+    Column("taken_units", BigInteger, nullable=False),
+    Column("calls", BigInteger, nullable=False),
+    Column("state", String(10), nullable=False),
+    Column("block_number", BigInteger, nullable=False),
+    Column("block_hash", LargeBinary(32), nullable=False),
+    Column("block_time", BigInteger, nullable=False),
+    Column("is_plain_ended", Boolean, nullable=False),
+    Column("is_held", Boolean, nullable=False),
+    Column("recorded_ms", BigInteger, nullable=False),
+    Column("checked_ms", BigInteger, nullable=False),
+    Column("gone_ms", BigInteger),
+    CheckConstraint("taken_units >= 0 AND taken_units <= value_units", name="taken_within_value"),
+    UniqueConstraint("tx_hash", "chain_id", "asset", "payer", "payee", name="uq_payment_transfer"),
+    Index("ix_payment_purse", "payer", "payee", "asset", "chain_id"),
+    Index("ix_payment_payer_time", "payer", "block_time", "id"),
+    Index("ix_payment_state_checked", "state", "checked_ms"),
+)
+
+call_table = Table(
+    "call",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("listing_id", String(64), nullable=False),
+    Column("listing_name", Text, nullable=False),
+    Column("provider", LargeBinary(20), nullable=False),
+    Column("payer", LargeBinary(20)),
+    Column("method", String(32), nullable=False),
+    Column("path", Text, nullable=False),
+    Column("digest", LargeBinary(32), nullable=False),
+    Column("state", String(10), nullable=False),
+    Column("rail", String(10), nullable=False),
+    Column("price", String(40), nullable=False),
+    Column("price_units", BigInteger, nullable=False),
+    Column("currency", String(32), nullable=False),
+    Column("payment_id", BigInteger, ForeignKey("payment.id", name="fk_call_payment")),
+    Column("taken_units", BigInteger, nullable=False),
+    Column("chain_id", BigInteger),
+    Column("asset", String(42)),
+    Column("decimals", Integer, nullable=False),
+    Column("tx_hash", LargeBinary(32)),
+    Column("pay_to", LargeBinary(20)),
+    Column("nonce", LargeBinary(32)),
+    Column("idempotency_key", Text),
+    Column("request_id", String(128), nullable=False),
+    Column("owner_id", String(64), nullable=False),
+    Column("epoch", Integer, nullable=False),
+    Column("attempts", Integer, nullable=False),
+    Column("cut", String(10), nullable=False),
+    Column("clock_releases", Boolean, nullable=False),
+    Column("http_status", Integer),
+    Column("upstream_status", Integer),
+    Column("request_bytes", BigInteger),
+    Column("response_bytes", BigInteger),
+    Column("latency_ms", BigInteger),
+    Column("upstream_latency_ms", BigInteger),
+    Column("delivery", String(10)),
+    Column("error", Text),
+    Column("created_ms", BigInteger, nullable=False),
+    Column("moved_ms", BigInteger, nullable=False),
+    Column("completed_ms", BigInteger),
+    CheckConstraint("taken_units >= 0 AND taken_units <= price_units", name="taken_within_price"),
+    Index("ix_call_payer_time", "payer", "created_ms", "id"),
+    Index("ix_call_provider_time", "provider", "created_ms", "id"),
+    Index("ix_call_payment_time", "payment_id", "created_ms", "id"),
+    Index(
+        "uq_call_nonce",
+        "tx_hash",
+        "chain_id",
+        "nonce",
+        unique=True,
+        sqlite_where=text("nonce IS NOT NULL AND state <> 'released'"),
+        postgresql_where=text("nonce IS NOT NULL AND state <> 'released'"),
+    ),
+    Index(
+        "ix_call_open",
+        "state",
+        "moved_ms",
+        sqlite_where=text("state IN ('forwarding', 'settling', 'unknown', 'reorged')"),
+        postgresql_where=text("state IN ('forwarding', 'settling', 'unknown', 'reorged')"),
+    ),
+)
+
+topup_table = Table(
+    "call_topup",
+    metadata,
+    Column("call_id", String(64), ForeignKey("call.id", name="fk_call_topup_call"), primary_key=True),
+    Column(
+        "payment_id", BigInteger, ForeignKey("payment.id", name="fk_call_topup_payment"), primary_key=True
+    ),
+    Column("units", BigInteger, nullable=False),
+    CheckConstraint("units > 0", name="units_positive"),
+    Index("ix_call_topup_payment_id", "payment_id"),
+)
+
+owner_table = Table(
+    "gateway_owner",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("started_ms", BigInteger, nullable=False),
+    Column("seen_ms", BigInteger, nullable=False),
+    Column("boot_mark", String(64), nullable=False),
+)
+
+admission_table = Table(
+    "admission",
+    metadata,
+    Column("tx_hash", LargeBinary(32), primary_key=True),
+    Column("admitted_ms", BigInteger, nullable=False),
+)
+
+readiness_table = Table(
+    "readiness",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("ready_ms", BigInteger, nullable=False),
+)
+"""One row: when a gateway was last ready."""
+
+outage_table = Table(
+    "outage",
+    metadata,
+    Column("from_ms", BigInteger, primary_key=True, autoincrement=False),
+    Column("to_ms", BigInteger, nullable=False),
+)
+
+restore_table = Table(
+    "restore",
+    metadata,
+    Column("id", RowId, primary_key=True, autoincrement=True),
+    Column("noted_ms", BigInteger, nullable=False),
+    Column("released_ms", BigInteger),
+)
+
+generation_table = Table(
+    "generation",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("number", BigInteger, nullable=False),
+)
+"""One row, bumped at each start; a mark beside the database that is ahead of it tells of a restore."""

