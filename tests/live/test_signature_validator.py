@@ -81,6 +81,7 @@ async def test_contract_wallet_is_asked(ask, scenes, caller, stranger):
         ("ReturnBombWallet", b"\x01"),  # it does say yes; all but its first word is left where it is
         ("GasBurnerWallet", b"\x00"),
         ("MisalignedWallet", b"\x00"),
+        ("ShortWallet", b"\x00"),
         ("RevertingWallet", b"\x00"),
         ("NativeForwarder", b"\x00"),  # a contract that is no wallet
         ("TransferSpoofer", b"\x00"),
@@ -133,8 +134,9 @@ async def test_wrapper_that_makes_no_wallet_there_is_a_no(ask, chain, scenes, ca
     elsewhere, other_payload = await counterfactual(chain, factory, stranger)
     assert elsewhere != address
     assert await ask(address, wrap(factory.address, other_payload, sign(stranger))) == b"\x00"
-    assert await ask(address, wrap(stranger.address, payload, sign(caller))) == b"\x00"
     assert await ask(address, wrap(factory.address, b"", sign(caller))) == b"\x00"
+    # A call that succeeds and makes nothing.
+    assert await ask(address, wrap(stranger.address, payload, sign(caller))) == b"\x00"
     # A plain wallet's key does not count inside a wrapper.
     assert await ask(caller.address, wrap(factory.address, payload, sign(caller))) == b"\x00"
 

@@ -98,7 +98,11 @@ async def test_dies_with_a_parent_that_is_killed():
             assert is_running(pid)
         finally:
             parent.kill()
-    await eventually(lambda: not is_running(pid))
+    try:
+        await eventually(lambda: not is_running(pid))
+    finally:
+        if is_running(pid):
+            os.kill(pid, signal.SIGKILL)
 
 
 def test_without_a_binary_it_says_what_to_do(monkeypatch, tmp_path):

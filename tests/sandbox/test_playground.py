@@ -15,8 +15,10 @@ pytestmark = pytest.mark.live
 WORDS = "address,address,uint256,uint256,uint256,bytes32"
 BY_BYTES = f"transferWithAuthorization({WORDS},bytes)"
 BY_VRS = f"transferWithAuthorization({WORDS},uint8,bytes32,bytes32)"
-RECEIVE = f"receiveWithAuthorization({WORDS},bytes)"
-CANCEL = "cancelAuthorization(address,bytes32,bytes)"
+RECEIVE_BY_BYTES = f"receiveWithAuthorization({WORDS},bytes)"
+RECEIVE_BY_VRS = f"receiveWithAuthorization({WORDS},uint8,bytes32,bytes32)"
+CANCEL_BY_BYTES = "cancelAuthorization(address,bytes32,bytes)"
+CANCEL_BY_VRS = "cancelAuthorization(address,bytes32,uint8,bytes32,bytes32)"
 NONCE = b"\x05" * 32
 FAR = 2**48
 SECP256K1_N = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
@@ -172,23 +174,26 @@ async def test_refuses_an_authorization_out_of_its_time(chain, playground, peopl
         )
 
 
-async def test_only_the_payee_receives(chain, playground, people):
+@pytest.mark.parametrize("form", [RECEIVE_BY_BYTES, RECEIVE_BY_VRS])
+async def test_only_the_payee_receives(chain, playground, people, form):
     caller, provider, stranger = people
     values = (str(caller.address), str(provider.address), 10_000, 0, FAR, NONCE)
     signature = sign(caller.key, "ReceiveWithAuthorization", *values)
+    tail = (signature,) if form == RECEIVE_BY_BYTES else vrs(signature)
     outcomes = []
     for key in (stranger.key, provider.key):
-        sent = await chain.transact(playground.token, RECEIVE, *values, signature, key=key)
+        sent = await chain.transact(playground.token, form, *values, *tail, key=key)
         outcomes.append((await chain.wait_receipt(sent)).succeeded)
     assert outcomes == [False, True]
 
 
-async def test_cancelled_authorization_never_pays(chain, playground, people):
+@pytest.mark.parametrize("form", [CANCEL_BY_BYTES, CANCEL_BY_VRS])
+async def test_cancelled_authorization_never_pays(chain, playground, people, form):
     caller, provider, stranger = people
     cancel = sign(caller.key, "CancelAuthorization", str(caller.address), NONCE)
-    sent = await chain.transact(
-        playground.token, CANCEL, str(caller.address), NONCE, cancel, key=stranger.key
-    )
+    tail = (cancel,) if form == CANCEL_BY_BYTES else vrs(cancel)
+    arguments = (str(caller.address), NONCE, *tail)
+    sent = await chain.transact(playground.token, form, *arguments, key=stranger.key)
     assert topics(await chain.wait_receipt(sent)) == [CANCELED]
     values = (str(caller.address), str(provider.address), 10_000, 0, FAR, NONCE)
     with pytest.raises(RpcRefused, match="used or cancelled"):

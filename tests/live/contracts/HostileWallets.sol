@@ -49,6 +49,16 @@ contract MisalignedWallet is OpenWallet {
     }
 }
 
+/// @title Answers with the right four bytes and not the 28 that belong behind them.
+contract ShortWallet is OpenWallet {
+    function isValidSignature(bytes32, bytes calldata) external pure returns (bytes4) {
+        assembly {
+            mstore(0, shl(224, 0x1626ba7e))
+            return(0, 4)
+        }
+    }
+}
+
 /// @title Reverts, and puts the right answer into the revert.
 contract RevertingWallet is OpenWallet {
     function isValidSignature(bytes32, bytes calldata) external pure returns (bytes4) {

@@ -33,7 +33,7 @@ contract SignatureValidator {
                     // No answer is copied: a factory cannot make us pay for its memory.
                     made := call(gas(), factory, 0, add(deployment, 32), mload(deployment), 0, 0)
                 }
-                if (!made || signer.code.length == 0) return false;
+                if (!made) return false;
             }
             return _isValidContractSignature(signer, digest, inner);
         }
