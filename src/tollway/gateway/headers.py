@@ -1,0 +1,341 @@
+"""The passage, the header tables: what is refused at the door, what goes to the upstream, what comes back.
+
+Pure, and on the path of every paid call: the tables are frozen sets, the loops are single. To the upstream goes
+what the list allows; to the caller goes what the list does not forbid. Framing is never copied in either direction.
+"""
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+
+import ada_url
+
+from tollway.errors import Code, FieldError, Problem
+from tollway.limits import Limits
+from tollway.outbound.policy import Endpoint
+
+RawHeaders = Sequence[tuple[bytes, bytes]]
+
+_PAYMENT = frozenset(
+    {
+        b"x-payment-tx",
+        b"x-signature",
+        b"x-signature-params",
+        b"x-payment-network",
+        b"payment-signature",
+        b"x-payment",
+        b"authorization",
+    }
+)
+# A second value of one of these could mean something else to the gateway than to whoever sent it.
+_CONTROL = _PAYMENT | {
+    b"host",
+    b"idempotency-key",
+    b"tollway-max-price",
+    b"sign-in-with-x",
+    b"signature",
+    b"signature-input",
+    b"content-length",
+    b"content-type",
+    b"transfer-encoding",
+}
+_HOP_BY_HOP = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authentication-info",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+
+
+def check_control_headers(headers: RawHeaders, *, limits: Limits) -> Problem | None:
+    """Refuses (`invalid_request`) what must not pass the door; None when all is well.
+
+    Duplicated control headers, two `Host`s, names with an underscore (some upstreams read it as a hyphen), a
+    `Connection` that nominates a control header, values that are not UTF-8, and everything over the limits.
+    """
+    if len(headers) > limits.headers_max:
+        return _refused("headers", f"A request has at most {limits.headers_max} headers.")
+    seen: set[bytes] = set()
+    bytes_total = 0
+    for raw_name, value in headers:
+        name = raw_name.lower()
+        size = len(name) + len(value)
+        bytes_total += size + 4
+        if size > limits.header_bytes_max:
+            most = limits.payment_header_bytes_max if name in _PAYMENT else limits.header_bytes_max
+            if size > most:
+                return _refused(_show(name), f"This header is larger than {most} bytes.")
+        if b"_" in name:
+            return _refused(_show(name), "Header names hold no underscore.")
+        if not value.isascii() and not _is_utf8(value):
+            return _refused(_show(name), "Header values are UTF-8.")
+        if name in _CONTROL:
+            if name in seen:
+                return _refused(_show(name), "This header is given more than once.")
+            seen.add(name)
+        elif name == b"connection" and (nominated := _tokens(value) & _CONTROL):
+            return _refused("connection", f"Connection must not name {_show(min(nominated))}.")
+    if bytes_total > limits.headers_bytes_max:
+        return _refused("headers", f"The headers are larger than {limits.headers_bytes_max} bytes.")
+    return None
+
+
+def _is_utf8(value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _tokens(value: bytes) -> frozenset[bytes]:
+    return frozenset(token.strip().lower() for token in value.split(b","))
+
+
+def _show(name: bytes) -> str:
+    return name[:64].decode("ascii", "replace")
+
+
+def _refused(parameter: str, detail: str) -> Problem:
+    return Problem(
+        code=Code.INVALID_REQUEST,
+        detail=f"{parameter}: {detail}",
+        errors=(FieldError(code="invalid", detail=detail, parameter=parameter),),
+    )
+
+
+# ---------------------------------------------------------------------- to the upstream
+
+_FORWARDED = (
+    "Accept",
+    "Accept-Language",
+    "Content-Type",
+    "Content-Encoding",
+    "Content-Language",
+    "Range",
+    "If-Match",
+    "If-None-Match",
+    "If-Modified-Since",
+    "If-Unmodified-Since",
+    "If-Range",
+    "User-Agent",
+    "traceparent",
+    "tracestate",
+)
+# A listing cannot ask for these: framing, the caller's identity and proofs, and our own words.
+_NEVER_FORWARDED = (_HOP_BY_HOP | _CONTROL | {b"cookie", b"cookie2", b"expect", b"via", b"cdn-loop"}) - {
+    b"authorization",
+    b"content-type",
+}
+_NEVER_FORWARDED_PREFIXES = (b"x-payment", b"payment-", b"tollway-", b"x-signature", b"sec-", b"proxy-")
+
+
+def is_forwardable(name: str) -> bool:
+    """May a listing ask for this request header, or set it as its secret? (`Authorization` may be asked for.)"""
+    raw = name.lower().encode("ascii", "replace")
+    return _is_token(raw) and raw not in _NEVER_FORWARDED and not raw.startswith(_NEVER_FORWARDED_PREFIXES)
+
+
+@lru_cache(maxsize=4096)
+def _forward_table(forward_headers: tuple[str, ...]) -> dict[bytes, str]:
+    wanted = (*_FORWARDED, *(name for name in forward_headers if is_forwardable(name)))
+    return {name.lower().encode(): name for name in wanted}
+
+
+def upstream_headers(
+    headers: RawHeaders,
+    *,
+    gateway_name: str,
+    forward_headers: tuple[str, ...] = (),
+    secret: tuple[str, str] | None = None,
+) -> list[tuple[str, str]]:
+    """What goes upstream: the allow-list, the listing's `forward_headers`, its secret, and our mark.
+
+    Expects headers that passed `check_control_headers`. `secret` (name, value) replaces what the caller sent under
+    that name. An `Authorization` that pays (`Payment …`) never leaves.
+    """
+    table = _forward_table(forward_headers)
+    secret_name = secret[0].lower().encode() if secret is not None else b""
+    forwarded: list[tuple[str, str]] = []
+    loop: list[str] = []
+    nominated: frozenset[bytes] = frozenset()
+    for raw_name, value in headers:
+        name = raw_name.lower()
+        shown = table.get(name)
+        if shown is not None:
+            if name != secret_name and not (name == b"authorization" and _PAYS.match(value)):
+                forwarded.append((shown, value.decode()))
+        elif name == b"connection":
+            nominated |= _tokens(value)
+        elif name == b"cdn-loop":
+            loop.append(value.decode())
+    if nominated:
+        forwarded = [(name, value) for name, value in forwarded if name.lower().encode() not in nominated]
+    if secret is not None:
+        forwarded.append(secret)
+    # RFC 8586: a member is never taken off this list, or the next one on it cannot see the loop.
+    forwarded.append(("CDN-Loop", ", ".join([*loop, gateway_name])))
+    forwarded.append(("Via", f"1.1 {gateway_name}"))
+    return forwarded
+
+
+_PAYS = re.compile(rb"\s*payment(?:\s|$)", re.I)
+
+
+def is_loop(headers: RawHeaders, gateway_name: str) -> bool:
+    """True when this request has been here before (RFC 8586): the listing leads back to this gateway."""
+    own = gateway_name.lower().encode()
+    for name, value in headers:
+        if name.lower() == b"cdn-loop":
+            for member in value.lower().split(b","):
+                if member.partition(b";")[0].strip() == own:
+                    return True
+    return False
+
+
+# ---------------------------------------------------------------------- back to the caller
+
+EXPOSED_HEADERS = (
+    "PAYMENT-REQUIRED, PAYMENT-RESPONSE, X-PAYMENT-RESPONSE, WWW-Authenticate, Payment-Receipt, Link, ETag, Location, "
+    "RateLimit, RateLimit-Policy, Retry-After, X-Request-Id, Idempotency-Replayed, Proxy-Status, "
+    "Tollway-Call-Id, Tollway-Payment-State, Tollway-Price, Tollway-Credit-Remaining"
+)
+_GUARDS = (
+    (b"x-content-type-options", b"nosniff"),
+    # Provider content is shown under the gateway's origin: it gets no scripts, no storage, no frames of ours.
+    (b"content-security-policy", b"sandbox; default-src 'none'"),
+    (b"access-control-allow-origin", b"*"),
+    (b"access-control-expose-headers", EXPOSED_HEADERS.encode()),
+)
+_NOT_RETURNED = _HOP_BY_HOP | {
+    # Framing is made anew.
+    b"content-length",
+    # State and policies that a browser would keep for the gateway's origin.
+    b"set-cookie",
+    b"set-cookie2",
+    b"strict-transport-security",
+    b"public-key-pins",
+    b"public-key-pins-report-only",
+    b"clear-site-data",
+    b"alt-svc",
+    b"nel",
+    b"report-to",
+    b"reporting-endpoints",
+    b"expect-ct",
+    b"service-worker-allowed",
+    b"origin-agent-cluster",
+    b"accept-ch",
+    b"critical-ch",
+    # Replaced by our own.
+    b"content-security-policy",
+    b"content-security-policy-report-only",
+    b"x-content-type-options",
+    # Words that only the gateway says.
+    b"payment-receipt",
+    b"proxy-status",
+    b"idempotency-replayed",
+    b"settlement-overrides",
+    b"x-request-id",
+    b"sign-in-with-x",
+    b"accept-signature",
+    b"cdn-loop",
+}
+_NOT_RETURNED_PREFIXES = (b"tollway-", b"x-payment-", b"payment-", b"access-control-")
+_NOT_RETURNED_EXACT = frozenset({b"x-payment", b"x-signature"})
+_BAD_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+_TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9a-z-]+")
+_PAYMENT_CHALLENGE = re.compile(rb"(?:^|,)\s*payment(?:\s|,|$)", re.I)
+
+
+def _is_token(name: bytes) -> bool:
+    return _TOKEN.fullmatch(name) is not None
+
+
+def caller_headers(
+    raw: RawHeaders,
+    *,
+    keep_length: bool,
+    endpoint: Endpoint,
+    target: str,
+    gateway_path: str,
+    secret: str = "",
+) -> list[tuple[bytes, bytes]]:
+    """What the caller gets of the upstream's headers, names in lower case, plus the guards of proxied content.
+
+    `keep_length`: only for an answer to HEAD and for a body that is streamed in more than one message; a length
+    that contradicts a single message would desynchronise the connection. `target`: path and query as sent upstream;
+    `gateway_path`: `/api/v2/gateway/{apiId}`; both for `Location`. `secret`: the name of the listing's secret query
+    parameter, kept out of `Location`.
+    """
+    returned: list[tuple[bytes, bytes]] = []
+    nominated: frozenset[bytes] = frozenset()
+    has_cache_rule = has_length = False
+    for raw_name, value in raw:
+        name = raw_name.lower()
+        if name in _NOT_RETURNED:
+            if name == b"connection":
+                nominated |= _tokens(value)
+            elif name == b"content-length" and keep_length and not has_length and value.isdigit():
+                has_length = True
+                returned.append((name, value))
+            continue
+        if (
+            name.startswith(_NOT_RETURNED_PREFIXES)
+            or name in _NOT_RETURNED_EXACT
+            or _BAD_VALUE.search(value)
+            or not _is_token(name)
+        ):
+            continue
+        if name == b"location":
+            location = rewrite_location(
+                value, endpoint=endpoint, target=target, gateway_path=gateway_path, secret=secret
+            )
+            if location is None:
+                continue
+            value = location
+        elif name == b"www-authenticate" and _PAYMENT_CHALLENGE.search(value):
+            continue  # a client that pays by itself would pay whoever this names
+        elif name == b"cache-control":
+            has_cache_rule = True
+        returned.append((name, value))
+    if nominated:
+        returned = [header for header in returned if header[0] not in nominated]
+    if not has_cache_rule:
+        returned.append((b"cache-control", b"private, no-store"))  # a paid answer is nobody else's by default
+    returned.extend(_GUARDS)
+    return returned
+
+
+def rewrite_location(
+    value: bytes, *, endpoint: Endpoint, target: str, gateway_path: str, secret: str = ""
+) -> bytes | None:
+    """A `Location` under the endpoint becomes the gateway's path; any other becomes absolute. None: not a URL.
+
+    Read as the caller's client would read it: relative to the URL that was asked upstream.
+    """
+    try:
+        url = ada_url.URL(value.decode(), base=endpoint.origin + target)
+    except (UnicodeDecodeError, ValueError):
+        return None
+    search = _without(url.search, secret) if secret else url.search
+    if url.protocol not in ("http:", "https:"):
+        return None
+    under = url.pathname == endpoint.base_path or url.pathname.startswith(endpoint.base_path + "/")
+    if url.origin != endpoint.origin or not under:
+        return f"{url.origin}{url.pathname}{search}{url.hash}".encode()
+    return f"{gateway_path}{url.pathname[len(endpoint.base_path) :]}{search}{url.hash}".encode()
+
+
+def _without(search: str, name: str) -> str:
+    kept = [
+        part for part in search[1:].split("&") if part and ada_url.parse_search_params(part).get(name) is None
+    ]
+    return "?" + "&".join(kept) if kept else ""
