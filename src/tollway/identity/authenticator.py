@@ -1,0 +1,181 @@
+"""Who sends a request to the control plane: one wallet, proved in one or more of three ways.
+
+Every proof that is present must hold, and all must name one wallet; only then is a nonce spent. It never decides what
+the wallet may do, and never reads the body beyond its digest.
+
+A plain wallet is one account on all chains. A contract wallet is known by its address alone as well, so it counts only
+where its chain is configured here (a full CAIP-10 name would tell two contracts of one address on two chains apart).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+from tollway.errors import Code, Problem, Refusal
+from tollway.identifiers import Address, ChainId
+from tollway.identity.front_desk import FrontDesk
+from tollway.identity.http_signature import HttpProof, SignedRequest, read_http_proofs
+from tollway.identity.public_origin import PublicOrigin
+from tollway.identity.sessions import Session, SessionStore
+from tollway.identity.signatures import SignatureJudge
+from tollway.identity.signin import SignInProof, read_siwx
+from tollway.limits import Limits
+
+__all__ = ["Authenticator", "Identity", "SignedRequest"]
+
+CREATE_PATH = "/api/v2/apis"
+
+REMEMBERED_LONGER_MS = 60_000
+"""A request that was judged in its last moment may come to spend its nonce a little later."""
+
+T = TypeVar("T")
+Method = Literal["erc8128", "session", "siwx"]
+_READS = frozenset({"GET", "HEAD"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """The proven wallet. With several proofs `method` and `chain_id` are those of the strongest: a signed request binds
+    the whole request, a session nothing."""
+
+    address: Address
+    method: Method
+    chain_id: ChainId | None
+
+
+class Authenticator:
+    """Safe to use from many tasks at once."""
+
+    def __init__(
+        self,
+        store: SessionStore,
+        judge: SignatureJudge,
+        desk: FrontDesk,
+        *,
+        origin: PublicOrigin,
+        limits: Limits,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._store = store
+        self._judge = judge
+        self._desk = desk
+        self._origin = origin
+        self._limits = limits
+        self._now_ms = now_ms
+
+    async def authenticate(self, request: SignedRequest) -> Identity:
+        """The wallet behind a request.
+
+        Raises `Refusal` (a 401 code, or `invalid_request` for a header that stands twice), `ChainUnavailable` when only
+        a chain could tell, and `StorageUnavailable`.
+        """
+        now_ms = self._now_ms()
+        https = _accepted(read_http_proofs(request, origin=self._origin, limits=self._limits, now_ms=now_ms))
+        siwx = self._read_siwx(request)
+        token = _read_bearer(request)
+        for proof in https:
+            await self._verify_http(proof)
+        if siwx is not None:
+            await self._desk.verify(siwx, now_ms=now_ms)
+        session = None if token is None else await self._desk.find_session(token)
+        identity = _agree(https, siwx, session)
+        await self._spend(request, https, siwx, now_ms=now_ms)
+        return identity
+
+    def _read_siwx(self, request: SignedRequest) -> SignInProof | None:
+        header = _single(request, "sign-in-with-x")
+        if header is None:
+            return None
+        if not is_siwx_possible(request):
+            raise Refusal(
+                Problem(
+                    code=Code.INVALID_SIGNATURE,
+                    detail="SIGN-IN-WITH-X counts for reads and for publishing only; sign the request (ERC-8128).",
+                    reason="siwx_not_accepted_here",
+                )
+            )
+        return _accepted(read_siwx(header))
+
+    async def _verify_http(self, proof: HttpProof) -> None:
+        if not await self._judge.is_signed_by_visitor(
+            proof.address, proof.digest, proof.signature, [proof.chain_id]
+        ):
+            raise Refusal(
+                Problem(
+                    code=Code.INVALID_SIGNATURE,
+                    detail="The request was not signed by the wallet that keyid names, or was changed after that.",
+                    reason="signature_mismatch",
+                )
+            )
+
+    async def _spend(
+        self, request: SignedRequest, https: tuple[HttpProof, ...], siwx: SignInProof | None, *, now_ms: int
+    ) -> None:
+        for proof in https:
+            if not await self._store.remember_signature_nonce(
+                proof.keyid, proof.nonce, expires_ms=proof.expires_ms + REMEMBERED_LONGER_MS
+            ):
+                raise Refusal(
+                    Problem(
+                        code=Code.NONCE_REUSED,
+                        detail="This nonce was used before; sign each request with a new one.",
+                        reason="nonce_reused",
+                    )
+                )
+        if siwx is not None:
+            uris = None if request.method in _READS else (f"{self._origin}{CREATE_PATH}",)
+            await self._desk.spend(siwx.message, uris=uris, now_ms=now_ms)
+
+
+def is_siwx_possible(request: SignedRequest) -> bool:
+    """`SIGN-IN-WITH-X` binds neither method nor body: it is for reads, and for a create with a nonce of its own."""
+    is_create = request.method == "POST" and request.raw_path == CREATE_PATH.encode()
+    return is_create or request.method in _READS
+
+
+def _agree(https: tuple[HttpProof, ...], siwx: SignInProof | None, session: Session | None) -> Identity:
+    identities = [
+        Identity(address=proof.address, method="erc8128", chain_id=proof.chain_id) for proof in https
+    ]
+    if siwx is not None:
+        message = siwx.message
+        identities.append(Identity(address=message.signer, method="siwx", chain_id=message.chain_id))
+    if session is not None:
+        identities.append(Identity(address=session.address, method="session", chain_id=session.chain_id))
+    if not identities:
+        raise Refusal(
+            Problem(
+                code=Code.AUTHENTICATION_REQUIRED,
+                detail="Prove a wallet: sign the request (ERC-8128), sign in for a session, or send SIGN-IN-WITH-X.",
+            )
+        )
+    if any(other.address != identities[0].address for other in identities):
+        raise Refusal(
+            Problem(
+                code=Code.CONFLICTING_IDENTITIES,
+                detail="The request carries proofs of different wallets; send proofs of one.",
+            )
+        )
+    return identities[0]
+
+
+def _read_bearer(request: SignedRequest) -> str | None:
+    """The token of `Authorization: Bearer`; other schemes are not ours."""
+    header = _single(request, "authorization")
+    if header is None:
+        return None
+    scheme, _, token = header.partition(" ")
+    return token.strip(" ") if scheme.lower() == "bearer" else None
+
+
+def _single(request: SignedRequest, name: str) -> str | None:
+    lines = request.field_lines(name)
+    if len(lines) > 1:
+        raise Refusal(Problem(code=Code.INVALID_REQUEST, detail=f"The header {name} stands more than once."))
+    return lines[0] if lines else None
+
+
+def _accepted(outcome: T | Problem) -> T:
+    if isinstance(outcome, Problem):
+        raise Refusal(outcome)
+    return outcome

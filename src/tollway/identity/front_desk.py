@@ -1,0 +1,192 @@
+"""Signing in: gives out nonces, turns a signed message into a session, ends sessions.
+
+It proves who somebody is and nothing more; what a wallet may do is decided in other rooms.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tollway.errors import Code, FieldError, Problem, Refusal
+from tollway.identifiers import Address, ChainId
+from tollway.identity.public_origin import PublicOrigin
+from tollway.identity.sessions import Session, SessionStore, SignInNonce, format_token, hash_token
+from tollway.identity.signatures import SignatureJudge
+from tollway.identity.signin import (
+    STATEMENT,
+    SignInMessage,
+    SignInProof,
+    check_sign_in,
+    format_moment,
+    format_sign_in,
+    parse_sign_in,
+)
+from tollway.limits import Limits
+
+SESSION_PATH = "/api/v2/auth/session"
+URI_CHARACTERS_MAX = 1_024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Invitation:
+    """A fresh nonce and what a message that uses it should say."""
+
+    nonce: str
+    domain: str
+    uri: str
+    issued_ms: int
+    expires_ms: int
+
+    def write(self, *, address: Address, chain_id: ChainId) -> str:
+        """The ready EIP-4361 text for that wallet."""
+        return format_sign_in(
+            SignInMessage(
+                domain=self.domain,
+                address=str(address),
+                statement=STATEMENT,
+                uri=self.uri,
+                chain_id=chain_id,
+                nonce=self.nonce,
+                issued_at=format_moment(self.issued_ms),
+                expiration_time=format_moment(self.expires_ms),
+            )
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admission:
+    """An open session. `token` is shown once and kept nowhere."""
+
+    token: str = field(repr=False)
+    address: Address
+    expires_in_s: int
+
+
+class FrontDesk:
+    """Safe to use from many tasks at once. `entropy(n)` gives n random bytes fit for secrets."""
+
+    def __init__(
+        self,
+        store: SessionStore,
+        judge: SignatureJudge,
+        *,
+        origin: PublicOrigin,
+        limits: Limits,
+        now_ms: Callable[[], int],
+        entropy: Callable[[int], bytes],
+    ) -> None:
+        self._store = store
+        self._judge = judge
+        self._origin = origin
+        self._limits = limits
+        self._now_ms = now_ms
+        self._entropy = entropy
+
+    async def invite(self, uri: str | None = None) -> Invitation:
+        """A nonce; with `uri`, for messages that name exactly that URI, which must lie under the public origin.
+
+        Raises Refusal (`validation_failed`) for another URI.
+        """
+        if uri is not None and (len(uri) > URI_CHARACTERS_MAX or not self._origin.is_origin_of(uri)):
+            wrong = FieldError(code="origin", detail=f"must be a URI under {self._origin}", pointer="/uri")
+            raise Refusal(Problem(code=Code.VALIDATION_FAILED, detail="Not valid: /uri.", errors=(wrong,)))
+        now_ms = self._now_ms()
+        invitation = Invitation(
+            nonce=self._entropy(16).hex(),
+            domain=self._origin.authority,
+            uri=uri if uri is not None else f"{self._origin}{SESSION_PATH}",
+            issued_ms=now_ms,
+            expires_ms=now_ms + self._limits.nonce_ttl_s * 1000,
+        )
+        await self._store.issue_nonce(
+            SignInNonce(nonce=invitation.nonce, uri=uri, expires_ms=invitation.expires_ms)
+        )
+        return invitation
+
+    async def open_session(self, *, text: str, signature: bytes) -> Admission:
+        """Opens a session for the wallet that signed. Raises Refusal; then the nonce is unspent, unless it was the nonce.
+
+        Raises `ChainUnavailable` where only a chain could tell and it does not answer.
+        """
+        try:
+            message = parse_sign_in(text)
+        except ValueError as exc:
+            problem = Problem(code=Code.INVALID_SIGNATURE, detail=f"{exc}.", reason="invalid_siwx_payload")
+            raise Refusal(problem) from exc
+        now_ms = self._now_ms()
+        await self.verify(SignInProof(message=message, signature=signature), now_ms=now_ms)
+        await self.spend(message, uris=(None, f"{self._origin}{SESSION_PATH}"), now_ms=now_ms)
+        token = format_token(self._entropy(32))
+        token_hash = hash_token(token)
+        assert token_hash is not None
+        await self._store.put_session(
+            Session(
+                token_hash=token_hash,
+                address=message.signer,
+                chain_id=message.chain_id,
+                created_ms=now_ms,
+                expires_ms=now_ms + self._limits.session_ttl_s * 1000,
+            )
+        )
+        return Admission(token=token, address=message.signer, expires_in_s=self._limits.session_ttl_s)
+
+    async def close_session(self, token: str) -> None:
+        """Ends it. Raises Refusal (`session_expired`) for a token that opens nothing."""
+        await self.find_session(token)
+        token_hash = hash_token(token)
+        assert token_hash is not None
+        await self._store.delete_session(token_hash)
+
+    async def find_session(self, token: str) -> Session:
+        """Whose token this is. Raises Refusal (`session_expired`) when nobody's: unknown, closed or expired."""
+        token_hash = hash_token(token)
+        if token_hash is not None:
+            session = await self._store.find_session(token_hash, now_ms=self._now_ms())
+            if session is not None:
+                return session
+        raise Refusal(
+            Problem(code=Code.SESSION_EXPIRED, detail="The session is unknown or has ended; sign in again.")
+        )
+
+    async def verify(self, proof: SignInProof, *, now_ms: int) -> None:
+        """Raises Refusal unless the message is for this gateway, of now, and signed by the wallet that it names."""
+        message = proof.message
+        problem = check_sign_in(message, origin=self._origin, limits=self._limits, now_ms=now_ms)
+        if problem is not None:
+            raise Refusal(problem)
+        if not await self._judge.is_signed_by_visitor(
+            message.signer, message.digest, proof.signature, [message.chain_id]
+        ):
+            raise Refusal(
+                Problem(
+                    code=Code.INVALID_SIGNATURE,
+                    detail="The message was not signed by the wallet that it names.",
+                    reason="invalid_siwx_signature",
+                )
+            )
+
+    async def spend(
+        self, message: SignInMessage, *, uris: tuple[str | None, ...] | None, now_ms: int
+    ) -> None:
+        """Uses up the nonce of a verified message. `uris`: for which the nonce may have been given out; None: for any,
+        but a nonce given out for a URI counts only in a message that names it.
+
+        Raises Refusal (`nonce_reused`, or `invalid_signature` when it was given out for something else).
+        """
+        taken = await self._store.take_nonce(message.nonce, now_ms=now_ms)
+        if taken is None:
+            raise Refusal(
+                Problem(
+                    code=Code.NONCE_REUSED,
+                    detail="The nonce is not one of ours, has expired, or was used; ask for another.",
+                    reason="invalid_siwx_nonce",
+                )
+            )
+        is_elsewhere = taken.uri is not None and taken.uri != message.uri
+        if is_elsewhere or (uris is not None and taken.uri not in uris):
+            raise Refusal(
+                Problem(
+                    code=Code.INVALID_SIGNATURE,
+                    detail="The nonce was given out for another URI.",
+                    reason="invalid_siwx_uri_mismatch",
+                )
+            )
