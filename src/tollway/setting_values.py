@@ -1,0 +1,246 @@
+"""The values that settings are made of, and how the raw text of each is read. Raises ValueError; asks nothing and
+reads no file.
+"""
+
+import difflib
+import ipaddress
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Generic, TypeVar
+from urllib.parse import urlsplit
+
+from tollway.chain.rules import PRESETS, ChainRules, ConfirmationSteps
+from tollway.identifiers import Address, ChainId
+from tollway.money import Asset, Price
+
+T = TypeVar("T")
+
+KEY_BYTES = 32
+
+NETWORK_KEYS = (
+    "preset",
+    "chain_id",
+    "kind",
+    "rpc_urls",
+    "confirmations",
+    "native_confirmations",
+    "assets",
+)
+ASSET_KEYS = ("symbol", "token", "decimals")
+
+_SYMBOL = re.compile(r"[A-Za-z0-9.]{1,16}")
+_TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+
+
+class Secret(Generic[T]):
+    """A value that never shows itself in a repr, a log or an error."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: T) -> None:
+        self._value = value
+
+    def reveal(self) -> T:
+        return self._value
+
+    def __repr__(self) -> str:
+        return "Secret(****)"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and bool(other._value == self._value)
+
+    def __hash__(self) -> int:
+        return hash(self._value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listen:
+    host: str
+    port: int
+
+    @property
+    def is_loopback(self) -> bool:
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkSettings:
+    """A network, and where its nodes are asked. A URL often holds a key, so it is a secret."""
+
+    name: str
+    rules: ChainRules
+    rpc_urls: tuple[Secret[str], ...]
+    block_time_s: float
+
+
+def parse_network(table: dict[str, Any]) -> NetworkSettings:
+    for key in table:
+        if key not in NETWORK_KEYS:
+            raise ValueError(f"there is no such key: {key}{suggest(key, NETWORK_KEYS)}")
+    name: str | None = table.get("preset")
+    if name is not None and name not in PRESETS:
+        raise ValueError(f"unknown preset {name!r}; known: " + ", ".join(PRESETS))
+    preset = PRESETS[name] if name is not None else None
+    if preset is not None and ("chain_id" in table or "kind" in table):
+        raise ValueError("a preset has its own chain_id and kind; leave them out")
+    chain_id = preset.chain_id if preset else ChainId(parse_number(table.get("chain_id"), int))
+    kind = preset.kind if preset else one_of("main", "test")(table.get("kind", "main"))
+    assets = tuple(_parse_asset(asset, chain_id) for asset in table.get("assets", []))
+    steps, native_steps = table.get("confirmations"), table.get("native_confirmations")
+    rules = ChainRules(
+        chain_id=chain_id,
+        kind="main" if kind == "main" else "test",
+        assets=assets or (preset.assets if preset else ()),
+        confirmations=_parse_steps(steps) if steps else (preset.confirmations if preset else ((0, 1),)),
+        native_confirmations=_parse_steps(native_steps)
+        if native_steps
+        else (preset.native_confirmations if preset and not steps else ()),
+    )
+    if not rules.assets:
+        raise ValueError('assets: name at least one, such as {symbol = "USDC", token = "0x…", decimals = 6}')
+    return NetworkSettings(
+        name=name or str(rules.network),
+        rules=rules,
+        rpc_urls=_parse_rpc_urls(table.get("rpc_urls")),
+        block_time_s=preset.block_time_s if preset else 2.0,
+    )
+
+
+def _parse_asset(raw: Any, chain_id: ChainId) -> Asset:
+    if not isinstance(raw, dict) or not set(raw) <= set(ASSET_KEYS):
+        raise ValueError("an asset has the keys " + ", ".join(ASSET_KEYS))
+    symbol = raw.get("symbol")
+    if not isinstance(symbol, str) or not _SYMBOL.fullmatch(symbol):
+        raise ValueError("an asset's symbol has 1 to 16 letters and digits")
+    decimals = raw.get("decimals", 18 if "token" not in raw else None)
+    if not isinstance(decimals, int) or not 0 <= decimals <= 36:
+        raise ValueError(f"{symbol}: decimals must be a whole number from 0 to 36")
+    token = Address.parse(raw["token"]) if "token" in raw else None
+    return Asset(chain_id=chain_id, token=token, symbol=symbol, decimals=decimals)
+
+
+def _parse_steps(raw: Any) -> ConfirmationSteps:
+    """`3`, or `[["0", 1], ["100", 10]]`: from this value on (in the currency), this many confirmations."""
+    if isinstance(raw, int):
+        return ((0, raw),)
+    if not isinstance(raw, list) or not all(isinstance(step, list) and len(step) == 2 for step in raw):
+        raise ValueError('confirmations: a number, or steps such as [["0", 1], ["100", 10]]')
+    return tuple((Price.parse(str(value)).nano, parse_number(depth, int)) for value, depth in raw)
+
+
+def _parse_rpc_urls(raw: Any) -> tuple[Secret[str], ...]:
+    urls = _strings(raw or [])
+    for position, url in enumerate(urls):
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"rpc_urls[{position}] is not an http(s) URL")  # the URL itself may hold a key
+    if not urls:
+        raise ValueError("rpc_urls: name at least one node")
+    return tuple(Secret(url) for url in urls)
+
+
+def parse_public_url(raw: Any) -> str:
+    parts = urlsplit(str(raw))
+    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
+        raise ValueError("must be an http(s) URL such as https://gateway.example.com")
+    if parts.path not in ("", "/") or parts.query or parts.fragment:
+        raise ValueError("must be an origin, without path, query or fragment")
+    default_port = {"http": 80, "https": 443}[parts.scheme]
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    port = "" if parts.port in (None, default_port) else f":{parts.port}"
+    return f"{parts.scheme}://{host}{port}"
+
+
+def parse_listen(raw: Any) -> Listen:
+    host, separator, port = str(raw).rpartition(":")
+    if not separator or not host or not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65_535:
+        raise ValueError("must be host:port, such as 127.0.0.1:8402")
+    return Listen(host=host.removeprefix("[").removesuffix("]"), port=int(port))
+
+
+def parse_admin_listen(raw: Any) -> Listen | None:
+    return None if raw is False or str(raw).lower() == "off" else parse_listen(raw)
+
+
+def parse_database_url(raw: Any) -> Secret[str]:
+    text = str(raw)
+    if not re.match(r"(sqlite:///[^:]|postgresql(\+asyncpg)?://)", text):
+        raise ValueError("must be sqlite:///file or postgresql://user:password@host/name")
+    return Secret(text)
+
+
+def parse_secret_key(raw: Any) -> Secret[bytes]:
+    if not isinstance(raw, str) or not re.fullmatch(r"[0-9a-fA-F]{64}", raw):
+        raise ValueError("the secret key must be 64 hex digits (32 bytes)")
+    key = bytes.fromhex(raw)
+    if len(set(key)) < 8:
+        raise ValueError("the secret key is no random number; make one with: openssl rand -hex 32")
+    return Secret(key)
+
+
+def parse_flag(raw: Any) -> bool:
+    if isinstance(raw, bool):
+        return raw
+    if isinstance(raw, str) and raw.lower() in _TRUE + _FALSE:
+        return raw.lower() in _TRUE
+    raise ValueError("must be true or false")
+
+
+def parse_number(raw: Any, kind: type) -> Any:
+    is_number = isinstance(raw, int | float) and not isinstance(raw, bool)
+    text = str(raw) if is_number or isinstance(raw, str) else ""
+    if not re.fullmatch(r"[0-9]{1,15}" if kind is int else r"[0-9]{1,15}(\.[0-9]{1,9})?", text):
+        raise ValueError("must be a whole number" if kind is int else "must be a number")
+    if not float(text):
+        raise ValueError("must be more than 0")
+    return kind(text)
+
+
+def one_of(*options: str) -> Callable[[Any], Any]:
+    def parse(raw: Any) -> str:
+        if raw not in options:
+            raise ValueError("must be one of: " + ", ".join(options))
+        return str(raw)
+
+    return parse
+
+
+def _strings(raw: Any) -> list[str]:
+    """A TOML list of strings, or one text with commas."""
+    parts = raw.split(",") if isinstance(raw, str) else raw
+    if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
+        raise ValueError("must be a list of strings")
+    return [part.strip() for part in parts if part.strip()]
+
+
+def parse_wallets(raw: Any) -> frozenset[Address]:
+    return frozenset(Address.parse(text) for text in _strings(raw))
+
+
+def parse_proxies(raw: Any) -> tuple[str, ...]:
+    return tuple(str(ipaddress.ip_network(text)) for text in _strings(raw))
+
+
+def parse_maxima(raw: Any) -> Mapping[str, int]:
+    """`{USDC = "100"}`, or `USDC:100,ETH:0.05`."""
+    pairs = dict(part.split(":", 1) for part in _strings(raw)) if isinstance(raw, str) else raw
+    if not isinstance(pairs, dict):
+        raise TypeError('must be a table such as {USDC = "100"}')
+    return MappingProxyType({str(symbol): Price.parse(str(value)).nano for symbol, value in pairs.items()})
+
+
+def rpc_name(preset: str) -> str:
+    return "RPC_" + preset.upper().replace("-", "_")
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {close[0]}?" if close else ""

@@ -1,0 +1,322 @@
+"""Settings: read once from the environment and a TOML file, frozen, every problem reported together.
+
+The environment wins over the file, the file over the default. An unknown key is an error, in both. Only `house`,
+`cli` and `testing` read settings; rooms receive values. Nothing here is created at import, and a secret never shows
+in a repr.
+"""
+
+import os
+import stat
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal, TypeVar
+from urllib.parse import urlsplit
+
+from tollway.chain.rules import PRESETS
+from tollway.errors import SettingsInvalid
+from tollway.identifiers import Address
+from tollway.limits import DEFAULT_LIMITS, Limits
+from tollway.setting_values import (
+    KEY_BYTES,
+    Listen,
+    NetworkSettings,
+    Secret,
+    one_of,
+    parse_admin_listen,
+    parse_database_url,
+    parse_flag,
+    parse_listen,
+    parse_maxima,
+    parse_network,
+    parse_number,
+    parse_proxies,
+    parse_public_url,
+    parse_secret_key,
+    parse_wallets,
+    rpc_name,
+    suggest,
+)
+
+__all__ = ["Listen", "NetworkSettings", "Secret", "Settings", "ensure_secret_key", "load_settings"]
+
+T = TypeVar("T")
+
+PREFIX = "TOLLWAY_"
+CONFIG_DEFAULT = Path("tollway.toml")
+ADMIN_LISTEN_DEFAULT = "127.0.0.1:9402"
+
+KEYS = (
+    "public_url",
+    "listen",
+    "admin_listen",
+    "database_url",
+    "secret_key",
+    "secret_key_file",
+    "allow_mixed_networks",
+    "allow_private_endpoints",
+    "registration",
+    "allowlist",
+    "require_bound_signature",
+    "unfinal_spend_max",
+    "log_level",
+    "log_format",
+    "trusted_proxies",
+)
+"""Every plain setting. Beside them: `networks` and `limits`."""
+
+TRADER_KEYS = frozenset({"CONFIG", "KEY", "KEY_FILE", "GATEWAY", "URL", "RPC", "STATE", "WALLET", "HOME"})
+"""Names after the prefix that other commands read; here they are neither used nor an error."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """`secret_key` None: `ensure_secret_key` makes or reads the file at `secret_key_file`.
+
+    `unfinal_spend_max_nano`: by currency; a currency that is not named has no maximum.
+    """
+
+    public_url: str
+    listen: Listen
+    admin_listen: Listen | None
+    database_url: Secret[str]
+    secret_key: Secret[bytes] | None
+    secret_key_file: Path | None
+    networks: tuple[NetworkSettings, ...]
+    allow_mixed_networks: bool = False
+    allow_private_endpoints: bool = False
+    registration: Literal["open", "allowlist"] = "open"
+    allowlist: frozenset[Address] = frozenset()
+    require_bound_signature: bool = False
+    unfinal_spend_max_nano: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    limits: Limits = DEFAULT_LIMITS
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["auto", "json", "console"] = "auto"
+    trusted_proxies: tuple[str, ...] = ()
+
+    @property
+    def is_sqlite(self) -> bool:
+        return self.database_url.reveal().startswith("sqlite:")
+
+
+def load_settings(environment: Mapping[str, str], *, config: Path | None = None) -> Settings:
+    """Reads everything that was set. Raises `SettingsInvalid` with every problem at once.
+
+    The file: `config`, else `TOLLWAY_CONFIG`, else `tollway.toml` in the current directory where there is one.
+    """
+    problems: list[str] = []
+    from_file = _read_file(environment, config, problems)
+    reader = _Reader(environment, from_file, problems)
+    settings = reader.read()
+    _check_together(settings, problems)
+    if problems:
+        raise SettingsInvalid(problems)
+    return settings
+
+
+def ensure_secret_key(settings: Settings) -> Settings:
+    """The settings with their secret key, made now (mode 0600) where the gateway keeps its own and has none yet."""
+    if settings.secret_key is not None or settings.secret_key_file is None:
+        return settings
+    path = settings.secret_key_file
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(os.urandom(KEY_BYTES).hex() + "\n")
+    return replace(settings, secret_key=_read_key_file(path))
+
+
+def _read_key_file(path: Path) -> Secret[bytes]:
+    try:
+        if stat.S_IMODE(path.stat().st_mode) & 0o077:
+            raise SettingsInvalid([f"{path} holds the secret key and others may read it: chmod 600 {path}"])
+        return parse_secret_key(path.read_text().strip())
+    except (OSError, UnicodeDecodeError, ValueError) as exc:
+        raise SettingsInvalid([f"the secret key file {path} cannot be used: {_reason(exc)}"]) from exc
+
+
+def _read_file(environment: Mapping[str, str], config: Path | None, problems: list[str]) -> Mapping[str, Any]:
+    named = config or (Path(environment["TOLLWAY_CONFIG"]) if environment.get("TOLLWAY_CONFIG") else None)
+    path = named or CONFIG_DEFAULT
+    if named is None and not path.exists():
+        return {}
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
+        problems.append(f"{path}: {_reason(exc)}")
+        return {}
+
+
+class _Reader:
+    """Turns two sources of raw values into Settings; what is wrong goes to `problems`."""
+
+    def __init__(
+        self, environment: Mapping[str, str], from_file: Mapping[str, Any], problems: list[str]
+    ) -> None:
+        self._environment = {
+            name.removeprefix(PREFIX): value
+            for name, value in environment.items()
+            if value and name.startswith(PREFIX) and name.removeprefix(PREFIX) not in TRADER_KEYS
+        }
+        self._file = from_file
+        self._problems = problems
+
+    def read(self) -> Settings:
+        self._refuse_unknown()
+        database_url = self._take("database_url", parse_database_url, Secret("sqlite:///tollway.sqlite3"))
+        listen = self._take("listen", parse_listen, Listen(host="127.0.0.1", port=8402))
+        admin_listen: Listen | None = parse_admin_listen(ADMIN_LISTEN_DEFAULT)
+        admin_listen = self._take("admin_listen", parse_admin_listen, admin_listen)
+        key, key_file = self._read_secret_key(database_url, listen)
+        return Settings(
+            public_url=self._take("public_url", parse_public_url, "http://127.0.0.1:8402"),
+            listen=listen,
+            admin_listen=admin_listen,
+            database_url=database_url,
+            secret_key=key,
+            secret_key_file=key_file,
+            networks=self._read_networks(),
+            allow_mixed_networks=self._take("allow_mixed_networks", parse_flag, False),
+            allow_private_endpoints=self._take("allow_private_endpoints", parse_flag, False),
+            registration=self._take("registration", one_of("open", "allowlist"), "open"),
+            allowlist=self._take("allowlist", parse_wallets, frozenset()),
+            require_bound_signature=self._take("require_bound_signature", parse_flag, False),
+            unfinal_spend_max_nano=self._take("unfinal_spend_max", parse_maxima, MappingProxyType({})),
+            limits=self._read_limits(),
+            log_level=self._take("log_level", one_of("debug", "info", "warning", "error"), "info"),
+            log_format=self._take("log_format", one_of("auto", "json", "console"), "auto"),
+            trusted_proxies=self._take("trusted_proxies", parse_proxies, ()),
+        )
+
+    def _take(self, name: str, parse: Callable[[Any], T], default: T) -> T:
+        source = PREFIX + name.upper()
+        raw = self._environment.get(name.upper())
+        if raw is None:
+            source, raw = name, self._file.get(name)
+        if raw is None:
+            return default
+        try:
+            return parse(raw)
+        except (ValueError, TypeError) as exc:
+            self._problems.append(f"{source}: {exc}")
+            return default
+
+    def _refuse_unknown(self) -> None:
+        known = {*KEYS, "networks", "limits"}
+        for name in self._file:
+            if name not in known:
+                self._problems.append(f"{name}: there is no such setting{suggest(name, known)}")
+        plain = {key.upper() for key in KEYS}
+        plain |= {"LIMIT_" + entry.name.upper() for entry in fields(Limits)}
+        plain |= {rpc_name(preset) for preset in PRESETS}
+        for name in self._environment:
+            if name not in plain:
+                hint = suggest(name, plain)
+                self._problems.append(f"{PREFIX}{name}: there is no such setting{hint}")
+
+    def _read_secret_key(
+        self, database_url: Secret[str], listen: Listen
+    ) -> tuple[Secret[bytes] | None, Path | None]:
+        key = self._take("secret_key", parse_secret_key, None)
+        path = self._take("secret_key_file", Path, None)
+        if key is not None and path is not None:
+            self._problems.append("secret_key: set either secret_key or secret_key_file, not both")
+        url = database_url.reveal()
+        is_given = any(name.startswith("SECRET_KEY") for name in self._environment) or any(
+            name.startswith("secret_key") for name in self._file
+        )
+        if not is_given:
+            if not url.startswith("sqlite:") or not listen.is_loopback:
+                self._problems.append(
+                    "secret_key: PostgreSQL and a public listen address need a key of your own; set "
+                    "TOLLWAY_SECRET_KEY to 64 hex digits (openssl rand -hex 32), or TOLLWAY_SECRET_KEY_FILE"
+                )
+                return None, None
+            path = Path(url.removeprefix("sqlite:///") + ".key")
+            if not path.exists():
+                return None, path  # ensure_secret_key makes it
+        if key is None and path is not None:
+            try:
+                key = _read_key_file(path)
+            except SettingsInvalid as exc:
+                self._problems.extend(exc.problems)
+        return key, path
+
+    def _read_limits(self) -> Limits:
+        table = self._file.get("limits", {})
+        if not isinstance(table, dict):
+            self._problems.append("limits: must be a table")
+            table = {}
+        kinds = {entry.name: type(getattr(DEFAULT_LIMITS, entry.name)) for entry in fields(Limits)}
+        raw = {name: (f"limits.{name}", value) for name, value in table.items()}
+        for name in kinds:
+            variable = "LIMIT_" + name.upper()
+            if variable in self._environment:
+                raw[name] = (PREFIX + variable, self._environment[variable])
+        changes: dict[str, Any] = {}
+        for name, (source, value) in raw.items():
+            if name not in kinds:
+                self._problems.append(f"{source}: there is no such limit{suggest(name, kinds)}")
+                continue
+            try:
+                changes[name] = parse_number(value, kinds[name])
+            except ValueError as exc:
+                self._problems.append(f"{source}: {exc}")
+        return replace(DEFAULT_LIMITS, **changes)
+
+    def _read_networks(self) -> tuple[NetworkSettings, ...]:
+        tables = self._file.get("networks", [])
+        if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+            self._problems.append("networks: write each network as a [[networks]] table")
+            tables = []
+        wanted = [dict(table) for table in tables]
+        for preset in PRESETS:
+            urls = self._environment.get(rpc_name(preset))
+            if urls is None:
+                continue
+            table = next((table for table in wanted if table.get("preset") == preset), None)
+            if table is None:
+                table = {"preset": preset}
+                wanted.append(table)
+            table["rpc_urls"] = urls
+        networks = []
+        for position, table in enumerate(wanted):
+            try:
+                networks.append(parse_network(table))
+            except (ValueError, TypeError) as exc:
+                self._problems.append(f"networks[{position}]: {exc}")
+        if not wanted:
+            self._problems.append(
+                "networks: name at least one node to read payments from, such as "
+                "TOLLWAY_RPC_BASE=https://… (presets: " + ", ".join(PRESETS) + ")"
+            )
+        return tuple(networks)
+
+
+def _check_together(settings: Settings, problems: list[str]) -> None:
+    """Rules between settings that are each fine on their own."""
+    chains = [network.rules.chain_id for network in settings.networks]
+    for chain_id in sorted({chain for chain in chains if chains.count(chain) > 1}):
+        problems.append(f"networks: chain id {chain_id} stands twice")
+    if len({network.rules.kind for network in settings.networks}) > 1 and not settings.allow_mixed_networks:
+        problems.append(
+            "networks: main and test networks together let test money buy real calls; drop one kind, or set "
+            "allow_mixed_networks"
+        )
+    if not settings.listen.is_loopback and (urlsplit(settings.public_url).hostname or "") in (
+        "127.0.0.1",
+        "localhost",
+        "::1",
+    ):
+        problems.append(
+            f"public_url: callers from outside cannot reach {settings.public_url}; set it to the URL they use"
+        )
+    if settings.registration == "allowlist" and not settings.allowlist:
+        problems.append("allowlist: registration = allowlist needs at least one wallet")
+
+
+def _reason(exc: Exception) -> str:
+    return exc.strerror or str(exc) if isinstance(exc, OSError) else str(exc)

@@ -1,0 +1,235 @@
+"""Settings: environment over file over default, unknown keys refused, every problem at once, secrets unseen."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from tollway.errors import SettingsInvalid
+from tollway.identifiers import Address
+from tollway.limits import DEFAULT_LIMITS
+from tollway.settings import Listen, Secret, Settings, ensure_secret_key, load_settings
+
+KEY = "00112233445566778899aabbccddeeff" * 2
+RPC = {"TOLLWAY_RPC_BASE": "https://node.example.com/v1/hush-hush"}
+WALLET = "0x036CbD53842c5426634e7929541eC2318f3dCF7e"
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def load(environment: dict[str, str] | None = None, toml: str | None = None) -> Settings:
+    if toml is not None:
+        Path("tollway.toml").write_text(toml)
+    return load_settings({**RPC, **(environment or {})})
+
+
+def problems(environment: dict[str, str] | None = None, toml: str | None = None) -> list[str]:
+    with pytest.raises(SettingsInvalid) as refused:
+        load(environment, toml)
+    return refused.value.problems
+
+
+def test_defaults_need_nothing_but_a_node() -> None:
+    settings = load()
+    assert settings.public_url == "http://127.0.0.1:8402"
+    assert settings.listen == Listen(host="127.0.0.1", port=8402)
+    assert settings.admin_listen == Listen(host="127.0.0.1", port=9402)
+    assert settings.database_url.reveal() == "sqlite:///tollway.sqlite3"
+    assert settings.registration == "open"
+    assert settings.limits == DEFAULT_LIMITS
+    assert [network.name for network in settings.networks] == ["base"]
+
+
+def test_environment_wins_over_the_file_and_the_file_over_the_default() -> None:
+    toml = 'log_level = "debug"\nlog_format = "json"\n'
+    settings = load({"TOLLWAY_LOG_LEVEL": "error"}, toml)
+    assert (settings.log_level, settings.log_format) == ("error", "json")
+
+
+def test_an_empty_variable_counts_as_unset() -> None:
+    assert load({"TOLLWAY_LOG_LEVEL": ""}).log_level == "info"
+
+
+def test_config_is_read_from_where_it_was_named(tmp_path: Path) -> None:
+    named, other = tmp_path / "a.toml", tmp_path / "b.toml"
+    named.write_text('log_level = "debug"')
+    other.write_text('log_level = "error"')
+    assert load_settings({**RPC, "TOLLWAY_CONFIG": str(other)}).log_level == "error"
+    assert load_settings({**RPC, "TOLLWAY_CONFIG": str(other)}, config=named).log_level == "debug"
+
+
+def test_a_named_config_that_is_missing_is_an_error() -> None:
+    with pytest.raises(SettingsInvalid):
+        load_settings(RPC, config=Path("nowhere.toml"))
+
+
+REFUSED = [
+    ({"TOLLWAY_PUBLIC_ULR": "x"}, "", "did you mean PUBLIC_URL"),
+    ({}, "public_ulr = 1", "did you mean public_url"),
+    ({}, "[limits]\nheaders_mx = 1", "did you mean headers_max"),
+    ({}, "[limits]\nheaders_max = 0", "more than 0"),
+    ({}, "[limits]\nheaders_max = -1", "whole number"),
+    ({}, "[limits]\nheaders_max = 1.5", "whole number"),
+    ({}, "[limits]\nheaders_max = true", "whole number"),
+    ({}, "limits = 1", "must be a table"),
+    ({"TOLLWAY_LIMIT_HEADERS_MAX": "many"}, "", "TOLLWAY_LIMIT_HEADERS_MAX"),
+    ({"TOLLWAY_PUBLIC_URL": "gw.example.com"}, "", "http(s) URL"),
+    ({"TOLLWAY_PUBLIC_URL": "https://gw.example.com/api"}, "", "an origin"),
+    ({"TOLLWAY_PUBLIC_URL": "https://me:pw@gw.example.com"}, "", "http(s) URL"),
+    ({"TOLLWAY_PUBLIC_URL": "https://gw.example.com:http"}, "", "TOLLWAY_PUBLIC_URL"),
+    ({"TOLLWAY_LISTEN": "8402"}, "", "host:port"),
+    ({"TOLLWAY_LISTEN": "127.0.0.1:99999"}, "", "host:port"),
+    ({"TOLLWAY_LISTEN": "0.0.0.0:8402"}, "", "secret_key: "),
+    ({"TOLLWAY_LISTEN": "0.0.0.0:8402"}, "", "public_url: "),
+    ({"TOLLWAY_DATABASE_URL": "mysql://h/n"}, "", "sqlite:///"),
+    ({"TOLLWAY_DATABASE_URL": "sqlite:///:memory:"}, "", "sqlite:///"),
+    ({"TOLLWAY_DATABASE_URL": "postgresql://h/n"}, "", "secret_key: "),
+    ({"TOLLWAY_SECRET_KEY": "abc"}, "", "64 hex digits"),
+    ({"TOLLWAY_SECRET_KEY": "0" * 64}, "", "no random number"),
+    ({"TOLLWAY_SECRET_KEY": KEY, "TOLLWAY_SECRET_KEY_FILE": "k"}, "", "not both"),
+    ({"TOLLWAY_SECRET_KEY_FILE": "nowhere"}, "", "cannot be used"),
+    ({"TOLLWAY_ALLOW_MIXED_NETWORKS": "maybe"}, "", "true or false"),
+    ({"TOLLWAY_REGISTRATION": "closed"}, "", "open, allowlist"),
+    ({"TOLLWAY_REGISTRATION": "allowlist"}, "", "at least one wallet"),
+    ({"TOLLWAY_ALLOWLIST": "0x12"}, "", "40 hex digits"),
+    ({"TOLLWAY_TRUSTED_PROXIES": "10.0.0.1/8"}, "", "host bits"),
+    ({"TOLLWAY_UNFINAL_SPEND_MAX": "USDC=1"}, "", "TOLLWAY_UNFINAL_SPEND_MAX"),
+    ({}, "unfinal_spend_max = 5", "must be a table"),
+    ({"TOLLWAY_RPC_BASE": "ftp://node"}, "", "rpc_urls[0]"),
+    ({"TOLLWAY_RPC_BASE_SEPOLIA": "https://node.example.com"}, "", "test money buy real calls"),
+    ({"TOLLWAY_RPC_BASIS": "https://node.example.com"}, "", "no such setting"),
+    ({}, "networks = 5", "[[networks]]"),
+    ({}, '[[networks]]\npreset = "bass"\nrpc_urls = ["https://n.example"]', "unknown preset"),
+    ({}, '[[networks]]\npreset = "optimism"', "at least one node"),
+    ({}, '[[networks]]\npreset = "optimism"\nrpc_url = "x"', "did you mean rpc_urls"),
+    ({}, '[[networks]]\npreset = "optimism"\nchain_id = 10', "its own chain_id"),
+    ({}, '[[networks]]\nchain_id = 5\nrpc_urls = ["https://n.example"]', "assets: "),
+    ({}, '[[networks]]\nchain_id = 8453\nrpc_urls = ["https://n.example"]\nassets = [{symbol = "ETH"}]', "stands twice"),
+    ({}, '[[networks]]\nchain_id = 5\nrpc_urls = ["https://n.example"]\nassets = [{symbol = "A", token = "0x1"}]', "decimals"),
+    ({}, '[[networks]]\npreset = "optimism"\nrpc_urls = ["https://n.example"]\nconfirmations = [["1", 1]]', "start at value 0"),
+    ({}, "this is not TOML", "tollway.toml"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("environment", "toml", "told"), REFUSED)
+def test_refuses_and_says_why(environment: dict[str, str], toml: str, told: str) -> None:
+    assert told in "\n".join(problems(environment, toml))
+
+
+def test_no_node_at_all_says_what_to_set() -> None:
+    with pytest.raises(SettingsInvalid, match="TOLLWAY_RPC_BASE=https"):
+        load_settings({})
+
+
+def test_all_problems_are_told_together() -> None:
+    found = problems({"TOLLWAY_LISTEN": "x", "TOLLWAY_NOPE": "1"}, 'log_level = "loud"\n[limits]\nfoo = 1')
+    assert len(found) == 4
+
+
+def test_names_of_other_commands_are_no_error() -> None:
+    assert load({"TOLLWAY_KEY_FILE": "wallet.json"}).public_url
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("https://GW.example.com/", "https://gw.example.com"),
+        ("https://gw.example.com:443", "https://gw.example.com"),
+        ("http://[::1]:8402", "http://[::1]:8402"),
+    ],
+)
+def test_public_url_is_kept_as_an_origin(given: str, kept: str) -> None:
+    assert load({"TOLLWAY_PUBLIC_URL": given}).public_url == kept
+
+
+def test_a_network_without_preset_is_described_in_full() -> None:
+    settings = load(
+        toml="""
+        allow_mixed_networks = true
+        [[networks]]
+        chain_id = 31337
+        kind = "test"
+        rpc_urls = ["http://127.0.0.1:8545", "http://127.0.0.1:8546"]
+        confirmations = [["0", 1], ["2.5", 3]]
+        assets = [{symbol = "ETH"}, {symbol = "USDC", token = "0x036CbD53842c5426634e7929541eC2318f3dCF7e", decimals = 6}]
+        """
+    )
+    network = settings.networks[0]
+    assert network.rules.chain_id == 31337
+    assert network.rules.confirmations == ((0, 1), (2_500_000_000, 3))
+    assert [(asset.symbol, asset.decimals) for asset in network.rules.assets] == [("ETH", 18), ("USDC", 6)]
+    assert len(network.rpc_urls) == 2
+
+
+def test_variable_replaces_the_nodes_of_a_preset_in_the_file() -> None:
+    settings = load(
+        toml='[[networks]]\npreset = "base"\nconfirmations = 5\nrpc_urls = ["https://old.example"]'
+    )
+    assert len(settings.networks) == 1
+    assert settings.networks[0].rules.confirmations == ((0, 5),)
+    assert settings.networks[0].rpc_urls[0].reveal() == RPC["TOLLWAY_RPC_BASE"]
+
+
+def test_limits_are_overridden_by_name() -> None:
+    settings = load({"TOLLWAY_LIMIT_HEADERS_MAX": "50"}, "[limits]\nrpc_deadline_s = 3.5\nheaders_max = 10")
+    assert (settings.limits.headers_max, settings.limits.rpc_deadline_s) == (50, 3.5)
+
+
+def test_lists_and_maxima_from_the_environment() -> None:
+    settings = load(
+        {
+            "TOLLWAY_ALLOWLIST": f"{WALLET}, {WALLET.lower()}",
+            "TOLLWAY_TRUSTED_PROXIES": "10.0.0.0/8,::1",
+            "TOLLWAY_UNFINAL_SPEND_MAX": "USDC:100,ETH:0.05",
+            "TOLLWAY_ADMIN_LISTEN": "off",
+        }
+    )
+    assert settings.allowlist == {Address.parse(WALLET)}
+    assert settings.trusted_proxies == ("10.0.0.0/8", "::1/128")
+    assert dict(settings.unfinal_spend_max_nano) == {"USDC": 100 * 10**9, "ETH": 5 * 10**7}
+    assert settings.admin_listen is None
+
+
+def test_secrets_never_show() -> None:
+    shown = repr(load({"TOLLWAY_SECRET_KEY": KEY, "TOLLWAY_DATABASE_URL": "postgresql://u:pa55@h/n"}))
+    for secret in ("pa55", "hush-hush", KEY, repr(bytes.fromhex(KEY))):
+        assert secret not in shown
+
+
+def test_a_node_url_is_not_repeated_in_an_error() -> None:
+    assert "hush" not in "\n".join(problems({"TOLLWAY_RPC_BASE": "ftp://node/hush"}))
+
+
+def test_the_key_file_is_made_once_private_and_read_again() -> None:
+    first = ensure_secret_key(load())
+    path = Path("tollway.sqlite3.key")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert first.secret_key is not None
+    assert len(first.secret_key.reveal()) == 32
+    assert ensure_secret_key(load()).secret_key == first.secret_key
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604])
+def test_a_key_file_that_others_can_read_is_refused(mode: int) -> None:
+    ensure_secret_key(load())
+    os.chmod("tollway.sqlite3.key", mode)
+    assert "chmod 600" in "\n".join(problems())
+
+
+def test_a_key_file_of_ones_own_serves_on_a_public_address() -> None:
+    path = Path("key")
+    path.write_text(KEY)
+    path.chmod(0o600)
+    settings = load(
+        {
+            "TOLLWAY_SECRET_KEY_FILE": "key",
+            "TOLLWAY_LISTEN": "[::]:80",
+            "TOLLWAY_PUBLIC_URL": "https://gw.example.com",
+        }
+    )
+    assert settings.secret_key == Secret(bytes.fromhex(KEY))
+    assert str(settings.listen) == "[::]:80"
