@@ -1,0 +1,142 @@
+"""Logs and metric names. Logs are structured lines with the request's id; metrics are a handful of series whose labels
+have few values. A secret never reaches either, and nothing here is created at import except names.
+"""
+
+import logging
+import re
+import sys
+from collections.abc import Mapping, MutableMapping
+from typing import Any, Literal, TextIO
+
+import structlog
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from structlog.typing import Processor
+
+REQUEST_SECONDS = "http_server_request_duration_seconds"
+CALLS = "tollway_calls"
+"""Exposed as `tollway_calls_total`."""
+UPSTREAM_SECONDS = "tollway_upstream_duration_seconds"
+CLAIMS_BATCH_SIZE = "tollway_claims_batch_size"
+PAYMENTS = "tollway_payments"
+RPC_REQUESTS = "tollway_rpc_requests"
+CALLS_IN_FLIGHT = "tollway_calls_in_flight"
+
+DURATION_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
+"""OpenTelemetry's semantic conventions for `http.server.request.duration`."""
+
+MASK = "****"
+
+_SECRET_NAME = re.compile(
+    r"(?i)(^|_)(secret|secret_key|private_key|password|passwd|token|access_token|authorization|cookie|signature"
+    r"|x_signature|api_key|upstream_auth|mnemonic|raw_transaction)$"
+)
+_URL_PASSWORD = re.compile(r"(?<=://)[^/\s:@]*:[^/\s@]+(?=@)")
+_BEARER = re.compile(r"(?i)\b(bearer|payment)\s+[a-z0-9._~+/=-]{8,}")
+_SIGNATURE = re.compile(r"0x[0-9a-fA-F]{130}\b")
+_FORMAT_NOISE = ("granian", "_granian", "asyncio")
+
+
+class Metrics:
+    """The series of one gateway, in a registry of its own."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
+        self.request_seconds = Histogram(
+            REQUEST_SECONDS,
+            "How long requests of the control plane took.",
+            ("http_request_method", "http_route", "http_response_status_code"),
+            buckets=DURATION_BUCKETS_S,
+            registry=registry,
+        )
+        self.calls = Counter(CALLS, "Gateway calls by outcome.", ("outcome",), registry=registry)
+        self.upstream_seconds = Histogram(
+            UPSTREAM_SECONDS,
+            "From the first byte sent to a provider until its response head.",
+            buckets=DURATION_BUCKETS_S,
+            registry=registry,
+        )
+        self.claims_batch_size = Histogram(
+            CLAIMS_BATCH_SIZE,
+            "How many claims one durable commit carried.",
+            buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256, 1024, 4096),
+            registry=registry,
+        )
+        self.payments = Counter(
+            PAYMENTS, "Payments shown for the first time.", ("network", "outcome"), registry=registry
+        )
+        self.rpc_requests = Counter(RPC_REQUESTS, "Requests to chain nodes.", registry=registry)
+        self.calls_in_flight = Gauge(CALLS_IN_FLIGHT, "Gateway calls that run now.", registry=registry)
+
+
+def configure_logging(
+    *,
+    level: Literal["debug", "info", "warning", "error"] = "info",
+    style: Literal["auto", "json", "console"] = "auto",
+    stream: TextIO | None = None,
+) -> None:
+    """Sends our logs, and those of libraries, to `stream` (standard error). `auto`: for people on a terminal, JSON
+    elsewhere."""
+    target = stream or sys.stderr
+    is_console = style == "console" or (style == "auto" and target.isatty())
+    first: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    # The plain formatter: the pretty one shows local variables, and those hold secrets.
+    renderer: Processor = (
+        structlog.dev.ConsoleRenderer(
+            colors=target.isatty(), exception_formatter=structlog.dev.plain_traceback
+        )
+        if is_console
+        else structlog.processors.JSONRenderer()
+    )
+    last: list[Processor] = [structlog.processors.format_exc_info, redact_entry, renderer]
+    threshold = logging.getLevelNamesMapping()[level.upper()]
+    structlog.configure(
+        processors=[*first, *last],
+        wrapper_class=structlog.make_filtering_bound_logger(threshold),
+        logger_factory=structlog.PrintLoggerFactory(target),
+        cache_logger_on_first_use=False,
+    )
+    handler = logging.StreamHandler(target)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last],
+            foreign_pre_chain=first,
+        )
+    )
+    root = logging.getLogger()
+    root.handlers = [handler]
+    root.setLevel(max(threshold, logging.WARNING))
+    for name in _FORMAT_NOISE:
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def bind_request(request_id: str) -> Mapping[str, Any]:
+    """Puts the request's id on every log line of this task. Hand the result to `unbind_request`."""
+    return structlog.contextvars.bind_contextvars(request_id=request_id)
+
+
+def unbind_request(before: Mapping[str, Any]) -> None:
+    structlog.contextvars.reset_contextvars(**before)
+
+
+def redact_entry(_logger: object, _method: str, entry: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """A structlog processor: masks what is secret by its name or by its look."""
+    for name, value in entry.items():
+        entry[name] = MASK if _SECRET_NAME.search(name.replace("-", "_")) else redact(value)
+    return entry
+
+
+def redact(value: Any) -> Any:
+    """A value without passwords in URLs, bearer tokens and 65-byte signatures, at any depth."""
+    if isinstance(value, str):
+        value = _URL_PASSWORD.sub(MASK, value)
+        value = _BEARER.sub(lambda match: f"{match[1]} {MASK}", value)
+        return _SIGNATURE.sub(MASK, value)
+    if isinstance(value, Mapping):
+        return redact_entry(None, "", {str(name): inner for name, inner in value.items()})
+    if isinstance(value, list | tuple):
+        return [redact(inner) for inner in value]
+    return value

@@ -1,0 +1,127 @@
+"""Telemetry: lines that a machine can read, secrets masked by name and by look, and series with the public names."""
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+import structlog
+from prometheus_client import CollectorRegistry, generate_latest
+
+from tollway.telemetry import (
+    MASK,
+    Metrics,
+    bind_request,
+    configure_logging,
+    redact,
+    redact_entry,
+    unbind_request,
+)
+
+SIGNATURE = "0x" + "ab" * 65
+HASH = "0x" + "cd" * 32
+
+
+@pytest.fixture(autouse=True)
+def _restore_logging() -> Iterator[None]:
+    root = logging.getLogger()
+    before, level = list(root.handlers), root.level
+    yield
+    root.handlers, root.level = before, level
+    structlog.reset_defaults()
+    structlog.contextvars.clear_contextvars()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["secret_key", "password", "private_key", "token", "access_token", "Authorization", "X-Signature", "cookie", "upstream_auth"],
+)  # fmt: skip
+def test_masks_by_name(name: str) -> None:
+    assert redact_entry(None, "info", {name: "hush"}) == {name: MASK}
+
+
+@pytest.mark.parametrize("name", ["event", "tokens_spent", "signature_kind", "request_id", "transaction"])
+def test_leaves_other_names_alone(name: str) -> None:
+    assert redact_entry(None, "info", {name: HASH}) == {name: HASH}
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("postgresql://me:pa55@h/n", f"postgresql://{MASK}@h/n"),
+        ("Authorization: Bearer abcdefghijkl", f"Authorization: Bearer {MASK}"),
+        (f"got {SIGNATURE}.", f"got {MASK}."),
+        (HASH, HASH),
+        ({"a": [SIGNATURE], "token": 1}, {"a": [MASK], "token": MASK}),
+        (5, 5),
+    ],
+)
+def test_masks_by_look(value: object, shown: object) -> None:
+    assert redact(value) == shown
+
+
+def test_json_lines_carry_the_request_id_and_no_secret() -> None:
+    stream = io.StringIO()
+    configure_logging(style="json", stream=stream)
+    before = bind_request("req_12345678")
+    structlog.get_logger().info("call_closed", signature=SIGNATURE, price="0.01")
+    unbind_request(before)
+    structlog.get_logger().info("after")
+    first, second = (json.loads(line) for line in stream.getvalue().splitlines())
+    assert (first["event"], first["request_id"], first["price"]) == ("call_closed", "req_12345678", "0.01")
+    assert first["signature"] == MASK
+    assert "request_id" not in second
+
+
+def test_a_traceback_is_part_of_its_line_and_redacted() -> None:
+    stream = io.StringIO()
+    configure_logging(style="json", stream=stream)
+    try:
+        raise RuntimeError(f"bad {SIGNATURE}")
+    except RuntimeError as exc:
+        structlog.get_logger().error("broken", exc_info=exc)
+    (line,) = stream.getvalue().splitlines()
+    assert "RuntimeError" in json.loads(line)["exception"]
+    assert SIGNATURE not in line
+
+
+def test_a_console_traceback_shows_no_local_variables() -> None:
+    stream = io.StringIO()
+    configure_logging(style="console", stream=stream)
+    local_secret = "hush" + "-hush"
+    try:
+        raise RuntimeError(f"bad {len(local_secret)} {SIGNATURE}")
+    except RuntimeError as exc:
+        structlog.get_logger().error("broken", exc_info=exc)
+    assert "RuntimeError" in stream.getvalue()
+    assert "hush-hush" not in stream.getvalue()
+    assert SIGNATURE not in stream.getvalue()
+
+
+def test_lines_of_libraries_look_the_same() -> None:
+    stream = io.StringIO()
+    configure_logging(style="json", stream=stream)
+    logging.getLogger("somebody").warning("at postgresql://me:pa55@h/n")
+    line = json.loads(stream.getvalue())
+    assert (line["level"], "pa55" in line["event"]) == ("warning", False)
+
+
+def test_lines_below_the_level_are_not_written() -> None:
+    stream = io.StringIO()
+    configure_logging(level="error", style="console", stream=stream)
+    structlog.get_logger().info("quiet")
+    structlog.get_logger().error("loud")
+    assert "quiet" not in stream.getvalue()
+    assert "loud" in stream.getvalue()
+
+
+def test_series_have_their_public_names() -> None:
+    metrics = Metrics(CollectorRegistry())
+    metrics.calls.labels(outcome="consumed").inc()
+    metrics.claims_batch_size.observe(3)
+    metrics.request_seconds.labels("GET", "/api/v2/apis", "200").observe(0.01)
+    text = generate_latest(metrics.registry).decode()
+    for name in ('tollway_calls_total{outcome="consumed"} 1.0', "tollway_claims_batch_size_count 1.0",
+                 "http_server_request_duration_seconds_bucket"):  # fmt: skip
+        assert name in text
