@@ -1,0 +1,409 @@
+"""The header tables, both ways."""
+
+import pytest
+
+from tollway.errors import Code, Problem
+from tollway.gateway.headers import (
+    caller_headers,
+    check_control_headers,
+    is_forwardable,
+    is_loop,
+    rewrite_location,
+    upstream_headers,
+)
+from tollway.limits import DEFAULT_LIMITS
+from tollway.outbound.policy import Endpoint, parse_endpoint
+
+GATEWAY = "gw.example"
+PATH = "/api/v2/gateway/api_1"
+
+
+def _endpoint(text: str) -> Endpoint:
+    endpoint = parse_endpoint(text, allow_private=False)
+    assert isinstance(endpoint, Endpoint)
+    return endpoint
+
+
+ENDPOINT = _endpoint("https://api.example.com/v1/")
+Headers = list[tuple[bytes, bytes]]
+
+
+def _check(headers: Headers) -> Problem | None:
+    return check_control_headers(headers, limits=DEFAULT_LIMITS)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [],
+        [(b"host", b"gw"), (b"x-payment-tx", b"0x1"), (b"x-signature", b"0x2")],
+        [(b"accept", b"a"), (b"accept", b"b"), (b"cookie", b"c"), (b"cookie", b"d")],
+        [(b"x-name", "Zürich".encode())],
+        [(b"connection", b"keep-alive, x-hop"), (b"x-hop", b"1")],
+        [(b"payment-signature", b"x" * 12_000)],
+        [(b"x", b"")] * 100,
+    ],
+)
+def test_lets_ordinary_requests_in(headers: Headers) -> None:
+    assert _check(headers) is None
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [(b"host", b"a"), (b"host", b"a")],
+        [(b"x-payment-tx", b"a"), (b"x-payment-tx", b"a")],
+        [(b"X-Payment-Tx", b"a"), (b"x-payment-tx", b"b")],
+        [(b"x-signature", b"a"), (b"x-signature", b"b")],
+        [(b"x-signature-params", b"a"), (b"x-signature-params", b"b")],
+        [(b"x-payment-network", b"a"), (b"x-payment-network", b"b")],
+        [(b"payment-signature", b"a"), (b"payment-signature", b"b")],
+        [(b"x-payment", b"a"), (b"x-payment", b"b")],
+        [(b"authorization", b"a"), (b"authorization", b"b")],
+        [(b"idempotency-key", b"a"), (b"idempotency-key", b"b")],
+        [(b"tollway-max-price", b"1"), (b"tollway-max-price", b"9")],
+        [(b"content-type", b"a/b"), (b"content-type", b"c/d")],
+        [(b"x_payment_tx", b"a")],
+        [(b"any_name", b"a")],
+        [(b"connection", b"x-payment-tx")],
+        [(b"connection", b"close, X-Signature")],
+        [(b"connection", b"Host")],
+        [(b"connection", b"idempotency-key ,close")],
+        [(b"connection", b"content-length")],
+        [(b"x-name", b"\xff\xfe")],
+        [(b"x-payment-tx", b"\xc3")],
+        [(b"x-name", b"x" * 8192)],
+        [(b"payment-signature", b"x" * 16_384)],
+        [(b"a%d" % n, b"x" * 8000) for n in range(5)],
+        [(b"x", b"")] * 101,
+    ],
+)
+def test_refuses_what_could_be_read_in_two_ways(headers: Headers) -> None:
+    refused = _check(headers)
+    assert refused is not None
+    assert refused.code is Code.INVALID_REQUEST
+    assert refused.errors[0].parameter
+
+
+def test_a_refusal_never_shows_the_value() -> None:
+    refused = _check([(b"x-signature", b"0xsecret"), (b"x-signature", b"0xsecret")])
+    assert refused is not None
+    assert "secret" not in repr(refused)
+
+
+FORWARDED = [
+    b"accept",
+    b"accept-language",
+    b"content-type",
+    b"content-encoding",
+    b"content-language",
+    b"range",
+    b"if-match",
+    b"if-none-match",
+    b"if-modified-since",
+    b"if-unmodified-since",
+    b"if-range",
+    b"user-agent",
+    b"traceparent",
+    b"tracestate",
+]
+KEPT_BACK = [
+    b"host",
+    b"connection",
+    b"keep-alive",
+    b"te",
+    b"trailer",
+    b"transfer-encoding",
+    b"content-length",
+    b"upgrade",
+    b"proxy-authorization",
+    b"proxy-connection",
+    b"expect",
+    b"cookie",
+    b"authorization",
+    b"x-payment-tx",
+    b"x-signature",
+    b"x-signature-params",
+    b"x-payment-network",
+    b"x-payment",
+    b"payment-signature",
+    b"idempotency-key",
+    b"tollway-max-price",
+    b"signature",
+    b"signature-input",
+    b"sign-in-with-x",
+    b"x-forwarded-for",
+    b"x-forwarded-host",
+    b"forwarded",
+    b"via",
+    b"origin",
+    b"referer",
+    b"accept-encoding",
+    b"x-http-method-override",
+    b"x-custom",
+]
+
+
+@pytest.mark.parametrize("name", FORWARDED)
+def test_forwards_the_standard_set(name: bytes) -> None:
+    sent = upstream_headers([(name.upper(), b"v")], gateway_name=GATEWAY)
+    assert [(n.lower().encode(), v) for n, v in sent if n.lower().encode() == name] == [(name, "v")]
+
+
+@pytest.mark.parametrize("name", KEPT_BACK)
+def test_forwards_nothing_else(name: bytes) -> None:
+    assert upstream_headers([(name, b"v")], gateway_name=GATEWAY) == [
+        ("CDN-Loop", GATEWAY),
+        ("Via", f"1.1 {GATEWAY}"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Host",
+        "Content-Length",
+        "Transfer-Encoding",
+        "Connection",
+        "TE",
+        "Upgrade",
+        "Cookie",
+        "Expect",
+        "X-Payment-Tx",
+        "X-Signature",
+        "X-PAYMENT",
+        "Payment-Signature",
+        "Tollway-Max-Price",
+        "Idempotency-Key",
+        "Sign-In-With-X",
+        "CDN-Loop",
+        "Via",
+        "Proxy-Foo",
+        "",
+        "a b",
+        "a:b",
+        "a\r\nb",
+        "é",
+    ],
+)
+def test_a_listing_cannot_ask_for_these(name: str) -> None:
+    assert not is_forwardable(name)
+    sent = upstream_headers([(name.lower().encode(), b"v")], gateway_name=GATEWAY, forward_headers=(name,))
+    assert len(sent) == 2
+
+
+def test_forwards_what_the_listing_asks_for_in_order_and_with_duplicates() -> None:
+    headers = [(b"x-a", b"1"), (b"accept", b"*/*"), (b"x-a", "ü".encode()), (b"authorization", b"Bearer t")]
+    assert upstream_headers(headers, gateway_name=GATEWAY, forward_headers=("X-A", "Authorization")) == [
+        ("X-A", "1"),
+        ("Accept", "*/*"),
+        ("X-A", "ü"),
+        ("Authorization", "Bearer t"),
+        ("CDN-Loop", GATEWAY),
+        ("Via", f"1.1 {GATEWAY}"),
+    ]
+
+
+@pytest.mark.parametrize("value", [b"Payment abc", b"payment abc", b"Payment", b" PAYMENT x"])
+def test_a_payment_in_authorization_never_leaves(value: bytes) -> None:
+    headers = [(b"authorization", value)]
+    assert len(upstream_headers(headers, gateway_name=GATEWAY, forward_headers=("Authorization",))) == 2
+
+
+def test_connection_strips_what_it_names() -> None:
+    headers = [(b"accept", b"a"), (b"user-agent", b"u"), (b"connection", b"close, Accept")]
+    assert [name for name, _ in upstream_headers(headers, gateway_name=GATEWAY)] == [
+        "User-Agent",
+        "CDN-Loop",
+        "Via",
+    ]
+
+
+def test_the_secret_replaces_the_callers_header_and_cannot_be_nominated_away() -> None:
+    headers = [(b"x-api-key", b"mine"), (b"connection", b"x-api-key")]
+    sent = upstream_headers(
+        headers, gateway_name=GATEWAY, forward_headers=("X-Api-Key",), secret=("x-API-key", "s3")
+    )
+    assert [(n, v) for n, v in sent if n.lower() == "x-api-key"] == [("x-API-key", "s3")]
+
+
+def test_the_loop_list_only_grows() -> None:
+    sent = upstream_headers([(b"cdn-loop", b"a; x=1, b"), (b"cdn-loop", b"c")], gateway_name=GATEWAY)
+    assert ("CDN-Loop", f"a; x=1, b, c, {GATEWAY}") in sent
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (b"gw.example", True),
+        (b"other, GW.Example", True),
+        (b"gw.example; v=1", True),
+        (b"a,gw.example;x,b", True),
+        (b"gw.example.org", False),
+        (b"not-gw.example", False),
+        (b'other; note="x gw.example"', False),
+        (b"", False),
+    ],
+)
+def test_sees_its_own_mark(value: bytes, expected: bool) -> None:
+    assert is_loop([(b"accept", b"a"), (b"CDN-Loop", value)], GATEWAY) is expected
+
+
+# ---------------------------------------------------------------------- back to the caller
+
+GUARDS = {
+    b"x-content-type-options",
+    b"content-security-policy",
+    b"access-control-allow-origin",
+    b"access-control-expose-headers",
+}
+
+
+def _returned(raw: Headers, *, keep_length: bool = False) -> Headers:
+    answer = caller_headers(
+        raw, keep_length=keep_length, endpoint=ENDPOINT, target="/v1/x?q=1", gateway_path=PATH
+    )
+    return [header for header in answer if header[0] not in GUARDS]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        b"connection",
+        b"keep-alive",
+        b"transfer-encoding",
+        b"te",
+        b"trailer",
+        b"upgrade",
+        b"proxy-authenticate",
+        b"content-length",
+        b"set-cookie",
+        b"Set-Cookie2",
+        b"strict-transport-security",
+        b"clear-site-data",
+        b"public-key-pins",
+        b"alt-svc",
+        b"nel",
+        b"report-to",
+        b"service-worker-allowed",
+        b"content-security-policy-report-only",
+        b"tollway-call-id",
+        b"Tollway-Payment-State",
+        b"tollway-anything",
+        b"x-payment-response",
+        b"X-PAYMENT-RESPONSE",
+        b"payment-required",
+        b"PAYMENT-RESPONSE",
+        b"payment-receipt",
+        b"payment-signature",
+        b"x-payment",
+        b"settlement-overrides",
+        b"idempotency-replayed",
+        b"proxy-status",
+        b"x-request-id",
+        b"access-control-allow-origin",
+        b"access-control-allow-credentials",
+        b"access-control-expose-headers",
+        b"sign-in-with-x",
+    ],
+)
+def test_drops_what_only_the_gateway_may_say(name: bytes) -> None:
+    assert _returned([(name, b"x")]) == [(b"cache-control", b"private, no-store")]
+
+
+def test_passes_the_rest_through_in_order() -> None:
+    raw = [
+        (b"Content-Type", b"text/html"),
+        (b"ETag", b'"1"'),
+        (b"Content-Encoding", b"gzip"),
+        (b"Vary", b"a"),
+        (b"Vary", b"b"),
+        (b"X-Any", b"\xff\tz"),
+        (b"WWW-Authenticate", b'Basic realm="x"'),
+        (b"Cache-Control", b"public"),
+    ]
+    assert _returned(raw) == [(name.lower(), value) for name, value in raw]
+
+
+def test_a_length_goes_through_once_and_only_when_asked() -> None:
+    raw = [(b"Content-Length", b"3"), (b"Cache-Control", b"x"), (b"Content-Length", b"4")]
+    assert _returned(raw) == [(b"cache-control", b"x")]
+    assert _returned(raw, keep_length=True) == [(b"content-length", b"3"), (b"cache-control", b"x")]
+    assert (b"content-length", b"+3") not in _returned([(b"content-length", b"+3")], keep_length=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        (b"x-a", b"a\x01b"),
+        (b"x-a", b"a\r\nset-cookie: b"),
+        (b"x-a", b"\x00"),
+        (b"x-a", b"\x7f"),
+        (b"", b"v"),
+        (b"a b", b"v"),
+        (b"a:b", b"v"),
+        (b"\xc3\xa9", b"v"),
+        (b"www-authenticate", b"Payment id=1"),
+        (b"www-authenticate", b'Basic realm="x", payment id=1'),
+    ],
+)
+def test_drops_headers_that_would_break_or_deceive(name: bytes, value: bytes) -> None:
+    assert _returned([(name, value), (b"cache-control", b"x")]) == [(b"cache-control", b"x")]
+
+
+def test_connection_strips_what_it_names_on_the_way_back() -> None:
+    raw = [(b"X-Hop", b"1"), (b"Connection", b"close, x-hop"), (b"X-End", b"2")]
+    assert _returned(raw)[0] == (b"x-end", b"2")
+
+
+def test_every_answer_is_guarded_once() -> None:
+    answer = caller_headers(
+        [(b"content-security-policy", b"script-src *"), (b"x-content-type-options", b"sniff")],
+        keep_length=False,
+        endpoint=ENDPOINT,
+        target="/v1",
+        gateway_path=PATH,
+    )
+    names = [name for name, _ in answer]
+    assert all(names.count(name) == 1 for name in GUARDS)
+    assert dict(answer)[b"content-security-policy"].startswith(b"sandbox")
+    assert dict(answer)[b"access-control-allow-origin"] == b"*"
+    assert b"Tollway-Payment-State" in dict(answer)[b"access-control-expose-headers"]
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (b"https://api.example.com/v1/y?a=1#f", PATH.encode() + b"/y?a=1#f"),
+        (b"https://API.example.com:443/v1/y", PATH.encode() + b"/y"),
+        (b"/v1/y", PATH.encode() + b"/y"),
+        (b"/v1", PATH.encode()),
+        (b"/v1/", PATH.encode() + b"/"),
+        (b"y", PATH.encode() + b"/y"),
+        (b"./a/../y", PATH.encode() + b"/y"),
+        (b"?p=2", PATH.encode() + b"/x?p=2"),
+        (b"//api.example.com/v1/y", PATH.encode() + b"/y"),
+        (b"/v10/y", b"https://api.example.com/v10/y"),
+        (b"../y", b"https://api.example.com/y"),
+        (b"/v1/%2e%2e/y", b"https://api.example.com/y"),
+        (b"/login", b"https://api.example.com/login"),
+        (b"http://api.example.com/v1/y", b"http://api.example.com/v1/y"),
+        (b"https://other.example/v1/y?q#f", b"https://other.example/v1/y?q#f"),
+        (b"//other.example/x", b"https://other.example/x"),
+        (b"https://user:pw@other.example/x", b"https://other.example/x"),
+        (b"javascript:alert(1)", None),
+        (b"data:text/html,x", None),
+        (b"https://[bad", None),
+        (b"\xff", None),
+    ],
+)
+def test_a_location_under_the_endpoint_becomes_the_gateways(value: bytes, expected: bytes | None) -> None:
+    found = rewrite_location(value, endpoint=ENDPOINT, target="/v1/x?q=1", gateway_path=PATH)
+    assert found == expected
+
+
+def test_the_secret_parameter_does_not_come_back_in_a_location() -> None:
+    found = rewrite_location(
+        b"/v1/y?a=1&k%65y=s3cret&key&b=2", endpoint=ENDPOINT, target="/v1/x", gateway_path=PATH, secret="key"
+    )
+    assert found == PATH.encode() + b"/y?a=1&b=2"
