@@ -55,6 +55,7 @@ class Code(StrEnum):
     UPSTREAM_UNREACHABLE = "upstream_unreachable"
     UPSTREAM_BAD_RESPONSE = "upstream_bad_response"
     UPSTREAM_PAYMENT_REQUIRED = "upstream_payment_required"
+    PAYMENT_OUTCOME_UNKNOWN = "payment_outcome_unknown"
     CHAIN_UNAVAILABLE = "chain_unavailable"
     STORAGE_UNAVAILABLE = "storage_unavailable"
     API_PAUSED = "api_paused"

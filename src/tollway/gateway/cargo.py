@@ -1,0 +1,139 @@
+"""The request's body on its way through: read ahead, streamed, or streamed under a promised digest.
+
+A body that a signature covers is never let through whole before its digest is known to match: the last chunk is
+withheld until then. Nothing here decides what a body costs.
+"""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from Crypto.Hash import keccak
+
+from tollway.errors import Code, FieldError, Problem
+from tollway.gateway.exchange import BodyRefused, RequestBody
+from tollway.identifiers import keccak256
+from tollway.limits import Limits
+
+EMPTY_BODY_HASH = keccak256(b"")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cargo:
+    """`content` for the dialer and its `length` when known. `body_hash` None: streamed, so known only at its end."""
+
+    content: bytes | AsyncIterator[bytes] | None
+    length: int | None
+    body_hash: bytes | None
+
+
+NO_CARGO = Cargo(content=None, length=0, body_hash=EMPTY_BODY_HASH)
+
+
+def check_size(body: RequestBody, limits: Limits) -> Problem | None:
+    """A body that says itself that it is too long is refused before anything is read or paid."""
+    if body.length is not None and body.length > limits.upload_bytes_max:
+        return _too_large(limits.upload_bytes_max)
+    return None
+
+
+async def load_promised(body: RequestBody, promised: bytes | None, *, limits: Limits) -> Cargo | Problem:
+    """The body of a call whose signature covers it: streamed when it names the hash, else read first (at most 1 MiB).
+
+    Raises CallerGone and BodyRefused from the body itself.
+    """
+    if not body.is_present:
+        if promised not in (None, EMPTY_BODY_HASH):
+            return _mismatch()
+        return NO_CARGO
+    if promised is None:
+        whole = await _read_whole(body, limits.bound_body_bytes_max)
+        if whole is None:
+            detail = f"must name bodyHash when the body is longer than {limits.bound_body_bytes_max} bytes"
+            return Problem(
+                code=Code.PAYLOAD_TOO_LARGE,
+                detail=f"X-Signature-Params {detail}.",
+                errors=(
+                    FieldError(code="body_hash_required", detail=detail, parameter="X-Signature-Params"),
+                ),
+                payment_state="none",
+            )
+        return Cargo(content=whole, length=len(whole), body_hash=keccak256(whole))
+    if body.length is not None and body.length <= limits.buffer_bytes:
+        whole = await _read_whole(body, limits.buffer_bytes)
+        if whole is None or keccak256(whole) != promised:
+            return _mismatch()
+        return Cargo(content=whole, length=len(whole), body_hash=promised)
+    return Cargo(
+        content=_stream_promised(body, promised, limits.upload_bytes_max),
+        length=body.length,
+        body_hash=promised,
+    )
+
+
+async def load_plain(body: RequestBody, *, limits: Limits) -> Cargo:
+    """The body of a call whose signature does not cover it: read ahead when it is small, else streamed."""
+    if not body.is_present:
+        return NO_CARGO
+    if body.length is not None and body.length <= limits.buffer_bytes:
+        whole = await _read_whole(body, limits.buffer_bytes)
+        assert whole is not None  # the server holds the caller to the length that it gave
+        return Cargo(content=whole, length=len(whole), body_hash=keccak256(whole))
+    return Cargo(content=_stream(body, limits.upload_bytes_max), length=body.length, body_hash=None)
+
+
+async def _read_whole(body: RequestBody, bytes_max: int) -> bytes | None:
+    chunks: list[bytes] = []
+    size = 0
+    while chunk := await body.read_chunk():
+        size += len(chunk)
+        if size > bytes_max:
+            return None
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+async def _stream(body: RequestBody, bytes_max: int) -> AsyncIterator[bytes]:
+    size = 0
+    while chunk := await body.read_chunk():
+        size += len(chunk)
+        if size > bytes_max:
+            raise BodyRefused(_too_large(bytes_max))
+        yield chunk
+
+
+async def _stream_promised(body: RequestBody, promised: bytes, bytes_max: int) -> AsyncIterator[bytes]:
+    digest = keccak.new(digest_bits=256)
+    withheld = b""
+    async for chunk in _stream(body, bytes_max):
+        digest.update(chunk)
+        if withheld:
+            yield withheld
+        withheld = chunk
+    if digest.digest() != promised:
+        raise BodyRefused(_mismatch())
+    if withheld:
+        yield withheld
+
+
+def _too_large(bytes_max: int) -> Problem:
+    return Problem(
+        code=Code.PAYLOAD_TOO_LARGE,
+        detail=f"The body is longer than {bytes_max} bytes.",
+        payment_state="none",
+    )
+
+
+def _mismatch() -> Problem:
+    return Problem(
+        code=Code.INVALID_REQUEST,
+        detail="The body does not have the bodyHash that X-Signature-Params names.",
+        reason="body_hash_mismatch",
+        errors=(
+            FieldError(
+                code="body_hash_mismatch",
+                detail="is not the keccak-256 of the body",
+                parameter="X-Signature-Params",
+            ),
+        ),
+        payment_state="none",
+    )

@@ -1,0 +1,103 @@
+"""One request and its answer, free of the server's protocol: what the door hands in, what the passage hands back."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from tollway.errors import Problem
+from tollway.gateway.target import Target
+from tollway.identifiers import ListingId
+from tollway.ledger.call import Delivery
+from tollway.money import Price
+from tollway.registry.listing import Shelf
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class CallerGone(Exception):
+    """The caller closed the connection before the whole request was here."""
+
+
+class BodyRefused(Exception):
+    """The request's body breaks a rule; `problem` says which. What was sent upstream so far is cut off."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        super().__init__(problem.detail)
+
+
+class RequestBody(Protocol):
+    """The body as it comes in. `length` is None when the caller did not say; `is_present` False when there is none."""
+
+    is_present: bool
+    length: int | None
+    bytes_read: int
+
+    async def read_chunk(self) -> bytes:
+        """The next bytes; b"" once, at the end. Raises CallerGone, and BodyRefused when it comes too slowly."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IncomingCall:
+    """What the door has parsed and nothing has judged yet. Header names in lower case."""
+
+    method: str
+    listing_id: ListingId
+    target: Target
+    headers: Sequence[tuple[bytes, bytes]]
+    body: RequestBody
+    client_address: str
+    request_id: str
+    received_ms: int
+
+    def find_header(self, name: bytes) -> bytes | None:
+        return next((value for key, value in self.headers if key == name), None)
+
+
+class AnswerBody(Protocol):
+    """The rest of an upstream's answer, on its way."""
+
+    async def read_chunk(self) -> bytes:
+        """The next bytes; b"" once, at the true end. Raises UpstreamBadResponse or UpstreamTimeout when it is cut."""
+        ...
+
+    def end(self, delivery: Delivery, response_bytes: int) -> None:
+        """Called once, however it ends: frees the connection and notes in the books what reached the caller."""
+        ...
+
+
+@dataclass(slots=True, kw_only=True)
+class Answer:
+    """The upstream's answer. `first`: the part of the body that came with the head; `rest` None when that is all."""
+
+    status: int
+    headers: Headers
+    first: bytes = b""
+    rest: AnswerBody | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """The terms that an unpaid call is answered with."""
+
+    shelf: Shelf
+    price: Price
+    expires_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declined:
+    """The gateway itself answers. `offer` only with codes that may ask for money (the law about 402)."""
+
+    problem: Problem
+    offer: Offer | None = None
+    headers: Headers = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Abandoned:
+    """The caller is gone; nobody is there to be answered."""
+
+
+Outcome = Answer | Declined | Abandoned

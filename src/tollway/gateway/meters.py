@@ -1,0 +1,71 @@
+"""Meters at the passage: look-ups on chains, free calls, a listing's own rate, and the budget of failed calls.
+
+Rates protect the gateway and providers; nothing about money depends on them. Windows slide (`limits` package).
+"""
+
+import math
+import time
+
+from limits import RateLimitItem, RateLimitItemPerMinute, RateLimitItemPerSecond
+from limits.storage import MemoryStorage
+from limits.strategies import MovingWindowRateLimiter
+
+from tollway.identifiers import Address, ListingId
+from tollway.limits import Limits
+from tollway.registry.listing import RateLimit
+
+
+class Meters:
+    """Counts per process. Not for money."""
+
+    def __init__(self, *, limits: Limits) -> None:
+        self._limiter = MovingWindowRateLimiter(MemoryStorage())
+        self._lookups = RateLimitItemPerMinute(limits.lookups_per_minute, namespace="lookup")
+        self._free = RateLimitItemPerMinute(limits.free_calls_per_minute, namespace="free")
+        self._failed = RateLimitItemPerSecond(
+            limits.failed_calls_per_window, limits.failed_calls_window_s, namespace="failed"
+        )
+        # Only a key that failed lately is worth asking the limiter about: most never have.
+        self._failing: set[str] = set()
+
+    def charge(self, *, client_address: str, signer: str) -> int | None:
+        """One look-up on a chain, per client address and per signer. Seconds to wait, or None when it is allowed."""
+        return self._hit(self._lookups, f"address:{client_address}") or self._hit(
+            self._lookups, f"signer:{signer}"
+        )
+
+    def charge_free_call(self, client_address: str, listing_id: ListingId) -> int | None:
+        return self._hit(self._free, client_address, listing_id)
+
+    def charge_listing(self, rate: RateLimit, listing_id: ListingId, payer: Address) -> int | None:
+        item = RateLimitItemPerSecond(rate.calls, rate.per_s, namespace="listing")
+        return self._hit(item, listing_id, str(payer))
+
+    def failed_budget_wait_s(
+        self, *, payer: Address, client_address: str, listing_id: ListingId
+    ) -> int | None:
+        """Seconds until calls are accepted again, when the wallet, the address or the listing has failed too often."""
+        waits = [
+            self._wait_s(self._failed, key)
+            for key in _failure_keys(payer, client_address, listing_id)
+            if key in self._failing and not self._limiter.test(self._failed, key)
+        ]
+        return max(waits, default=None)
+
+    def note_failed(self, *, payer: Address, client_address: str, listing_id: ListingId) -> None:
+        """A run that ended unbilled or unknown."""
+        if len(self._failing) > 100_000:
+            self._failing.clear()
+        for key in _failure_keys(payer, client_address, listing_id):
+            self._failing.add(key)
+            self._limiter.hit(self._failed, key)
+
+    def _hit(self, item: RateLimitItem, *key: str) -> int | None:
+        return None if self._limiter.hit(item, *key) else self._wait_s(item, *key)
+
+    def _wait_s(self, item: RateLimitItem, *key: str) -> int:
+        return max(1, math.ceil(self._limiter.get_window_stats(item, *key).reset_time - time.time()))
+
+
+def _failure_keys(payer: Address, client_address: str, listing_id: ListingId) -> tuple[str, str, str]:
+    return f"wallet:{payer.hex()}", f"address:{client_address}", f"listing:{listing_id}"

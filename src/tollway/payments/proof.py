@@ -1,0 +1,141 @@
+"""What a caller shows as proof of payment on the `tx` rail: header text -> a frozen record. Pure.
+
+It says nothing about whether the proof is any good: that is the verdict's business.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tollway.errors import Code, FieldError, Problem
+from tollway.identifiers import ChainId, TxHash, parse_network
+from tollway.identity.signatures import parse_signature
+
+_WORD = re.compile(r"0[xX][0-9a-fA-F]{64}")
+_UNIX_TIME = re.compile(r"0|[1-9][0-9]{0,11}")
+
+TX_HEADER = b"x-payment-tx"
+SIGNATURE_HEADER = b"x-signature"
+PARAMS_HEADER = b"x-signature-params"
+NETWORK_HEADER = b"x-payment-network"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Binding:
+    """The part of `X-Signature-Params` that ties a signature to one request.
+
+    `valid_until` in unix seconds. `body_hash`: keccak-256 of the body, or None when the gateway reads the body first.
+    """
+
+    valid_until: int
+    nonce: bytes
+    body_hash: bytes | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """A transaction hash and a signature that is said to be its payer's. `binding` None: the plain form."""
+
+    tx_hash: TxHash
+    signature: bytes = field(repr=False)
+    binding: Binding | None
+    chain_id: ChainId | None
+
+
+def parse_proof(headers: Sequence[tuple[bytes, bytes]]) -> Proof | Problem | None:
+    """The proof in a request's headers (names in lower case): a proof, None when none is shown, or what is wrong.
+
+    Source: the HTTP contract, "Gateway call"; duplicated, malformed and incomplete headers are `invalid_request`.
+    """
+    shown: dict[bytes, bytes] = {}
+    for name, value in headers:
+        if name in _PROOF_HEADERS:
+            if name in shown:
+                return _malformed(name, "duplicated", "stands more than once; send exactly one")
+            shown[name] = value
+    if not shown:
+        return None
+    if TX_HEADER not in shown and SIGNATURE_HEADER not in shown and PARAMS_HEADER not in shown:
+        return None  # X-Payment-Network alone proves nothing and asks for nothing
+    for name in (TX_HEADER, SIGNATURE_HEADER):
+        if name not in shown:
+            return _malformed(name, "missing", "is missing; X-Payment-Tx and X-Signature go together")
+    return _parse_shown(shown)
+
+
+_PROOF_HEADERS = frozenset({TX_HEADER, SIGNATURE_HEADER, PARAMS_HEADER, NETWORK_HEADER})
+_DISPLAY = {
+    TX_HEADER: "X-Payment-Tx",
+    SIGNATURE_HEADER: "X-Signature",
+    PARAMS_HEADER: "X-Signature-Params",
+    NETWORK_HEADER: "X-Payment-Network",
+}
+
+
+def _parse_shown(shown: dict[bytes, bytes]) -> Proof | Problem:
+    try:
+        tx_hash = TxHash.parse(shown[TX_HEADER].decode("ascii"))
+    except ValueError:
+        return _malformed(TX_HEADER, "malformed", "must be 0x followed by 64 hex digits")
+    try:
+        signature = parse_signature(shown[SIGNATURE_HEADER].decode("ascii")).raw
+    except ValueError as exc:
+        return _malformed(SIGNATURE_HEADER, "malformed", f"cannot count: {exc}")
+    binding: Binding | None = None
+    if PARAMS_HEADER in shown:
+        try:
+            binding = parse_binding(shown[PARAMS_HEADER].decode("ascii"))
+        except ValueError as exc:
+            return _malformed(PARAMS_HEADER, "malformed", str(exc))
+    chain_id: ChainId | None = None
+    if NETWORK_HEADER in shown:
+        try:
+            chain_id = parse_network(shown[NETWORK_HEADER].decode("ascii"))
+        except ValueError:
+            return _malformed(NETWORK_HEADER, "malformed", "must be a CAIP-2 network such as eip155:8453")
+    return Proof(tx_hash=tx_hash, signature=signature, binding=binding, chain_id=chain_id)
+
+
+def parse_binding(text: str) -> Binding:
+    """`v=1;validUntil=<unix s>;nonce=0x…[;bodyHash=0x…]`, each member once. Raises ValueError saying what is wrong."""
+    members: dict[str, str] = {}
+    for part in text.split(";"):
+        key, separator, value = part.strip(" ").partition("=")
+        if not separator or key in members:
+            raise ValueError("must be v=1;validUntil=…;nonce=0x… with each member once")
+        members[key] = value
+    if members.pop("v", None) != "1":
+        raise ValueError("must begin with v=1")
+    valid_until = members.pop("validUntil", "")
+    nonce = members.pop("nonce", "")
+    body_hash = members.pop("bodyHash", None)
+    if members:
+        raise ValueError(f"has unknown members: {', '.join(sorted(members))[:80]}")
+    if not _UNIX_TIME.fullmatch(valid_until):
+        raise ValueError("needs validUntil in whole unix seconds")
+    if not _WORD.fullmatch(nonce):
+        raise ValueError("needs nonce as 0x followed by 64 hex digits")
+    if body_hash is not None and not _WORD.fullmatch(body_hash):
+        raise ValueError("has a bodyHash that is not 0x followed by 64 hex digits")
+    return Binding(
+        valid_until=int(valid_until),
+        nonce=bytes.fromhex(nonce[2:]),
+        body_hash=bytes.fromhex(body_hash[2:]) if body_hash is not None else None,
+    )
+
+
+def format_binding(binding: Binding) -> str:
+    """The header text that `parse_binding` reads."""
+    text = f"v=1;validUntil={binding.valid_until};nonce=0x{binding.nonce.hex()}"
+    return text if binding.body_hash is None else f"{text};bodyHash=0x{binding.body_hash.hex()}"
+
+
+def _malformed(header: bytes, code: str, detail: str) -> Problem:
+    name = _DISPLAY[header]
+    return Problem(
+        code=Code.INVALID_REQUEST,
+        detail=f"{name} {detail}.",
+        reason=f"{code}_header",
+        errors=(FieldError(code=code, detail=detail, parameter=name),),
+        payment_state="none",
+    )

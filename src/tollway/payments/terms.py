@@ -1,0 +1,94 @@
+"""What a call costs and to whom, over time: the terms rule. Pure.
+
+A listing may be edited between the moment a caller reads a price and the moment the payment is shown. The rule makes
+sure that no such edit costs the caller: a call costs the lowest paid price in force lately, and a payment counts if
+its payee was the listing's `payTo` lately.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tollway.chain.rules import ChainRules
+from tollway.identifiers import Address
+from tollway.limits import Limits
+from tollway.money import Asset, Price
+from tollway.registry.listing import ChargeOn, Terms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tariff:
+    """One version of a listing's terms with the price that it asks for one particular operation."""
+
+    terms: Terms
+    price: Price
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Payee:
+    """A wallet whose payments count, and since when (unix seconds) it has been the listing's."""
+
+    address: Address
+    since_s: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Due:
+    """What a call costs in one asset. `charge_on` is the rule of the version whose price is charged."""
+
+    asset: Asset
+    price: Price
+    units: int
+    charge_on: ChargeOn
+
+
+def find_due(
+    tariffs: Sequence[Tariff], asset: Asset, *, now_ms: int, limits: Limits, first_block_s: int | None
+) -> Due | None:
+    """The lowest paid price in `asset`'s currency in force within the last ten minutes.
+
+    `first_block_s`: the block time of a payment that has bought nothing yet; its first call costs the lowest price
+    since ten minutes before that block. None when no version in that time asked for this currency.
+    """
+    moment_ms = now_ms if first_block_s is None else min(now_ms, first_block_s * 1000)
+    since_ms = moment_ms - limits.price_memory_s * 1000
+    counting = [
+        tariff
+        for tariff in tariffs
+        if tariff.terms.currency == asset.symbol
+        and not tariff.price.is_free
+        and tariff.terms.is_in_force_since(since_ms)
+    ]
+    if not counting:
+        return None
+    cheapest = min(counting, key=lambda tariff: tariff.price.nano)
+    return Due(
+        asset=asset,
+        price=cheapest.price,
+        units=cheapest.price.units_in(asset),
+        charge_on=cheapest.terms.charge_on,
+    )
+
+
+def find_payees(versions: Sequence[Terms], *, block_time_s: int, limits: Limits) -> tuple[Payee, ...]:
+    """Every wallet that was the listing's `payTo` at any moment from 24 hours before the payment's block until now."""
+    since_ms = (block_time_s - limits.payee_memory_s) * 1000
+    first_seen: dict[Address, int] = {}
+    for version in versions:
+        known = first_seen.get(version.pay_to)
+        first_seen[version.pay_to] = version.since_ms if known is None else min(known, version.since_ms)
+    counting = dict.fromkeys(v.pay_to for v in versions if v.is_in_force_since(since_ms))
+    return tuple(Payee(address=address, since_s=first_seen[address] // 1000) for address in counting)
+
+
+def find_assets(
+    versions: Sequence[Terms], rules: ChainRules, *, now_ms: int, limits: Limits
+) -> tuple[Asset, ...]:
+    """The assets on one network in which the listing was for sale lately, the current ones first."""
+    since_ms = now_ms - limits.payee_memory_s * 1000
+    assets = (
+        asset
+        for version in versions
+        if version.is_in_force_since(since_ms) and rules.chain_id in version.networks
+        for asset in rules.assets_of(version.currency)
+    )
+    return tuple(dict.fromkeys(assets))

@@ -1,0 +1,233 @@
+"""The verdict on a transaction: does it pay for this listing, and how much, and is it settled enough? Pure.
+
+A closed set of outcomes; whatever is not clearly accepted is refused or pending. The checks read as a list. Nothing
+the caller says counts here: only what the chain says, what the listing's terms say, and who signed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tollway.chain.reader import ChainFacts
+from tollway.chain.rules import ChainRules
+from tollway.chain.tokens import authorizers, parse_transfers
+from tollway.identifiers import ZERO_ADDRESS, Address
+from tollway.ledger.call import NewPayment
+from tollway.limits import Limits
+from tollway.money import UNITS_MAX, Asset
+from tollway.payments.terms import Payee
+
+
+class Reason(StrEnum):
+    """Why a transaction is not a payment for this listing. Public (`reason` of `payment_verification_failed`)."""
+
+    TRANSACTION_FAILED = "transaction_failed"
+    WRONG_CHAIN = "wrong_chain"
+    WRONG_TOKEN = "wrong_token"  # noqa: S105 - a reason, not a secret
+    WRONG_RECIPIENT = "wrong_recipient"
+    INTERNAL_TRANSFER = "internal_transfer"
+    AUTHORIZATION_TRANSFER = "authorization_transfer"
+    NO_TRANSFER = "no_transfer"
+    RETURNED = "returned"  # the payee sent it back in the same transaction
+    BELOW_LEDGER_UNIT = "below_ledger_unit"
+    AMOUNT_TOO_LARGE = "amount_too_large"
+    BEFORE_LISTING = "before_listing"
+    BLOCK_IN_FUTURE = "block_in_future"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What a verdict is asked about: the payments of one transaction to one listing on one network.
+
+    `assets`: accepted ones on that chain. `age_credit_s`: for how long of the payment's life no gateway was ready.
+    `is_admitted`: the operator or the provider lets it be shown late. `held_before_s`: a restore of the database
+    makes older transactions suspect until they are admitted.
+    """
+
+    rules: ChainRules
+    assets: tuple[Asset, ...]
+    payees: tuple[Payee, ...]
+    now_s: int
+    age_credit_s: int = 0
+    is_admitted: bool = False
+    held_before_s: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accepted:
+    """What the signer paid, a row per asset and payee; never empty."""
+
+    payments: tuple[NewPayment, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pending:
+    """Right so far, but not deep enough, or its block is not the canonical one any more. Ask again."""
+
+    confirmations: int
+    needed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotThePayer:
+    """It does pay for the listing, but another wallet paid."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TooOld:
+    """First shown too long after its block."""
+
+    age_s: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldByRestore:
+    """Mined before the database was restored: it may have been spent in the part that is lost."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    reason: Reason
+
+
+Verdict = Accepted | Pending | NotThePayer | TooOld | HeldByRestore | Refused
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Movement:
+    """Value that one wallet moved to one payee in one asset; `base_units` net of what came straight back."""
+
+    asset: Asset
+    payer: Address
+    payee: Payee
+    base_units: int
+    is_by_authorization: bool
+
+
+def find_movements(facts: ChainFacts, question: Question) -> tuple[Movement, ...]:
+    """Every (asset, payer, payee) of the transaction with an accepted asset and a payee that counts."""
+    found: list[Movement] = []
+    for asset in question.assets:
+        found += (
+            _native(facts, asset, question.payees) if asset.token is None else _token(facts, asset, question)
+        )
+    return tuple(found)
+
+
+def judge(facts: ChainFacts, question: Question, signers: Sequence[Address], *, limits: Limits) -> Verdict:
+    """The verdict on one mined transaction for a caller who is any of `signers`.
+
+    Shapes: amounts become ledger units, floored once per sum. Source: the payments design, "The verdict".
+    """
+    if facts.chain_id != question.rules.chain_id:
+        return Refused(reason=Reason.WRONG_CHAIN)
+    if not facts.succeeded:
+        return Refused(reason=Reason.TRANSACTION_FAILED)
+    movements = find_movements(facts, question)
+    if not movements:
+        return Refused(reason=_explain_nothing_moved(facts, question))
+    mine = [m for m in movements if m.payer in signers and m.payer != ZERO_ADDRESS]
+    if not mine:
+        return NotThePayer()
+    unauthorized = [m for m in mine if not m.is_by_authorization]
+    if not unauthorized:
+        return Refused(reason=Reason.AUTHORIZATION_TRANSFER)
+    if facts.block_time > question.now_s + limits.payee_slack_s:
+        return Refused(reason=Reason.BLOCK_IN_FUTURE)
+    timely = [m for m in unauthorized if facts.block_time >= m.payee.since_s - limits.payee_slack_s]
+    if not timely:
+        return Refused(reason=Reason.BEFORE_LISTING)
+    payments = [(m.asset, _new_payment(facts, m)) for m in timely if m.base_units > 0]
+    if not payments:
+        return Refused(reason=Reason.RETURNED)
+    worth = [(asset, payment) for asset, payment in payments if payment.value_units > 0]
+    if not worth:
+        return Refused(reason=Reason.BELOW_LEDGER_UNIT)
+    if any(payment.value_units > UNITS_MAX for _, payment in worth):
+        return Refused(reason=Reason.AMOUNT_TOO_LARGE)
+    return _judge_time(facts, question, worth, limits)
+
+
+def _judge_time(
+    facts: ChainFacts, question: Question, worth: list[tuple[Asset, NewPayment]], limits: Limits
+) -> Verdict:
+    needed = max(question.rules.confirmations_for(asset, payment.value_units) for asset, payment in worth)
+    if facts.canonical_hash != facts.block_hash or facts.confirmations < needed:
+        depth = facts.confirmations if facts.canonical_hash == facts.block_hash else 0
+        return Pending(confirmations=max(depth, 0), needed=needed)
+    if question.is_admitted:
+        return Accepted(payments=tuple(payment for _, payment in worth))
+    if question.held_before_s is not None and facts.block_time <= question.held_before_s:
+        return HeldByRestore()
+    age_s = question.now_s - facts.block_time - question.age_credit_s
+    if age_s > limits.payment_age_s:
+        return TooOld(age_s=age_s)
+    return Accepted(payments=tuple(payment for _, payment in worth))
+
+
+def _token(facts: ChainFacts, asset: Asset, question: Question) -> list[Movement]:
+    assert asset.token is not None
+    transfers = parse_transfers(facts.logs, token=asset.token)
+    authorized = authorizers(facts.logs, token=asset.token)
+    found: list[Movement] = []
+    for payee in question.payees:
+        payers = dict.fromkeys(t.sender for t in transfers if t.recipient == payee.address)
+        for payer in payers:
+            if payer == payee.address:
+                continue  # a wallet that pays itself has paid nobody
+            paid = sum(t.base_units for t in transfers if (t.sender, t.recipient) == (payer, payee.address))
+            back = sum(t.base_units for t in transfers if (t.sender, t.recipient) == (payee.address, payer))
+            found.append(
+                Movement(
+                    asset=asset,
+                    payer=payer,
+                    payee=payee,
+                    base_units=paid - back,
+                    is_by_authorization=payer in authorized,
+                )
+            )
+    return found
+
+
+def _native(facts: ChainFacts, asset: Asset, payees: tuple[Payee, ...]) -> list[Movement]:
+    """Only the transaction's own value counts: a transfer inside a contract leaves no log that proves it."""
+    return [
+        Movement(
+            asset=asset, payer=facts.sender, payee=payee, base_units=facts.value, is_by_authorization=False
+        )
+        for payee in payees
+        if facts.recipient == payee.address and facts.value > 0 and facts.sender != payee.address
+    ]
+
+
+def _new_payment(facts: ChainFacts, movement: Movement) -> NewPayment:
+    return NewPayment(
+        chain_id=facts.chain_id,
+        tx_hash=facts.tx_hash,
+        asset=movement.asset.key,
+        payer=movement.payer,
+        payee=movement.payee.address,
+        value_units=movement.asset.floor_to_ledger(movement.base_units),
+        block_number=facts.block_number,
+        block_hash=facts.block_hash,
+        block_time=facts.block_time,
+        is_final=facts.finalized_number >= facts.block_number,
+    )
+
+
+def _explain_nothing_moved(facts: ChainFacts, question: Question) -> Reason:
+    """The most helpful reason for a transaction that moved nothing to a payee in an accepted asset."""
+    payees = {payee.address for payee in question.payees}
+    tokens = {asset.token for asset in question.assets if asset.token is not None}
+    accepted = [t for token in tokens for t in parse_transfers(facts.logs, token=token)]
+    if accepted:
+        return Reason.WRONG_RECIPIENT
+    foreign = {log.address for log in facts.logs} - tokens
+    others = [t for token in foreign for t in parse_transfers(facts.logs, token=token)]
+    if any(t.recipient in payees for t in others) or (facts.recipient in payees and facts.value > 0):
+        return Reason.WRONG_TOKEN
+    if any(asset.token is None for asset in question.assets) and facts.value > 0:
+        return Reason.WRONG_RECIPIENT
+    if others:
+        return Reason.WRONG_TOKEN
+    return Reason.NO_TRANSFER
