@@ -17,7 +17,6 @@ from tollway.identity.front_desk import FrontDesk
 from tollway.identity.http_signature import HttpProof, SignedRequest, read_http_proofs
 from tollway.identity.public_origin import PublicOrigin
 from tollway.identity.sessions import Session, SessionStore
-from tollway.identity.signatures import SignatureJudge
 from tollway.identity.signin import SignInProof, read_siwx
 from tollway.limits import Limits
 
@@ -49,7 +48,6 @@ class Authenticator:
     def __init__(
         self,
         store: SessionStore,
-        judge: SignatureJudge,
         desk: FrontDesk,
         *,
         origin: PublicOrigin,
@@ -57,7 +55,6 @@ class Authenticator:
         now_ms: Callable[[], int],
     ) -> None:
         self._store = store
-        self._judge = judge
         self._desk = desk
         self._origin = origin
         self._limits = limits
@@ -66,17 +63,17 @@ class Authenticator:
     async def authenticate(self, request: SignedRequest) -> Identity:
         """The wallet behind a request.
 
-        Raises `Refusal` (a 401 code, or `invalid_request` for a header that stands twice), `ChainUnavailable` when only
-        a chain could tell, and `StorageUnavailable`.
+        Raises `Refusal` (a 401 code, `invalid_request` for a header that stands twice, `rate_limited` for too many
+        questions to chains), `ChainUnavailable` when only a chain could tell, and `StorageUnavailable`.
         """
         now_ms = self._now_ms()
         https = _accepted(read_http_proofs(request, origin=self._origin, limits=self._limits, now_ms=now_ms))
         siwx = self._read_siwx(request)
-        token = _read_bearer(request)
+        token = read_bearer(request)
         for proof in https:
-            await self._verify_http(proof)
+            await self._verify_http(proof, client_address=request.client_address)
         if siwx is not None:
-            await self._desk.verify(siwx, now_ms=now_ms)
+            await self._desk.verify(siwx, client_address=request.client_address, now_ms=now_ms)
         session = None if token is None else await self._desk.find_session(token)
         identity = _agree(https, siwx, session)
         await self._spend(request, https, siwx, now_ms=now_ms)
@@ -96,9 +93,13 @@ class Authenticator:
             )
         return _accepted(read_siwx(header))
 
-    async def _verify_http(self, proof: HttpProof) -> None:
-        if not await self._judge.is_signed_by_visitor(
-            proof.address, proof.digest, proof.signature, [proof.chain_id]
+    async def _verify_http(self, proof: HttpProof, *, client_address: str) -> None:
+        if not await self._desk.is_signed_by(
+            proof.address,
+            proof.digest,
+            proof.signature,
+            chain_id=proof.chain_id,
+            client_address=client_address,
         ):
             raise Refusal(
                 Problem(
@@ -159,7 +160,7 @@ def _agree(https: tuple[HttpProof, ...], siwx: SignInProof | None, session: Sess
     return identities[0]
 
 
-def _read_bearer(request: SignedRequest) -> str | None:
+def read_bearer(request: SignedRequest) -> str | None:
     """The token of `Authorization: Bearer`; other schemes are not ours."""
     header = _single(request, "authorization")
     if header is None:

@@ -5,6 +5,7 @@ It proves who somebody is and nothing more; what a wallet may do is decided in o
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from tollway.errors import Code, FieldError, Problem, Refusal
 from tollway.identifiers import Address, ChainId
@@ -61,6 +62,12 @@ class Admission:
     expires_in_s: int
 
 
+class LookupMeter(Protocol):
+    """Counts look-ups on chains. Answers None when one more is allowed, else the seconds to wait."""
+
+    def charge(self, *, client_address: str, signer: str) -> int | None: ...
+
+
 class FrontDesk:
     """Safe to use from many tasks at once. `entropy(n)` gives n random bytes fit for secrets."""
 
@@ -68,6 +75,7 @@ class FrontDesk:
         self,
         store: SessionStore,
         judge: SignatureJudge,
+        meter: LookupMeter,
         *,
         origin: PublicOrigin,
         limits: Limits,
@@ -76,6 +84,7 @@ class FrontDesk:
     ) -> None:
         self._store = store
         self._judge = judge
+        self._meter = meter
         self._origin = origin
         self._limits = limits
         self._now_ms = now_ms
@@ -102,7 +111,7 @@ class FrontDesk:
         )
         return invitation
 
-    async def open_session(self, *, text: str, signature: bytes) -> Admission:
+    async def open_session(self, *, text: str, signature: bytes, client_address: str) -> Admission:
         """Opens a session for the wallet that signed. Raises Refusal; then the nonce is unspent, unless it was the nonce.
 
         Raises `ChainUnavailable` where only a chain could tell and it does not answer.
@@ -113,7 +122,8 @@ class FrontDesk:
             problem = Problem(code=Code.INVALID_SIGNATURE, detail=f"{exc}.", reason="invalid_siwx_payload")
             raise Refusal(problem) from exc
         now_ms = self._now_ms()
-        await self.verify(SignInProof(message=message, signature=signature), now_ms=now_ms)
+        proof = SignInProof(message=message, signature=signature)
+        await self.verify(proof, client_address=client_address, now_ms=now_ms)
         await self.spend(message, uris=(None, f"{self._origin}{SESSION_PATH}"), now_ms=now_ms)
         token = format_token(self._entropy(32))
         token_hash = hash_token(token)
@@ -147,14 +157,18 @@ class FrontDesk:
             Problem(code=Code.SESSION_EXPIRED, detail="The session is unknown or has ended; sign in again.")
         )
 
-    async def verify(self, proof: SignInProof, *, now_ms: int) -> None:
+    async def verify(self, proof: SignInProof, *, client_address: str, now_ms: int) -> None:
         """Raises Refusal unless the message is for this gateway, of now, and signed by the wallet that it names."""
         message = proof.message
         problem = check_sign_in(message, origin=self._origin, limits=self._limits, now_ms=now_ms)
         if problem is not None:
             raise Refusal(problem)
-        if not await self._judge.is_signed_by_visitor(
-            message.signer, message.digest, proof.signature, [message.chain_id]
+        if not await self.is_signed_by(
+            message.signer,
+            message.digest,
+            proof.signature,
+            chain_id=message.chain_id,
+            client_address=client_address,
         ):
             raise Refusal(
                 Problem(
@@ -163,6 +177,23 @@ class FrontDesk:
                     reason="invalid_siwx_signature",
                 )
             )
+
+    async def is_signed_by(
+        self, address: Address, digest: bytes, signature: bytes, *, chain_id: ChainId, client_address: str
+    ) -> bool:
+        """Key, contract or contract to be. Only a question to a chain is counted, and refused (`rate_limited`) when there
+        were too many of that client or about that wallet. Raises `ChainUnavailable`."""
+        if self._judge.is_chain_needed(address, digest, signature, [chain_id]):
+            wait_s = self._meter.charge(client_address=client_address, signer=str(address))
+            if wait_s is not None:
+                raise Refusal(
+                    Problem(
+                        code=Code.RATE_LIMITED,
+                        detail="Too many signatures that only a chain can judge.",
+                        retry_after_s=wait_s,
+                    )
+                )
+        return await self._judge.is_signed_by_visitor(address, digest, signature, [chain_id])
 
     async def spend(
         self, message: SignInMessage, *, uris: tuple[str | None, ...] | None, now_ms: int

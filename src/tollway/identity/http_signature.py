@@ -44,13 +44,17 @@ _DIGESTS: Mapping[str, Callable[[bytes], bytes]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignedRequest:
-    """A request as it came over the wire: the path undecoded, the query without its `?`, the whole body."""
+    """A request as it came over the wire: the path undecoded, the query without its `?`, the whole body.
+
+    `client_address`: whom look-ups on chains are counted against.
+    """
 
     method: str
     raw_path: bytes
     query: bytes
     headers: Sequence[tuple[bytes, bytes]] = field(repr=False)
     body: bytes = field(repr=False)
+    client_address: str = ""
 
     def field_lines(self, name: str) -> tuple[str, ...]:
         """Every line of that header, trimmed. `name` in lower case."""

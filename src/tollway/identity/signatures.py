@@ -164,6 +164,13 @@ class SignatureJudge:
         artifact = resources.files("tollway.identity.contracts").joinpath("SignatureValidator.json")
         self._validator = bytes.fromhex(json.loads(artifact.read_bytes())["bytecode"][2:])
 
+    def is_chain_needed(
+        self, address: Address, digest: bytes, signature: bytes, chain_ids: Sequence[ChainId]
+    ) -> bool:
+        """True when the key does not say yes by itself and a configured chain would be asked."""
+        is_askable = any(chain_id in self._chains.chain_ids for chain_id in chain_ids)
+        return is_askable and recover(digest, signature) != address
+
     async def is_signed_by(
         self, address: Address, digest: bytes, signature: bytes, chain_ids: Sequence[ChainId]
     ) -> bool:
