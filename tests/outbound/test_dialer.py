@@ -1,0 +1,974 @@
+"""The dialer against servers that lie, stall, reset and poison: sent at most once, claimed before the first byte."""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from tollway.errors import (
+    Code,
+    EndpointNotAllowed,
+    Refusal,
+    UpstreamBadResponse,
+    UpstreamTimeout,
+    UpstreamUnreachable,
+)
+from tollway.limits import DEFAULT_LIMITS, Limits
+from tollway.outbound.dialer import Dialer
+from tollway.outbound.policy import Endpoint, parse_endpoint
+from tollway.outbound.upstream import Progress, UpstreamRequest, UpstreamResponse
+
+LIMITS = replace(
+    DEFAULT_LIMITS, dns_deadline_s=0.3, connect_deadline_s=0.3, chunk_idle_s=0.3, unsafe_reuse_idle_s=60.0
+)
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+
+Handler = Callable[["Upstream", asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@dataclass
+class Upstream:
+    """A server of raw bytes on loopback. `requests`: every head that arrived; `accepted`: connections so far."""
+
+    handler: Handler
+    requests: list[bytes] = field(default_factory=list)
+    accepted: int = 0
+    closed: int = 0
+    port: int = 0
+    writers: list[asyncio.StreamWriter] = field(default_factory=list)
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.accepted += 1
+        self.writers.append(writer)
+        try:
+            await self.handler(self, reader, writer)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            self.closed += 1
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+
+    async def read_head(self, reader: asyncio.StreamReader) -> bytes:
+        head = await reader.readuntil(b"\r\n\r\n")
+        self.requests.append(head)
+        return head
+
+    def endpoint(self, host: str = "127.0.0.1") -> Endpoint:
+        endpoint = parse_endpoint(f"http://{host}:{self.port}", allow_private=True)
+        assert isinstance(endpoint, Endpoint)
+        return endpoint
+
+
+@contextlib.asynccontextmanager
+async def running(handler: Handler) -> AsyncIterator[Upstream]:
+    upstream = Upstream(handler)
+    server = await asyncio.start_server(upstream.serve, "127.0.0.1", 0)
+    upstream.port = server.sockets[0].getsockname()[1]
+    try:
+        yield upstream
+    finally:
+        server.close()
+        for writer in upstream.writers:
+            writer.transport.abort()
+        await until(lambda: upstream.closed == upstream.accepted)
+
+
+@contextlib.asynccontextmanager
+async def dialing(
+    limits: Limits = LIMITS,
+    *,
+    allow_private: bool = True,
+    lookup: Callable[[str, int], list[str]] = lambda host, port: ["127.0.0.1"],
+    own_origins: frozenset[str] = frozenset(),
+    own_listeners: frozenset[tuple[str, int]] = frozenset(),
+) -> AsyncIterator[Dialer]:
+    dialer = Dialer(
+        limits=limits,
+        allow_private=allow_private,
+        lookup=lookup,
+        own_origins=own_origins,
+        own_listeners=own_listeners,
+    )
+    try:
+        yield dialer
+    finally:
+        await dialer.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+async def no_claim() -> None:
+    pass
+
+
+def get(upstream: Upstream, method: str = "GET", **changes: object) -> UpstreamRequest:
+    request = UpstreamRequest(method=method, endpoint=upstream.endpoint(), target="/x", headers=[])
+    return replace(request, **changes)  # type: ignore[arg-type]
+
+
+async def read_all(response: UpstreamResponse) -> bytes:
+    body = b""
+    while chunk := await response.read_chunk():
+        body += chunk
+    return body
+
+
+async def call(
+    dialer: Dialer,
+    request: UpstreamRequest,
+    *,
+    before_send: Callable[[], Awaitable[None]] = no_claim,
+    deadline_s: float = 2.0,
+    progress: Progress | None = None,
+) -> tuple[int, bytes]:
+    response = await dialer.send(
+        request, before_send=before_send, head_deadline_s=deadline_s, progress=progress
+    )
+    try:
+        return response.status, await read_all(response)
+    finally:
+        response.close()
+
+
+def answer(*parts: bytes, keep: bool = True) -> Handler:
+    """One answer per request on the same connection; `keep` False closes after the first."""
+
+    async def handler(upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            await upstream.read_head(reader)
+            for part in parts:
+                writer.write(part)
+            await writer.drain()
+            if not keep:
+                return
+
+    return handler
+
+
+# ---------------------------------------------------------------------- what is sent
+
+
+async def test_sends_the_bytes_as_they_are_and_adds_host_only() -> None:
+    target = "/a%2Fb//c;d/%2e%2e/../%zz/é?q=%20&&x[]={}|"
+    async with running(answer(OK)) as upstream, dialing() as dialer:
+        headers = [("X-B", "1"), ("x-a", "ü"), ("X-B", "2")]
+        assert await call(dialer, get(upstream, target=target, headers=headers)) == (200, b"ok")
+        host = f"127.0.0.1:{upstream.port}"
+        assert upstream.requests == [
+            f"GET {target} HTTP/1.1\r\nHost: {host}\r\nX-B: 1\r\nx-a: ü\r\nX-B: 2\r\n\r\n".encode()
+        ]
+
+
+async def test_returns_raw_headers_and_undecoded_bodies() -> None:
+    head = b"HTTP/1.1 200 OK\r\nX-A: 1\r\nx-a: \xff\r\nContent-Encoding: gzip\r\nContent-Length: 3\r\n\r\nabc"
+    async with running(answer(head)) as upstream, dialing() as dialer:
+        response = await dialer.send(get(upstream), before_send=no_claim, head_deadline_s=2)
+        assert list(response.headers) == [
+            (b"X-A", b"1"),
+            (b"x-a", b"\xff"),
+            (b"Content-Encoding", b"gzip"),
+            (b"Content-Length", b"3"),
+        ]
+        assert await read_all(response) == b"abc"
+
+
+async def test_keeps_no_cookies_and_follows_no_redirect() -> None:
+    moved = b"HTTP/1.1 302 Found\r\nLocation: /y\r\nSet-Cookie: a=b\r\nContent-Length: 0\r\n\r\n"
+    async with running(answer(moved)) as upstream, dialing() as dialer:
+        assert await call(dialer, get(upstream)) == (302, b"")
+        assert await call(dialer, get(upstream)) == (302, b"")
+        assert len(upstream.requests) == 2
+        assert b"cookie" not in upstream.requests[1].lower()
+        assert upstream.accepted == 1
+
+
+async def test_ignores_the_proxies_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    async with running(answer(OK)) as upstream, dialing() as dialer:
+        assert await call(dialer, get(upstream)) == (200, b"ok")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"headers": [("a:b", "1")]},
+        {"headers": [("", "1")]},
+        {"headers": [("a", "b\r\nc: d")]},
+        {"headers": [("a", "\x00")]},
+        {"headers": [("a", "\udcff")]},
+        {"target": "x"},
+        {"target": ""},
+        {"target": "/a b"},
+        {"target": "/a\r\nb"},
+        {"target": "/a#b"},
+        {"target": "//\udcff"},
+        {"method": "GE T"},
+        {"method": ""},
+        {"method": "CONNECT"},
+    ],
+)
+async def test_refuses_to_claim_for_what_cannot_be_written(changes: dict[str, object]) -> None:
+    claims: list[int] = []
+
+    async def claim() -> None:
+        claims.append(1)
+
+    async with running(answer(OK)) as upstream, dialing() as dialer:
+        with pytest.raises(Refusal):
+            await dialer.send(get(upstream, **changes), before_send=claim, head_deadline_s=1)
+        assert (claims, upstream.accepted) == ([], 0)
+
+
+# ---------------------------------------------------------------------- bodies
+
+
+async def chunks(*parts: bytes) -> AsyncIterator[bytes]:
+    for part in parts:
+        yield part
+
+
+async def echo(upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while True:
+        head = (await upstream.read_head(reader)).lower()
+        if b"transfer-encoding: chunked" in head:
+            body = b""
+            while size := int((await reader.readline()).strip() or b"0", 16):
+                body += await reader.readexactly(size)
+                await reader.readline()
+            await reader.readline()
+        else:
+            length = int(head.split(b"content-length: ")[1].split(b"\r\n")[0])
+            body = await reader.readexactly(length)
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+
+
+@pytest.mark.parametrize(
+    ("body", "length", "framing"),
+    [
+        (b"abc", None, b"content-length: 3"),
+        (b"", None, b"content-length: 0"),
+        (None, None, b"content-length: 0"),
+        ((b"ab", b"", b"c"), 3, b"content-length: 3"),
+        ((b"ab", b"c"), None, b"transfer-encoding: chunked"),
+        ((), 0, b"content-length: 0"),
+    ],
+)
+async def test_frames_the_body_itself(
+    body: bytes | tuple[bytes, ...] | None, length: int | None, framing: bytes
+) -> None:
+    progress = Progress()
+    streamed = chunks(*body) if isinstance(body, tuple) else body
+    async with running(echo) as upstream, dialing() as dialer:
+        request = get(upstream, "POST", body=streamed, content_length=length)
+        expected = b"".join(body) if isinstance(body, tuple) else body or b""
+        assert await call(dialer, request, progress=progress) == (200, expected)
+        assert framing in upstream.requests[0].lower()
+        assert progress == Progress(claimed=True, sent=True, body_wholly_sent=True)
+
+
+@pytest.mark.parametrize("parts", [(b"ab",), (b"ab", b"cd"), ()])
+async def test_a_body_of_another_length_is_cut_and_refused(parts: tuple[bytes, ...]) -> None:
+    progress = Progress()
+    async with running(echo) as upstream, dialing() as dialer:
+        request = get(upstream, "POST", body=chunks(*parts), content_length=3)
+        with pytest.raises(Refusal) as caught:
+            await call(dialer, request, progress=progress)
+        assert caught.value.problem.code is Code.INVALID_REQUEST
+        assert not progress.body_wholly_sent
+        await until(lambda: upstream.closed == upstream.accepted)
+
+
+async def test_what_the_body_raises_reaches_the_caller_and_cuts_the_request() -> None:
+    class CallerGone(Exception):
+        pass
+
+    async def body() -> AsyncIterator[bytes]:
+        yield b"ab"
+        raise CallerGone
+
+    progress = Progress()
+    async with running(echo) as upstream, dialing() as dialer:
+        with pytest.raises(CallerGone):
+            await call(dialer, get(upstream, "POST", body=body()), progress=progress)
+        assert progress == Progress(claimed=True, sent=True, body_wholly_sent=False)
+        await until(lambda: upstream.closed == upstream.accepted)
+
+
+async def test_an_early_answer_comes_through_while_the_body_is_on_its_way() -> None:
+    stopped = asyncio.Event()
+
+    async def body() -> AsyncIterator[bytes]:
+        try:
+            yield b"ab"
+            await asyncio.Event().wait()
+        finally:
+            stopped.set()
+
+    too_large = b"HTTP/1.1 413 X\r\nContent-Length: 0\r\n\r\n"
+    async with running(answer(too_large)) as upstream, dialing() as dialer:
+        response = await dialer.send(
+            get(upstream, "POST", body=body()), before_send=no_claim, head_deadline_s=2
+        )
+        assert (response.status, response.body_wholly_sent) == (413, False)
+        assert await read_all(response) == b""
+        response.close()
+        async with asyncio.timeout(2):
+            await stopped.wait()
+        await until(lambda: upstream.closed == 1)
+
+
+# ---------------------------------------------------------------------- the claim
+
+
+async def test_claims_after_connecting_and_before_the_first_byte() -> None:
+    async with running(answer(OK)) as upstream, dialing() as dialer:
+        seen: list[tuple[int, int]] = []
+
+        async def claim() -> None:
+            await until(lambda: upstream.accepted == 1)
+            seen.append((upstream.accepted, len(upstream.requests)))
+
+        await call(dialer, get(upstream), before_send=claim)
+        assert seen == [(1, 0)]
+        assert len(upstream.requests) == 1
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError, OSError, TimeoutError, ConnectionResetError, Refusal, KeyError]
+)
+async def test_a_claim_that_fails_sends_nothing_and_reaches_the_caller_unchanged(
+    error: type[Exception],
+) -> None:
+    raised = UpstreamTimeoutProblem if error is Refusal else error("no")
+
+    async def claim() -> None:
+        raise raised
+
+    progress = Progress()
+    async with running(answer(OK)) as upstream, dialing() as dialer:
+        with pytest.raises(type(raised)) as caught:
+            await call(dialer, get(upstream), before_send=claim, progress=progress)
+        assert caught.value is raised
+        assert progress == Progress()
+        assert await call(dialer, get(upstream)) == (200, b"ok")
+        assert upstream.accepted == 1, "the untouched connection went back to the pool"
+        assert len(upstream.requests) == 1
+
+
+UpstreamTimeoutProblem = Refusal(UpstreamTimeout().problem)
+
+
+async def test_a_cancelled_claim_sends_nothing() -> None:
+    started = asyncio.Event()
+
+    async def claim() -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    async with running(answer(OK)) as upstream, dialing() as dialer:
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(call(dialer, get(upstream), before_send=claim))
+            await started.wait()
+            task.cancel()
+        assert task.cancelled()
+        await until(lambda: upstream.closed == 1)
+        assert upstream.requests == []
+
+
+async def test_a_connection_that_dies_during_the_claim_costs_no_second_claim() -> None:
+    claims: list[int] = []
+
+    async with running(answer(OK)) as upstream, dialing() as dialer:
+        await call(dialer, get(upstream))
+
+        async def claim() -> None:
+            claims.append(1)
+            upstream.writers[0].transport.abort()
+            await until(lambda: upstream.closed == 1)
+
+        assert await call(dialer, get(upstream, "POST"), before_send=claim) == (200, b"ok")
+        assert (len(claims), len(upstream.requests), upstream.accepted) == (1, 2, 2)
+
+
+async def test_a_dial_that_fails_after_the_claim_is_known_as_unsent() -> None:
+    progress = Progress()
+
+    async def close_all() -> None:
+        upstream.writers[0].transport.abort()
+        server.close()
+        await server.wait_closed()
+        await until(lambda: upstream.closed == 1)
+
+    upstream = Upstream(answer(OK))
+    server = await asyncio.start_server(upstream.serve, "127.0.0.1", 0)
+    upstream.port = server.sockets[0].getsockname()[1]
+    async with dialing() as dialer:
+        await call(dialer, get(upstream))
+        with pytest.raises(UpstreamUnreachable):
+            await call(dialer, get(upstream), before_send=close_all, progress=progress)
+        assert progress == Progress(claimed=True)
+
+
+# ---------------------------------------------------------------------- sent at most once
+
+
+async def hang_up(upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await upstream.read_head(reader)
+
+
+async def reset(upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await upstream.read_head(reader)
+    writer.transport.abort()
+
+
+@pytest.mark.parametrize("handler", [hang_up, reset])
+@pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE", "OPTIONS", "POST", "PATCH"])
+async def test_a_request_is_never_sent_twice(method: str, handler: Handler) -> None:
+    progress = Progress()
+    async with running(handler) as upstream, dialing() as dialer:
+        with pytest.raises(UpstreamBadResponse) as caught:
+            await call(dialer, get(upstream, method), progress=progress)
+        assert caught.value.sent
+        assert progress.sent
+        assert len(upstream.requests) == 1
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_never_sent_twice_even_if_aiohttp_wants_to(method: str) -> None:
+    async with running(hang_up) as upstream, dialing() as dialer:
+        with contextlib.suppress(UpstreamBadResponse):
+            await call(dialer, get(upstream, method))
+        assert dialer._pool is not None
+        dialer._pool.reusing._retry_connection = True
+        with pytest.raises(UpstreamBadResponse):
+            await call(dialer, get(upstream, method))
+        assert len(upstream.requests) == 2
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_a_stale_pooled_connection_is_replaced_before_anything_is_sent(method: str) -> None:
+    async def handler(upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await upstream.read_head(reader)
+        writer.write(OK)
+        await writer.drain()
+
+    async with running(handler) as upstream, dialing() as dialer:
+        for _ in range(5):
+            assert await call(dialer, get(upstream, method)) == (200, b"ok")
+            await until(lambda: upstream.closed == upstream.accepted)
+        assert (len(upstream.requests), upstream.accepted) == (5, 5)
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize("is_seen_by_the_loop", [True, False])
+async def test_stray_bytes_on_an_idle_connection_answer_nobody(
+    method: str, is_seen_by_the_loop: bool
+) -> None:
+    evil = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nEVIL"
+    async with running(answer(OK)) as upstream, dialing() as dialer:
+        assert await call(dialer, get(upstream, method)) == (200, b"ok")
+        if is_seen_by_the_loop:
+            upstream.writers[0].write(evil)
+            await upstream.writers[0].drain()
+            for _ in range(20):
+                await asyncio.sleep(0)
+        else:
+            upstream.writers[0].get_extra_info("socket")._sock.send(evil)
+        assert await call(dialer, get(upstream, method)) == (200, b"ok")
+        assert upstream.accepted == 2
+
+
+async def test_an_unsafe_method_takes_no_connection_that_idled() -> None:
+    limits = replace(LIMITS, unsafe_reuse_idle_s=0.0)
+    async with running(answer(OK)) as upstream, dialing(limits) as dialer:
+        for method in ("GET", "PUT", "DELETE", "OPTIONS"):
+            await call(dialer, get(upstream, method, headers=[]))
+        assert upstream.accepted == 1
+        for expected, method in enumerate(("POST", "PATCH", "PURGE"), start=2):
+            await call(dialer, get(upstream, "GET"))
+            before = upstream.accepted
+            await call(dialer, get(upstream, method))
+            assert upstream.accepted == before + 1, expected
+
+
+async def test_connections_are_reused_within_one_generation_only() -> None:
+    async with running(answer(OK)) as upstream, dialing() as dialer:
+        await call(dialer, get(upstream))
+        await call(dialer, get(upstream))
+        assert upstream.accepted == 1
+    async with running(answer(OK)) as upstream, dialing(replace(LIMITS, connection_age_s=0.0)) as dialer:
+        await call(dialer, get(upstream))
+        await call(dialer, get(upstream))
+        assert upstream.accepted == 2
+        await until(lambda: upstream.closed == 1)
+
+
+async def test_a_retired_generation_finishes_its_calls() -> None:
+    async with (
+        running(answer(OK[:-2], b"o", b"k")) as upstream,
+        dialing(replace(LIMITS, connection_age_s=0.0)) as dialer,
+    ):
+        first = await dialer.send(get(upstream), before_send=no_claim, head_deadline_s=2)
+        assert await call(dialer, get(upstream)) == (200, b"ok")
+        assert await read_all(first) == b"ok"
+
+
+# ---------------------------------------------------------------------- answers that are none
+
+
+def head(status: str, *more: bytes) -> bytes:
+    return f"HTTP/1.1 {status}\r\n".encode() + b"".join(more) + b"\r\n"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        head("099 X", b"Content-Length: 0\r\n"),
+        head("000 X", b"Content-Length: 0\r\n"),
+        head("101 Switching", b"Upgrade: x\r\nConnection: upgrade\r\n"),
+        head("600 X", b"Content-Length: 0\r\n"),
+        head("999 X", b"Content-Length: 0\r\n"),
+        b"garbage\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n",
+        b"",
+        head("200 OK", b"Content-Length: 2\r\nContent-Length: 3\r\n") + b"abc",
+        head("200 OK", b"Content-Length: +2\r\n") + b"ab",
+        head("200 OK", b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n") + b"0\r\n\r\n",
+        head("200 OK", b"X: " + b"x" * 20_000 + b"\r\n"),
+        head("200 OK", *[b"X-%d: 1\r\n" % n for n in range(200)]),
+        head("200 OK", *[b"X-%d: %s\r\n" % (n, b"x" * 8000) for n in range(10)]),
+        head("200 " + "x" * 10_000),
+        head("200 OK", b"bad name: 1\r\n"),
+    ],
+)
+async def test_a_head_that_is_none_is_a_bad_response_after_sending(raw: bytes) -> None:
+    progress = Progress()
+    async with running(answer(raw, keep=False)) as upstream, dialing() as dialer:
+        with pytest.raises(UpstreamBadResponse) as caught:
+            await call(dialer, get(upstream), progress=progress)
+        assert caught.value.sent
+        assert progress.sent
+        assert len(upstream.requests) == 1
+        assert dialer._in_flight == {}
+
+
+async def silent(upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await upstream.read_head(reader)
+    await reader.read()
+
+
+async def dribble(upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await upstream.read_head(reader)
+    for byte in b"HTTP/1.1 200 OK\r\n" + b"X: 1\r\n" * 100_000:
+        writer.write(bytes([byte]))
+        await writer.drain()
+        await asyncio.sleep(0.002)
+
+
+async def informational(
+    upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
+    await upstream.read_head(reader)
+    while True:
+        writer.write(b"HTTP/1.1 103 Early\r\n\r\n")
+        await writer.drain()
+        await asyncio.sleep(0.002)
+
+
+@pytest.mark.parametrize("handler", [silent, dribble, informational])
+async def test_the_head_has_a_deadline_whatever_trickles_in(handler: Handler) -> None:
+    progress = Progress()
+    async with running(handler) as upstream, dialing() as dialer:
+        with pytest.raises(UpstreamTimeout) as caught:
+            await call(dialer, get(upstream), deadline_s=0.05, progress=progress)
+        assert caught.value.sent
+        assert progress.body_wholly_sent
+        await until(lambda: upstream.closed == 1)
+
+
+async def test_the_head_deadline_does_not_count_the_claim() -> None:
+    async with running(answer(OK)) as upstream, dialing() as dialer:
+
+        async def claim() -> None:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.1):
+                    await asyncio.Event().wait()
+
+        assert await call(dialer, get(upstream), before_send=claim, deadline_s=0.05) == (200, b"ok")
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        head("200 OK", b"Content-Length: 10\r\n") + b"short",
+        head("200 OK", b"Transfer-Encoding: chunked\r\n") + b"5\r\nshort\r\n",
+        head("200 OK", b"Transfer-Encoding: chunked\r\n") + b"5\r\nshort\r\nZZ\r\n",
+    ],
+)
+async def test_a_cut_body_never_ends_cleanly(raw: bytes) -> None:
+    async with running(answer(raw, keep=False)) as upstream, dialing() as dialer:
+        with pytest.raises(UpstreamBadResponse):
+            await call(dialer, get(upstream))
+        assert dialer._in_flight == {}
+
+
+async def test_a_body_that_falls_silent_is_a_timeout() -> None:
+    async def handler(upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await upstream.read_head(reader)
+        writer.write(head("200 OK", b"Content-Length: 10\r\n") + b"short")
+        await reader.read()
+
+    async with running(handler) as upstream, dialing(replace(LIMITS, chunk_idle_s=0.05)) as dialer:
+        with pytest.raises(UpstreamTimeout):
+            await call(dialer, get(upstream))
+        await until(lambda: upstream.closed == 1)
+
+
+async def test_a_body_until_the_close_is_read_to_its_end() -> None:
+    async with running(answer(head("200 OK"), b"abc", keep=False)) as upstream, dialing() as dialer:
+        assert await call(dialer, get(upstream)) == (200, b"abc")
+
+
+async def test_chunks_arrive_as_they_are_sent() -> None:
+    go_on = asyncio.Event()
+
+    async def handler(upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await upstream.read_head(reader)
+        writer.write(head("200 OK", b"Transfer-Encoding: chunked\r\n") + b"3\r\none\r\n")
+        await go_on.wait()
+        writer.write(b"3\r\ntwo\r\n0\r\n\r\n")
+        await writer.drain()
+
+    async with running(handler) as upstream, dialing() as dialer:
+        response = await dialer.send(get(upstream), before_send=no_claim, head_deadline_s=2)
+        assert await response.read_chunk() == b"one"
+        go_on.set()
+        assert [await response.read_chunk(), await response.read_chunk()] == [b"two", b""]
+
+
+async def test_head_and_empty_answers_keep_the_connection() -> None:
+    async def handler(upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            request = await upstream.read_head(reader)
+            is_head = request.startswith(b"HEAD")
+            writer.write(head("200 OK", b"Content-Length: 9\r\n") if is_head else head("204 No Content"))
+
+    async with running(handler) as upstream, dialing() as dialer:
+        assert await call(dialer, get(upstream, "HEAD")) == (200, b"")
+        assert await call(dialer, get(upstream)) == (204, b"")
+        assert await call(dialer, get(upstream)) == (204, b"")
+        assert upstream.accepted == 1
+
+
+# ---------------------------------------------------------------------- leaving early
+
+
+async def test_a_response_closed_early_cuts_the_upstream() -> None:
+    async def handler(upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await upstream.read_head(reader)
+        writer.write(head("200 OK"))
+        while True:
+            writer.write(b"x" * 65_536)
+            await writer.drain()
+
+    async with running(handler) as upstream, dialing() as dialer:
+        response = await dialer.send(get(upstream), before_send=no_claim, head_deadline_s=2)
+        assert await response.read_chunk()
+        response.close()
+        response.close()
+        await until(lambda: upstream.closed == 1)
+        assert dialer._in_flight == {}
+
+
+async def test_closing_an_unread_answer_leaves_its_pooled_connection_alone() -> None:
+    async with running(answer(OK)) as upstream, dialing() as dialer:
+        response = await dialer.send(get(upstream), before_send=no_claim, head_deadline_s=2)
+        response.close()
+        assert await call(dialer, get(upstream)) == (200, b"ok")
+        assert upstream.accepted <= 2
+
+
+async def test_cancelling_the_wait_for_the_head_cuts_the_upstream() -> None:
+    progress = Progress()
+    async with running(silent) as upstream, dialing() as dialer:
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(call(dialer, get(upstream), progress=progress))
+            await until(lambda: len(upstream.requests) == 1)
+            task.cancel()
+        assert task.cancelled()
+        assert progress == Progress(claimed=True, sent=True, body_wholly_sent=True)
+        await until(lambda: upstream.closed == 1)
+        assert dialer._in_flight == {}
+
+
+async def test_cancelling_an_upload_that_the_upstream_does_not_read_cuts_it() -> None:
+    async def stalled(upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await upstream.read_head(reader)
+        while not writer.transport.is_closing():
+            await asyncio.sleep(0.01)
+            writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    async def body() -> AsyncIterator[bytes]:
+        while True:
+            yield b"x" * 65_536
+
+    progress = Progress()
+    async with running(stalled) as upstream, dialing() as dialer:
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(call(dialer, get(upstream, "POST", body=body()), progress=progress))
+            await until(lambda: len(upstream.requests) == 1)
+            task.cancel()
+        assert not progress.body_wholly_sent
+        await until(lambda: upstream.closed == 1)
+
+
+# ---------------------------------------------------------------------- dials that fail look alike
+
+
+def public_endpoint(host: str, port: int) -> Endpoint:
+    endpoint = parse_endpoint(f"http://{host}:{port}", allow_private=True)
+    assert isinstance(endpoint, Endpoint)
+    return endpoint
+
+
+def failing_lookup(host: str, port: int) -> list[str]:
+    raise OSError("no such name")
+
+
+@pytest.mark.parametrize(
+    "lookup",
+    [
+        failing_lookup,
+        lambda host, port: [],
+        lambda host, port: ["8.8.8.8"] * 17,
+        lambda host, port: ["127.0.0.1"],
+        lambda host, port: ["8.8.8.8", "10.0.0.1"],
+        lambda host, port: ["2606:4700::1", "::ffff:127.0.0.1"],
+        lambda host, port: ["169.254.169.254"],
+        lambda host, port: ["fe80::1%1"],
+        lambda host, port: ["another.name"],
+    ],
+    ids=["no_name", "empty", "many", "loopback", "mixed", "mixed6", "metadata", "scope", "name"],
+)
+async def test_a_name_that_must_not_be_dialled_is_unreachable(
+    lookup: Callable[[str, int], list[str]],
+) -> None:
+    claims: list[int] = []
+
+    async def claim() -> None:
+        claims.append(1)
+
+    progress = Progress()
+    async with dialing(allow_private=False, lookup=lookup) as dialer:
+        endpoint = public_endpoint("api.example.com", 8080)
+        send = UpstreamRequest(method="GET", endpoint=endpoint, target="/", headers=[])
+        with pytest.raises(UpstreamUnreachable) as caught:
+            await call(dialer, send, before_send=claim, progress=progress)
+        assert caught.value.problem == UpstreamUnreachable().problem
+        assert not caught.value.sent
+        assert (claims, progress) == ([], Progress())
+        with pytest.raises(EndpointNotAllowed) as denied:
+            await dialer.probe(endpoint)
+        assert denied.value.problem.detail.startswith("The endpoint's host does not lead to")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "10.0.0.1", "169.254.169.254", "[::ffff:127.0.0.1]"])
+async def test_literal_addresses_are_judged_at_the_socket(host: str) -> None:
+    # A record made by hand, as if the parser at the door had let it through.
+    async with running(answer(OK)) as upstream, dialing(allow_private=False) as dialer:
+        origin = f"http://{host}:{upstream.port}"
+        endpoint = Endpoint(
+            scheme="http", host=host, port=upstream.port, path="", base_path="", origin=origin
+        )
+        with pytest.raises(UpstreamUnreachable):
+            await call(dialer, get(upstream, endpoint=endpoint))
+        with pytest.raises(EndpointNotAllowed):
+            await dialer.probe(endpoint)
+        assert upstream.accepted == 0
+
+
+async def test_a_refused_connect_is_unreachable() -> None:
+    async with running(answer(OK)) as upstream:
+        request = get(upstream)
+    async with dialing() as dialer:
+        with pytest.raises(UpstreamUnreachable) as caught:
+            await call(dialer, request)
+        assert caught.value.problem == UpstreamUnreachable().problem
+        assert dialer._in_flight == {}
+
+
+async def test_a_connect_that_hangs_is_unreachable() -> None:
+    # TLS against a server that never speaks: connected, and then nothing.
+    async with running(silent) as upstream, dialing(replace(LIMITS, connect_deadline_s=0.05)) as dialer:
+        endpoint = parse_endpoint(f"https://127.0.0.1:{upstream.port}", allow_private=True)
+        assert isinstance(endpoint, Endpoint)
+        with pytest.raises(UpstreamUnreachable) as caught:
+            await call(dialer, get(upstream, endpoint=endpoint))
+        assert caught.value.problem == UpstreamUnreachable().problem
+
+
+async def test_broken_tls_is_unreachable() -> None:
+    async def handler(upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(10)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        await writer.drain()
+
+    async with running(handler) as upstream, dialing() as dialer:
+        endpoint = parse_endpoint(f"https://127.0.0.1:{upstream.port}", allow_private=True)
+        assert isinstance(endpoint, Endpoint)
+        with pytest.raises(UpstreamUnreachable):
+            await call(dialer, get(upstream, endpoint=endpoint))
+
+
+async def test_name_resolution_has_a_deadline_and_is_shared() -> None:
+    release, asked = threading.Event(), []
+
+    def lookup(host: str, port: int) -> list[str]:
+        asked.append(host)
+        release.wait(5)
+        return ["127.0.0.1"]
+
+    try:
+        async with (
+            running(answer(OK)) as upstream,
+            dialing(replace(LIMITS, dns_deadline_s=0.05), lookup=lookup) as dialer,
+        ):
+            request = get(upstream, endpoint=upstream.endpoint("slow.example"))
+            results = await asyncio.gather(*(call(dialer, request) for _ in range(5)), return_exceptions=True)
+            assert [type(result) for result in results] == [UpstreamUnreachable] * 5
+            assert asked == ["slow.example"]
+    finally:
+        release.set()
+
+
+async def test_a_name_is_judged_again_on_every_new_connection() -> None:
+    answers = [["127.0.0.1"], ["169.254.169.254"]]
+    async with (
+        running(answer(OK, keep=False)) as upstream,
+        dialing(lookup=lambda host, port: answers.pop(0)) as dialer,
+    ):
+        request = get(upstream, endpoint=upstream.endpoint("rebind.example"))
+        assert await call(dialer, request) == (200, b"ok")
+        await until(lambda: upstream.closed == 1)
+        with pytest.raises(UpstreamUnreachable):
+            await call(dialer, request)
+        assert answers == []
+        assert upstream.accepted == 1
+
+
+async def test_the_address_that_was_judged_is_the_one_that_is_dialled() -> None:
+    asked: list[str] = []
+
+    def lookup(host: str, port: int) -> list[str]:
+        asked.append(host)
+        return ["127.0.0.1"]
+
+    async with running(answer(OK)) as upstream, dialing(lookup=lookup) as dialer:
+        request = get(upstream, endpoint=upstream.endpoint("name.example"))
+        await call(dialer, request)
+        await call(dialer, request)
+        assert asked == ["name.example"], "once for a connection, and not again on reuse"
+        assert f"Host: name.example:{upstream.port}".encode() in upstream.requests[0]
+
+
+async def test_the_gateway_does_not_call_itself() -> None:
+    async with running(answer(OK)) as upstream:
+        for own in (
+            {"own_origins": frozenset({f"http://self.example:{upstream.port}"})},
+            {"own_listeners": frozenset({("127.0.0.1", upstream.port)})},
+            {"own_listeners": frozenset({("0.0.0.0", upstream.port)})},
+        ):
+            async with dialing(**own) as dialer:  # type: ignore[arg-type]
+                for host in ("self.example", "self.example."):
+                    endpoint = upstream.endpoint(host)
+                    with pytest.raises(UpstreamUnreachable):
+                        await call(dialer, get(upstream, endpoint=endpoint))
+                    with pytest.raises(EndpointNotAllowed):
+                        await dialer.probe(endpoint)
+                assert dialer._in_flight == {}
+        assert upstream.accepted == 0
+
+
+async def test_probe_asks_the_resolver_and_connects_to_nothing() -> None:
+    async with running(answer(OK)) as upstream, dialing() as dialer:
+        await dialer.probe(upstream.endpoint("name.example"))
+        await dialer.probe(upstream.endpoint())
+        assert upstream.accepted == 0
+
+
+# ---------------------------------------------------------------------- crowds
+
+
+async def test_calls_in_flight_per_origin_are_limited() -> None:
+    limits = replace(LIMITS, in_flight_per_origin_max=2)
+    async with running(silent) as upstream, running(answer(OK)) as other, dialing(limits) as dialer:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(call(dialer, get(upstream))) for _ in range(2)]
+            await until(lambda: len(upstream.requests) == 2)
+            with pytest.raises(Refusal) as caught:
+                await call(dialer, get(upstream))
+            assert caught.value.problem.code is Code.OVERLOADED
+            assert caught.value.problem.retry_after_s
+            assert await call(dialer, get(other)) == (200, b"ok")
+            for task in tasks:
+                task.cancel()
+        assert dialer._in_flight == {}
+        assert len(upstream.requests) == 2
+
+
+async def test_a_closed_dialer_reaches_nobody() -> None:
+    async with running(answer(OK)) as upstream, dialing() as dialer:
+        await call(dialer, get(upstream))
+        await dialer.close()
+        with pytest.raises(UpstreamUnreachable):
+            await call(dialer, get(upstream))
+        assert len(upstream.requests) == 1
+
+
+# ---------------------------------------------------------------------- fetch
+
+
+async def test_fetches_a_small_document_with_its_query() -> None:
+    document = head("200 OK", b"Content-Type: application/json\r\nContent-Length: 2\r\n") + b"{}"
+    async with running(answer(document)) as upstream, dialing() as dialer:
+        url = f"http://127.0.0.1:{upstream.port}/openapi.json?v=1"
+        fetched = await dialer.fetch(url, bytes_max=2, deadline_s=2)
+        assert (fetched.status, fetched.content_type, fetched.body) == (200, "application/json", b"{}")
+        assert upstream.requests[0].startswith(b"GET /openapi.json?v=1 HTTP/1.1\r\n")
+        with pytest.raises(UpstreamBadResponse):
+            await dialer.fetch(url, bytes_max=1, deadline_s=2)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["file:///etc/passwd", "http://169.254.169.254/", "http://u@127.0.0.1:8080/", "http://a.example/#x"],
+)
+async def test_fetches_only_what_an_endpoint_may_be(url: str) -> None:
+    async with dialing() as dialer:
+        with pytest.raises(EndpointNotAllowed):
+            await dialer.fetch(url, bytes_max=10, deadline_s=1)
+
+
+async def test_a_fetch_has_one_deadline_for_everything() -> None:
+    async def handler(upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await upstream.read_head(reader)
+        writer.write(head("200 OK"))
+        while True:
+            writer.write(b"x")
+            await writer.drain()
+            await asyncio.sleep(0.005)
+
+    async with running(handler) as upstream, dialing() as dialer:
+        with pytest.raises(UpstreamTimeout):
+            await dialer.fetch(f"http://127.0.0.1:{upstream.port}/", bytes_max=10**9, deadline_s=0.05)
+        await until(lambda: upstream.closed == 1)
