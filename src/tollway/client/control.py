@@ -1,0 +1,98 @@
+"""Requests to the control plane: listings, history, payments. Builds them and reads their answers; sends nothing."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from tollway.client.failures import GatewayRefused
+from tollway.client.steps import Headers
+from tollway.identifiers import TxHash
+
+Document = dict[str, Any]
+"""A JSON object as the gateway wrote it; its members are those of the HTTP contract."""
+
+API_PREFIX = "/api/v2"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlRequest:
+    """`path` under the API prefix, already encoded, with its query. `is_signed`: by the wallet (ERC-8128)."""
+
+    method: str
+    path: str
+    headers: Headers = ()
+    body: bytes = field(default=b"", repr=False)
+    is_signed: bool = False
+
+
+def publish(draft: Mapping[str, object], *, dry_run: bool = False) -> ControlRequest:
+    """Creates a listing; `dry_run` checks it only."""
+    path = "/apis?dryRun=true" if dry_run else "/apis"
+    return _with_json("POST", path, draft, ())
+
+
+def update(api_id: str, draft: Mapping[str, object], *, etag: str | None = None) -> ControlRequest:
+    """Replaces a listing; with `etag` only while nobody else has changed it."""
+    headers: Headers = () if etag is None else (("If-Match", etag),)
+    return _with_json("PUT", f"/apis/{_segment(api_id)}", draft, headers)
+
+
+def retire(api_id: str) -> ControlRequest:
+    return ControlRequest(method="DELETE", path=f"/apis/{_segment(api_id)}", is_signed=True)
+
+
+def list_apis(query: Mapping[str, object]) -> ControlRequest:
+    return ControlRequest(method="GET", path="/apis" + _query(query))
+
+
+def show(api_id: str) -> ControlRequest:
+    return ControlRequest(method="GET", path=f"/apis/{_segment(api_id)}")
+
+
+def history(query: Mapping[str, object]) -> ControlRequest:
+    return ControlRequest(method="GET", path="/history" + _query(query), is_signed=True)
+
+
+def find_call(call_id: str) -> ControlRequest:
+    return ControlRequest(method="GET", path=f"/history/{_segment(call_id)}", is_signed=True)
+
+
+def find_payment(tx_hash: str) -> ControlRequest:
+    """Raises ValueError on what is no transaction hash."""
+    return ControlRequest(method="GET", path=f"/payments/{TxHash.parse(tx_hash)}", is_signed=True)
+
+
+def read_document(status: int, content: bytes) -> Document:
+    """The JSON object of an answer; `{}` for an empty one. Raises `GatewayRefused` for everything but success."""
+    try:
+        document = json.loads(content) if content else {}
+    except ValueError:
+        document = None
+    if not isinstance(document, dict):
+        document = {"detail": f"The gateway answered {status} with something that is not a JSON object."}
+        raise GatewayRefused(status, document)
+    if not 200 <= status <= 299:
+        raise GatewayRefused(status, document)
+    return document
+
+
+def _with_json(method: str, path: str, draft: Mapping[str, object], headers: Headers) -> ControlRequest:
+    return ControlRequest(
+        method=method,
+        path=path,
+        headers=(("Content-Type", "application/json"), *headers),
+        body=json.dumps(draft, ensure_ascii=False, separators=(",", ":")).encode(),
+        is_signed=True,
+    )
+
+
+def _segment(text: str) -> str:
+    return quote(text, safe="-_.~")
+
+
+def _query(query: Mapping[str, object]) -> str:
+    told = {name: value for name, value in query.items() if value is not None}
+    words = {name: str(value).lower() if isinstance(value, bool) else value for name, value in told.items()}
+    return "?" + urlencode(words, quote_via=quote) if words else ""

@@ -1,0 +1,351 @@
+"""What the synchronous and the asynchronous client share: building requests, signing, reading answers, the store.
+
+It does everything that needs no network and no waiting, so that the two clients are nothing but that.
+"""
+
+import json
+import re
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import httpx
+
+from tollway import __version__
+from tollway.client.control import API_PREFIX, ControlRequest
+from tollway.client.failures import CannotPay
+from tollway.client.payer import Paid, Rules, free_flow, pay_flow
+from tollway.client.quote import DEFAULT_MAX_PRICE, Cap
+from tollway.client.spending import SpendingStore
+from tollway.client.steps import (
+    Answer,
+    AskNode,
+    Flow,
+    Headers,
+    Learn,
+    NextNonce,
+    NodeAnswer,
+    NodeAway,
+    NodeOutcome,
+    NodeRefused,
+    Outcome,
+    Recall,
+    Send,
+    SignCall,
+    SignTransfer,
+    Store,
+)
+from tollway.client.transfer import Patience, Purse, resume
+from tollway.client.wallet import Wallet
+from tollway.identifiers import Address, ChainId
+from tollway.identity.http_signature import SignedRequest
+from tollway.identity.public_origin import parse_origin
+from tollway.money import Asset
+
+CapText = str | Mapping[str, str] | None
+Local = SignCall | SignTransfer | Recall | NextNonce | Store | Learn
+"""Steps that need no network."""
+
+PROBLEM_BYTES_MAX = 512 * 1024
+ANSWER_BYTES_MAX = 64 * 1024 * 1024
+TIMEOUT = httpx.Timeout(10.0, read=330.0)  # a provider may take 300 s until its head
+NODE_TIMEOUT = httpx.Timeout(10.0)
+MAINNET = ChainId(1)
+
+_API_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
+_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+_NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol)
+_OURS = ("x-payment-tx", "x-payment-network", "x-signature", "x-signature-params", "tollway-max-price")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaymentInfo:
+    """What an answer says about money, in the words of its headers. `state`: none, charged, released or held."""
+
+    state: str
+    price: str | None
+    credit_remaining: str | None
+    call_id: str | None
+    transaction: str | None
+    network: str | None
+
+
+class CallResponse(httpx.Response):
+    """The answer to a call: an httpx response that also knows its `payment`."""
+
+    payment: PaymentInfo
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallPlan:
+    """One call as the caller wants it. `target` is what the signature covers of its URL."""
+
+    api_id: str
+    method: str
+    url: httpx.URL
+    target: bytes
+    headers: tuple[tuple[str, str], ...] = field(repr=False)
+    body: bytes = field(repr=False)
+    rules: Rules
+
+
+class Desk:
+    """Safe to use from many threads and tasks at once; it keeps no state of a call."""
+
+    def __init__(
+        self,
+        gateway_url: str,
+        *,
+        wallet: Wallet | None,
+        rpc_urls: Mapping[int, str] | None,
+        store_path: Path | str | None,
+        max_price: CapText,
+        budget: CapText,
+        public_url: str | None,
+        patience: Patience,
+        assets: tuple[Asset, ...],
+        now_ms: Callable[[], int] | None,
+        entropy: Callable[[int], bytes],
+    ) -> None:
+        self.root = gateway_url.rstrip("/").removesuffix(API_PREFIX)
+        # What the signature names is the gateway's public URL; under which address it is reached does not matter.
+        self.origin = parse_origin(public_url or self.root)
+        self.wallet = wallet
+        self.rpc_urls = {ChainId(chain_id): url for chain_id, url in (rpc_urls or {}).items()}
+        self.max_price = DEFAULT_MAX_PRICE if max_price is None else Cap.parse(max_price)
+        self.budget = None if budget is None else Cap.parse(budget)
+        self._now_ms = now_ms or (lambda: time.time_ns() // 1_000_000)
+        self._entropy = entropy
+        self._patience = patience
+        self._assets: Mapping[tuple[ChainId, Address | None], Asset] = {
+            (asset.chain_id, asset.token): asset for asset in assets
+        }
+        path = Path(store_path) if store_path is not None else Path.home() / ".tollway" / "payments.sqlite3"
+        self.store = SpendingStore(path, now_ms=self._now_ms)
+
+    # ---- One call.
+
+    def plan_call(
+        self,
+        api_id: str,
+        path: str,
+        *,
+        method: str,
+        json_body: object,
+        content: bytes | str | None,
+        params: Mapping[str, str] | None,
+        headers: Mapping[str, str] | None,
+        max_price: CapText,
+        prepay: int,
+        idempotency_key: str | None,
+    ) -> CallPlan:
+        """Raises ValueError for what cannot be sent."""
+        if not _API_ID.fullmatch(api_id):
+            raise ValueError("an API id consists of letters, digits, _ and -")
+        if json_body is not None and content is not None:
+            raise ValueError("a call has either json or content")
+        prefix = f"{API_PREFIX}/gateway/{api_id}"
+        rest = path if path[:1] in ("", "/", "?") else "/" + path
+        url = httpx.URL(f"{self.root}{prefix}{rest}")
+        url = url.copy_merge_params(params) if params else url
+        if not url.raw_path.startswith(prefix.encode()):
+            raise ValueError("the path leaves the listing")
+        target = url.raw_path[len(prefix) :]
+        if target[:1] not in (b"", b"/", b"?"):
+            raise ValueError("the path leaves the listing")
+        wanted = httpx.Headers(headers or {})
+        if any(name in wanted for name in _OURS):
+            raise ValueError("the client sets the payment headers itself")
+        body = content.encode() if isinstance(content, str) else content or b""
+        if json_body is not None:
+            body = json.dumps(json_body, ensure_ascii=False, separators=(",", ":")).encode()
+            wanted.setdefault("Content-Type", "application/json")
+        wanted.setdefault("Accept-Encoding", "identity")  # the gateway never inflates; neither need we
+        wanted.setdefault("User-Agent", f"tollway/{__version__}")
+        if idempotency_key is not None:
+            wanted["Idempotency-Key"] = idempotency_key
+        is_repeatable = method.upper() in _SAFE_METHODS or "Idempotency-Key" in wanted
+        return CallPlan(
+            api_id=api_id,
+            method=method.upper(),
+            url=url,
+            target=target,
+            headers=tuple(wanted.multi_items()),
+            body=body,
+            rules=Rules(
+                max_price=self.max_price if max_price is None else Cap.parse(max_price),
+                prepay=prepay,
+                patience=self._patience,
+                is_repeatable=is_repeatable,
+            ),
+        )
+
+    def begin_call(self, plan: CallPlan) -> Flow[Paid]:
+        """The flow that brings this call to its end."""
+        if self.wallet is None:
+            return free_flow(plan.rules)
+        purse = Purse(
+            payer=self.wallet.address,
+            chains=frozenset(self.rpc_urls),
+            gateway=str(self.origin),
+            assets=self._assets,
+        )
+        return pay_flow(purse, plan.rules)
+
+    def begin_resume(self) -> Flow[None]:
+        """The flow that broadcasts again what an earlier process may have left unsent."""
+        unresolved = () if self.wallet is None else self.store.unresolved(self.wallet.address)
+        return resume([transfer for transfer in unresolved if transfer.chain_id in self.rpc_urls])
+
+    def build_call(self, plan: CallPlan, step: Send) -> httpx.Request:
+        request = httpx.Request(
+            step.method or plan.method, plan.url, headers=list(plan.headers), content=plan.body or None
+        )
+        for name, value in step.headers:
+            request.headers[name] = value
+        request.extensions = {"timeout": TIMEOUT.as_dict()}
+        return request
+
+    def settle_locally(self, step: Local, plan: CallPlan | None) -> Outcome:
+        """Everything a flow asks for that needs no network. May wait for the disk."""
+        wallet = self.wallet
+        assert wallet is not None, "a flow without a wallet does not sign or store"
+        match step:
+            case SignCall():
+                assert plan is not None
+                return wallet.sign_call(
+                    chain_id=step.chain_id,
+                    tx_hash=step.tx_hash,
+                    gateway=str(self.origin),
+                    api_id=plan.api_id,
+                    method=plan.method,
+                    target=plan.target,
+                    body=plan.body,
+                    now_s=self._now_ms() // 1000,
+                    nonce=self._entropy(32),
+                )
+            case SignTransfer():
+                return wallet.sign_transfer(step)
+            case Recall():
+                assert plan is not None
+                return self.store.recall(
+                    payer=wallet.address, gateway=str(self.origin), api_id=plan.api_id, payees=step.payees
+                )
+            case NextNonce():
+                return self.store.next_nonce(payer=wallet.address, chain_id=step.chain_id)
+            case Store():
+                return self.store.store(step.transfer, budget=self.budget)
+            case Learn():
+                self.store.learn(step.tx_hash, step.state, step.rest)
+                return None
+
+    # ---- The control plane.
+
+    def build_control(self, wish: ControlRequest) -> httpx.Request:
+        """Raises `CannotPay` when it has to be signed and there is no wallet."""
+        request = httpx.Request(wish.method, f"{self.root}{API_PREFIX}{wish.path}", content=wish.body or None)
+        request.headers["User-Agent"] = f"tollway/{__version__}"
+        request.headers["Accept"] = "application/json"
+        for name, value in (*wish.headers, *(self._sign_control(request, wish) if wish.is_signed else ())):
+            request.headers[name] = value
+        request.extensions = {"timeout": TIMEOUT.as_dict()}
+        return request
+
+    def _sign_control(self, request: httpx.Request, wish: ControlRequest) -> Headers:
+        if self.wallet is None:
+            raise CannotPay("This request has to be signed, and there is no wallet.")
+        raw_path, _, query = request.url.raw_path.partition(b"?")
+        shown = SignedRequest(
+            method=wish.method, raw_path=raw_path, query=query, headers=request.headers.raw, body=wish.body
+        )
+        return self.wallet.sign_request(
+            shown,
+            origin=self.origin,
+            chain_id=next(iter(self.rpc_urls), MAINNET),
+            now_s=self._now_ms() // 1000,
+            nonce=self._entropy(16).hex(),
+        )
+
+    # ---- Nodes.
+
+    def build_question(self, step: AskNode) -> httpx.Request | NodeAway:
+        url = self.rpc_urls.get(step.chain_id)
+        if url is None:
+            return NodeAway(detail="no RPC URL is configured")
+        question = {"jsonrpc": "2.0", "id": 1, "method": step.method, "params": list(step.params)}
+        request = httpx.Request("POST", url, json=question)
+        request.extensions = {"timeout": NODE_TIMEOUT.as_dict()}
+        return request
+
+
+def default_entropy(size: int) -> bytes:
+    """Random bytes from the operating system."""
+    return secrets.token_bytes(size)
+
+
+def is_from_gateway(response: httpx.Response) -> bool:
+    """True for the gateway's own problem. An upstream's is relayed with `received-status` (RFC 9209 §2.4), a header
+    that the gateway writes and no upstream can: what a provider answers must never make a caller pay."""
+    kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+    return kind == "application/problem+json" and "received-status" not in response.headers.get(
+        "proxy-status", ""
+    )
+
+
+def read_answer(response: httpx.Response, content: bytes | None) -> Answer:
+    """`content`: the body of a gateway's own problem, None for every other answer."""
+    problem: object = None
+    if content is not None:
+        try:
+            problem = json.loads(content)
+        except ValueError:
+            problem = None
+    return Answer(
+        status=response.status_code,
+        headers={name.lower(): value for name, value in response.headers.items()},
+        problem=problem if isinstance(problem, dict) else None,
+    )
+
+
+def read_node(status: int, content: bytes) -> NodeOutcome:
+    """A JSON-RPC answer. Node URLs carry keys, so no message names one."""
+    try:
+        answer = json.loads(content)
+    except ValueError:
+        answer = None
+    if not isinstance(answer, dict):
+        return NodeAway(detail=f"HTTP {status} without JSON-RPC")
+    error = answer.get("error")
+    if isinstance(error, dict):
+        code = error.get("code")
+        return NodeRefused(
+            code=code if isinstance(code, int) else 0, message=str(error.get("message", "refused"))[:500]
+        )
+    if "result" not in answer:
+        return NodeAway(detail=f"HTTP {status} without a result")
+    return NodeAnswer(result=answer["result"])
+
+
+def is_sent(exc: httpx.TransportError) -> bool:
+    """False when surely no byte of the request left."""
+    return not isinstance(exc, _NOT_SENT)
+
+
+def read_payment(response: httpx.Response, paid: Paid) -> PaymentInfo:
+    headers = response.headers
+    told = (paid.answer.problem or {}).get("paymentState")
+    transfer = paid.transfer
+    return PaymentInfo(
+        state=headers.get("tollway-payment-state") or (told if isinstance(told, str) else "none"),
+        price=headers.get("tollway-price"),
+        credit_remaining=headers.get("tollway-credit-remaining"),
+        call_id=headers.get("tollway-call-id"),
+        transaction=None if transfer is None else str(transfer.tx_hash),
+        network=None if transfer is None else transfer.asset.network,
+    )
+
+
+BodyForm = Literal["read", "stream"]

@@ -1,0 +1,116 @@
+"""Why a call or a payment did not come to its end, by name, so that callers can catch exactly what they mean.
+
+    CallerFailure
+    ├── GatewayRefused        the gateway said no (its code and problem document)
+    ├── GatewayUnreachable    no answer came; `is_sent` tells whether it may have been served
+    ├── NotPaid               nothing was spent
+    │   ├── PriceAboveMax     dearer than the caller allows
+    │   ├── BudgetExhausted   the total would exceed the budget
+    │   └── CannotPay         no offer that this wallet can pay, or the node refuses the transfer
+    ├── PaymentPending        our payment is on its way; ask again later, it is never made twice
+    ├── PaymentRefused        our payment is mined, yet the gateway does not count it
+    └── CallHeld              the outcome of a paid call is unknown; ask `call_url`
+
+`code` is stable. `is_retryable`: the same request later can succeed, without another payment.
+"""
+
+from collections.abc import Mapping
+
+from tollway.identifiers import TxHash
+
+
+class CallerFailure(Exception):
+    """Any failure on the caller's side."""
+
+    code: str = "failed"
+    is_retryable: bool = False
+
+    def __init__(self, detail: str, *, transaction: TxHash | None = None) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.transaction = transaction
+
+
+class GatewayRefused(CallerFailure):
+    """The gateway answered with a problem. `problem` is its document (RFC 9457)."""
+
+    def __init__(self, status: int, problem: Mapping[str, object]) -> None:
+        super().__init__(str(problem.get("detail") or f"The gateway answered {status}."))
+        self.status = status
+        self.problem = problem
+        self.code = str(problem.get("code") or "unknown")
+        self.is_retryable = problem.get("retryable") is True
+
+
+class GatewayUnreachable(CallerFailure):
+    """No answer came from the gateway."""
+
+    code = "gateway_unreachable"
+    is_retryable = True
+
+    def __init__(self, detail: str, *, is_sent: bool, transaction: TxHash | None = None) -> None:
+        super().__init__(detail, transaction=transaction)
+        self.is_sent = is_sent
+        # A paid call that left may have been served: whether to run it again is for the caller to decide.
+        self.is_retryable = not (is_sent and transaction is not None)
+
+
+class NotPaid(CallerFailure):
+    """Nothing was spent."""
+
+    code = "not_paid"
+
+
+class PriceAboveMax(NotPaid):
+    """The call costs more than the caller allows."""
+
+    code = "price_above_max"
+
+
+class BudgetExhausted(NotPaid):
+    """The payment would exceed the total budget of this wallet's store."""
+
+    code = "budget_exhausted"
+
+
+class CannotPay(NotPaid):
+    """No offer that this wallet can pay."""
+
+    code = "cannot_pay"
+
+
+class NodeUnreachable(NotPaid):
+    """The chain node gave no usable answer before anything was signed."""
+
+    code = "node_unreachable"
+    is_retryable = True
+
+
+class PaymentPending(CallerFailure):
+    """Our payment is signed and stored, and not usable yet. Repeat the call: it continues with the same payment."""
+
+    code = "payment_pending"
+    is_retryable = True
+
+
+class PaymentRefused(CallerFailure):
+    """The gateway does not count a payment of ours. It is kept; the payee is not paid again until it is resolved."""
+
+    code = "payment_refused"
+
+    def __init__(self, detail: str, *, transaction: TxHash, reason: str | None) -> None:
+        super().__init__(detail, transaction=transaction)
+        self.reason = reason
+
+
+class CallHeld(CallerFailure):
+    """The call left and its outcome is unknown; the price is held. Ask `call_url`, or wait: held prices come back."""
+
+    code = "call_held"
+
+    def __init__(
+        self, detail: str, *, transaction: TxHash | None, call_id: str | None, call_url: str | None
+    ) -> None:
+        super().__init__(detail, transaction=transaction)
+        self.call_id = call_id
+        self.call_url = call_url

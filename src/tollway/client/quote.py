@@ -1,0 +1,167 @@
+"""Reads the price of a call out of a 402, and judges it by what the caller allows. Pure.
+
+Everything in a quote is the gateway's word. Amounts are believed only through an `Asset` whose decimals and symbol
+come from somewhere else: a preset, the caller, or the token contract itself.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Self
+
+from tollway.chain.rules import PRESETS
+from tollway.identifiers import Address, ChainId, parse_network
+from tollway.money import Asset, format_decimal
+
+ATTO_DECIMALS = 18
+CONFIRMATIONS_MAX = 10_000
+OPTIONS_MAX = 64
+
+_AMOUNT = re.compile(r"[1-9][0-9]{0,77}")
+_DECIMAL = re.compile(r"(0|[1-9][0-9]{0,30})(?:\.([0-9]{1,18}))?")
+_SYMBOL = re.compile(r"[A-Za-z][A-Za-z0-9.\-]{0,15}")
+_DOLLARS = ("USDC", "USDT", "DAI", "PYUSD", "USDS")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """One way to pay one call on the `tx` rail, as the gateway tells it. `amount` in base units."""
+
+    chain_id: ChainId
+    token: Address | None
+    symbol: str
+    decimals: int
+    amount: int
+    pay_to: Address
+    confirmations: int
+
+    @property
+    def asset(self) -> Asset:
+        """The asset as the gateway describes it; to be compared with what is known for sure."""
+        return Asset(chain_id=self.chain_id, token=self.token, symbol=self.symbol, decimals=self.decimals)
+
+
+def read_offers(problem: Mapping[str, object]) -> tuple[Offer, ...]:
+    """The `tx` offers of a 402 in the gateway's order. Other rails and offers that make no sense are left out."""
+    payment = problem.get("payment")
+    options = payment.get("options") if isinstance(payment, Mapping) else None
+    if not isinstance(options, Sequence) or isinstance(options, str):
+        return ()
+    offers = (
+        _read_offer(option)
+        for option in options[:OPTIONS_MAX]
+        if isinstance(option, Mapping) and option.get("rail") == "tx"
+    )
+    return tuple(offer for offer in offers if offer is not None)
+
+
+def _read_offer(option: Mapping[str, object]) -> Offer | None:
+    try:
+        amount = _read_amount(option.get("amount"))
+        decimals, confirmations = option["decimals"], option.get("confirmations", 1)
+        symbol = str(option["symbol"])
+        if type(decimals) is not int or type(confirmations) is not int or not _SYMBOL.fullmatch(symbol):
+            return None
+        if not 0 <= decimals <= 36 or not 1 <= confirmations <= CONFIRMATIONS_MAX:
+            return None
+        token = option.get("token")
+        return Offer(
+            chain_id=parse_network(str(option["network"])),
+            token=None if token is None else Address.parse(str(token)),
+            symbol=symbol,
+            decimals=decimals,
+            amount=amount,
+            pay_to=Address.parse(str(option["payTo"])),
+            confirmations=confirmations,
+        )
+    except (KeyError, ValueError):
+        return None
+
+
+def _read_amount(text: object) -> int:
+    if not isinstance(text, str) or not _AMOUNT.fullmatch(text):
+        raise ValueError("an amount is a positive integer string")
+    return int(text)
+
+
+def read_missing(problem: Mapping[str, object], asset: Asset) -> int | None:
+    """What a `payment_insufficient` says is missing, in base units of `asset`; None when it does not say."""
+    payment = problem.get("payment")
+    for place in (problem, payment if isinstance(payment, Mapping) else {}):
+        missing = place.get("missing")
+        if isinstance(missing, str):
+            parsed = parse_amount(missing.split(" ")[0], decimals=asset.decimals)
+            if parsed:
+                return parsed
+    return None
+
+
+def parse_amount(text: str, *, decimals: int) -> int | None:
+    """`0.05` -> base units, exactly; None for other text and for more decimals than there are."""
+    match = _DECIMAL.fullmatch(text)
+    if match is None:
+        return None
+    fraction = (match[2] or "").rstrip("0")
+    if len(fraction) > decimals:
+        return None
+    units: int = int(match[1]) * 10**decimals + int(fraction.ljust(decimals, "0") or "0")
+    return units
+
+
+def to_atto(amount: int, asset: Asset) -> int:
+    """Base units -> 10^-18 of the currency, rounded up: the common unit of caps."""
+    shift: int = 10 ** abs(ATTO_DECIMALS - asset.decimals)
+    return amount * shift if asset.decimals <= ATTO_DECIMALS else -(-amount // shift)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cap:
+    """The most that may be spent, per currency, in 10^-18. `any_atto` holds for currencies that are not named;
+    None there means that those are not paid at all."""
+
+    by_symbol: Mapping[str, int]
+    any_atto: int | None = None
+
+    @classmethod
+    def parse(cls, told: "str | Mapping[str, str]") -> Self:
+        """`"0.05 USDC"`, `{"USDC": "0.05", "ETH": "0.00001"}`, or `"0.05"`: of whichever currency is asked.
+
+        Raises ValueError.
+        """
+        if isinstance(told, str):
+            number, _, symbol = told.strip().partition(" ")
+            atto = _parse_cap(number)
+            if not symbol:
+                return cls(by_symbol=MappingProxyType({}), any_atto=atto)
+            return cls(by_symbol=MappingProxyType({symbol.strip(): atto}))
+        caps = {symbol: _parse_cap(number) for symbol, number in told.items()}
+        return cls(by_symbol=MappingProxyType(caps))
+
+    def atto_for(self, symbol: str) -> int | None:
+        """None: this currency is not to be paid."""
+        return self.by_symbol.get(symbol, self.any_atto)
+
+    def text_for(self, symbol: str | None) -> str | None:
+        """The cap as `Tollway-Max-Price` writes it. `symbol` None: only a cap that holds for every currency."""
+        atto = self.any_atto if symbol is None else self.atto_for(symbol)
+        if atto is None or (symbol is None and self.by_symbol):
+            return None
+        # The gateway reads at most nine decimals; rounding down only makes the cap stricter.
+        return format_decimal(atto // 10**9, decimals=9)
+
+
+def _parse_cap(number: str) -> int:
+    atto = parse_amount(number, decimals=ATTO_DECIMALS)
+    if atto is None:
+        raise ValueError("an amount is written like 0.05, with a currency after it: 0.05 USDC")
+    return atto
+
+
+DEFAULT_MAX_PRICE = Cap(by_symbol=MappingProxyType(dict.fromkeys(_DOLLARS, 10**ATTO_DECIMALS)))
+"""Without a word from the caller: up to one dollar a call, and nothing that is not a dollar."""
+
+KNOWN_ASSETS: Mapping[tuple[ChainId, Address | None], Asset] = MappingProxyType(
+    {(asset.chain_id, asset.token): asset for preset in PRESETS.values() for asset in preset.assets}
+)
+"""Assets whose symbol and decimals need no asking."""

@@ -1,0 +1,250 @@
+"""The wallet's own books: every payment it ever signed, in one SQLite file that several processes may share.
+
+A payment is written here, through to the disk, before its first byte is shown to anybody; that write alone decides
+whether it may be made at all (budget, nonce, no unresolved payment to the same payee). It never talks to a network.
+
+SQLite with a rollback journal and `synchronous=EXTRA`: safe between processes with every SQLite version, and a commit
+that returned survives a loss of power. The file holds signed transactions, so only its owner may read it.
+"""
+
+import contextlib
+import os
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+from tollway.client.quote import Cap, to_atto
+from tollway.client.steps import (
+    UNRESOLVED,
+    WORTHLESS,
+    NonceTaken,
+    OverBudget,
+    PaidAlready,
+    Stored,
+    StoreOutcome,
+    Transfer,
+    TransferState,
+)
+from tollway.errors import StorageUnavailable
+from tollway.identifiers import Address, ChainId, TxHash
+from tollway.money import Asset
+
+BUSY_TIMEOUT_S = 10.0
+SCHEMA_VERSION = 1
+
+_SCHEMA = """
+CREATE TABLE transfer (
+  tx_hash TEXT PRIMARY KEY, raw BLOB NOT NULL, chain_id INTEGER NOT NULL, token TEXT, symbol TEXT NOT NULL,
+  decimals INTEGER NOT NULL, payer TEXT NOT NULL, pay_to TEXT NOT NULL, gateway TEXT NOT NULL, amount TEXT NOT NULL,
+  rest TEXT NOT NULL, nonce INTEGER NOT NULL, confirmations INTEGER NOT NULL, state TEXT NOT NULL,
+  created_ms INTEGER NOT NULL);
+CREATE UNIQUE INDEX one_transfer_per_nonce ON transfer (chain_id, payer, nonce) WHERE state <> 'replaced';
+CREATE INDEX transfer_by_payee ON transfer (payer, gateway, pay_to);
+CREATE TABLE payee (
+  gateway TEXT NOT NULL, api_id TEXT NOT NULL, pay_to TEXT NOT NULL, PRIMARY KEY (gateway, api_id, pay_to));
+"""
+_COLUMNS = "tx_hash, raw, chain_id, token, symbol, decimals, payer, pay_to, gateway, amount, rest, nonce, confirmations, state"
+
+
+class SpendingStore:
+    """Safe to use from many threads and processes at once: every method is one transaction.
+
+    Raises `StorageUnavailable` when the file cannot be read or written.
+    """
+
+    def __init__(self, path: Path, *, now_ms: Callable[[], int]) -> None:
+        self.path = path
+        self._now_ms = now_ms
+
+    def store(self, transfer: Transfer, *, budget: Cap | None) -> StoreOutcome:
+        """Writes a signed payment, or says why it must not be made. When this returns `Stored` it is on the disk."""
+        with self._transaction() as connection:
+            earlier = _select(
+                connection,
+                "payer = ? AND gateway = ? AND pay_to = ? AND state IN (SELECT value FROM json_each(?))",
+                (str(transfer.payer), transfer.gateway, str(transfer.pay_to), _as_json(UNRESOLVED)),
+            )
+            if earlier:
+                return PaidAlready(transfer=earlier[0])
+            over = _check_budget(connection, transfer, budget)
+            if over is not None:
+                return over
+            try:
+                _insert(connection, transfer, now_ms=self._now_ms())
+            except sqlite3.IntegrityError:
+                return NonceTaken()
+        return Stored()
+
+    def recall(
+        self, *, payer: Address, gateway: str, api_id: str, payees: Sequence[Address]
+    ) -> tuple[Transfer, ...]:
+        """Our payments that may buy a call of this listing. `payees`, when given, are remembered as the listing's.
+
+        Credit first, the largest rest in front; then what is not resolved.
+        """
+        with self._transaction() as connection:
+            if payees:
+                connection.execute("DELETE FROM payee WHERE gateway = ? AND api_id = ?", (gateway, api_id))
+                connection.executemany(
+                    "INSERT INTO payee (gateway, api_id, pay_to) VALUES (?, ?, ?)",
+                    [(gateway, api_id, str(payee)) for payee in payees],
+                )
+            found = _select(
+                connection,
+                "payer = ? AND gateway = ? AND state IN ('stored', 'confirmed', 'refused') AND rest <> '0' AND"
+                " pay_to IN (SELECT pay_to FROM payee WHERE payee.gateway = ? AND api_id = ?)",
+                (str(payer), gateway, gateway, api_id),
+            )
+        order = (TransferState.CONFIRMED, TransferState.STORED, TransferState.REFUSED)
+        return tuple(
+            sorted(found, key=lambda t: (order.index(t.state), -to_atto(t.rest, t.asset), t.tx_hash))
+        )
+
+    def next_nonce(self, *, payer: Address, chain_id: ChainId) -> int:
+        """One more than the highest nonce of our own that may still be mined; 0 without any."""
+        with self._transaction() as connection:
+            row = connection.execute(
+                "SELECT max(nonce) FROM transfer WHERE payer = ? AND chain_id = ? AND state = 'stored'",
+                (str(payer), chain_id),
+            ).fetchone()
+        return 0 if row[0] is None else int(row[0]) + 1
+
+    def learn(self, tx_hash: TxHash, state: TransferState, rest: int | None) -> None:
+        """Writes down what became of a payment. An abandoned one stays abandoned."""
+        with self._transaction() as connection:
+            connection.execute(
+                "UPDATE transfer SET state = ?, rest = coalesce(?, rest) WHERE tx_hash = ? AND state <> 'abandoned'",
+                (state.value, None if rest is None else str(rest), str(tx_hash)),
+            )
+
+    def unresolved(self, payer: Address) -> tuple[Transfer, ...]:
+        """Payments that are on disk and not known to be mined."""
+        with self._transaction() as connection:
+            return _select(connection, "payer = ? AND state = 'stored'", (str(payer),))
+
+    def all_of(self, payer: Address) -> tuple[Transfer, ...]:
+        """Every payment of that wallet, in the order in which they were signed."""
+        with self._transaction() as connection:
+            return _select(connection, "payer = ?", (str(payer),))
+
+    def abandon(self, tx_hash: TxHash) -> bool:
+        """Gives up a payment that the gateway refuses or that never gets mined. It keeps counting against the budget,
+        and its payee may be paid again. For a person to decide: if it is mined after all, it was paid for nothing."""
+        with self._transaction() as connection:
+            changed = connection.execute(
+                "UPDATE transfer SET state = 'abandoned' WHERE tx_hash = ? AND state IN ('stored', 'refused')",
+                (str(tx_hash),),
+            )
+        return changed.rowcount == 1
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """A connection of its own each time: payments are rare, and nothing is shared between threads."""
+        try:
+            connection = self._connect()
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+                _prepare(connection)
+                yield connection
+                connection.execute("COMMIT")
+            finally:
+                connection.close()  # rolls back what was not committed
+        except (sqlite3.Error, OSError) as exc:
+            raise StorageUnavailable(f"The payment store {self.path} cannot be used: {exc}") from exc
+
+    def _connect(self) -> sqlite3.Connection:
+        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
+        connection = sqlite3.connect(self.path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
+        connection.execute("PRAGMA journal_mode=DELETE")
+        connection.execute("PRAGMA synchronous=EXTRA")
+        return connection
+
+
+def _prepare(connection: sqlite3.Connection) -> None:
+    version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+    if version > SCHEMA_VERSION:
+        raise sqlite3.DatabaseError("it was written by a newer version of tollway")
+    if version == 0:
+        for statement in _SCHEMA.split(";"):
+            if statement.strip():
+                connection.execute(statement)
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+
+def _check_budget(
+    connection: sqlite3.Connection, transfer: Transfer, budget: Cap | None
+) -> OverBudget | None:
+    """All that this store ever paid in that currency, with this payment, against the budget."""
+    if budget is None:
+        return None
+    limit = budget.atto_for(transfer.asset.symbol) or 0
+    earlier = _select(
+        connection,
+        "payer = ? AND symbol = ? AND state NOT IN (SELECT value FROM json_each(?))",
+        (str(transfer.payer), transfer.asset.symbol, _as_json(WORTHLESS)),
+    )
+    spent = sum(to_atto(entry.amount, entry.asset) for entry in earlier)
+    if spent + to_atto(transfer.amount, transfer.asset) <= limit:
+        return None
+    return OverBudget(spent_atto=spent, budget_atto=limit)
+
+
+def _insert(connection: sqlite3.Connection, transfer: Transfer, *, now_ms: int) -> None:
+    asset = transfer.asset
+    connection.execute(
+        f"INSERT INTO transfer ({_COLUMNS}, created_ms) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",  # noqa: S608 - our own column list
+        (
+            str(transfer.tx_hash),
+            transfer.raw,
+            asset.chain_id,
+            None if asset.token is None else str(asset.token),
+            asset.symbol,
+            asset.decimals,
+            str(transfer.payer),
+            str(transfer.pay_to),
+            transfer.gateway,
+            str(transfer.amount),
+            str(transfer.rest),
+            transfer.nonce,
+            transfer.confirmations,
+            transfer.state.value,
+            now_ms,
+        ),
+    )
+
+
+def _select(connection: sqlite3.Connection, where: str, values: Sequence[object]) -> tuple[Transfer, ...]:
+    rows = connection.execute(
+        f"SELECT {_COLUMNS} FROM transfer WHERE {where} ORDER BY created_ms, rowid",  # noqa: S608 - conditions of this module
+        values,
+    )
+    return tuple(_read(row) for row in rows)
+
+
+def _read(row: Sequence[object]) -> Transfer:
+    tx_hash, raw, chain_id, token, symbol, decimals, payer, pay_to, gateway = row[:9]
+    amount, rest, nonce, confirmations, state = row[9:]
+    assert isinstance(raw, bytes)
+    return Transfer(
+        tx_hash=TxHash.parse(str(tx_hash)),
+        raw=raw,
+        asset=Asset(
+            chain_id=ChainId(int(str(chain_id))),
+            token=None if token is None else Address.parse(str(token)),
+            symbol=str(symbol),
+            decimals=int(str(decimals)),
+        ),
+        payer=Address.parse(str(payer)),
+        pay_to=Address.parse(str(pay_to)),
+        gateway=str(gateway),
+        amount=int(str(amount)),
+        rest=int(str(rest)),
+        nonce=int(str(nonce)),
+        confirmations=int(str(confirmations)),
+        state=TransferState(str(state)),
+    )
+
+
+def _as_json(states: Iterable[TransferState]) -> str:
+    return "[" + ",".join(f'"{state.value}"' for state in sorted(states)) + "]"

@@ -1,0 +1,252 @@
+"""What a payer's flow may ask for, and what it is told: the closed unions between the pure flow and its drivers.
+
+A flow yields one `Step` and is sent the matching outcome. Nothing here does anything.
+"""
+
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TypeVar
+
+from tollway.identifiers import Address, ChainId, TxHash
+from tollway.money import Asset, format_decimal
+
+T = TypeVar("T")
+
+
+class TransferState(StrEnum):
+    """What we know of a payment of our own. Everything but the last three may still be worth money."""
+
+    STORED = "stored"  # signed and on disk; perhaps broadcast, perhaps mined
+    CONFIRMED = "confirmed"  # mined, deep enough; its rest is credit
+    REFUSED = "refused"  # mined, yet the gateway does not count it; a person has to look
+    FAILED = "failed"  # mined and reverted: it moved nothing
+    REPLACED = "replaced"  # its nonce is finally taken by another transaction: it can never be mined
+    ABANDONED = "abandoned"  # given up by the wallet's owner
+
+
+UNRESOLVED = frozenset({TransferState.STORED, TransferState.REFUSED})
+"""While a payment is in one of these, its payee is not paid again."""
+
+WORTHLESS = frozenset({TransferState.FAILED, TransferState.REPLACED})
+"""These moved nothing, so they do not count against the budget."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """A payment that this wallet signed. Amounts in base units of `asset`; `rest` is what we believe is unspent."""
+
+    tx_hash: TxHash
+    raw: bytes = field(repr=False)
+    asset: Asset
+    payer: Address
+    pay_to: Address
+    gateway: str
+    amount: int
+    rest: int
+    nonce: int
+    confirmations: int
+    state: TransferState
+
+    @property
+    def chain_id(self) -> ChainId:
+        return self.asset.chain_id
+
+    def describe(self) -> str:
+        """`0.05 USDC`."""
+        return f"{format_decimal(self.amount, decimals=self.asset.decimals)} {self.asset.symbol}"
+
+
+# ---- Steps to the gateway.
+
+Headers = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Send:
+    """Send the call with these headers on top of its own. `method` None: the call's own. -> `Answer` | `Broken`."""
+
+    headers: Headers = field(default=(), repr=False)
+    method: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The head of an answer; `problem` is the gateway's own problem document, None for everything else.
+
+    `headers` in lower case. The driver keeps the real response.
+    """
+
+    status: int
+    headers: Mapping[str, str]
+    problem: Mapping[str, object] | None = None
+
+    @property
+    def code(self) -> str | None:
+        """The stable code of the gateway's own refusal."""
+        code = self.problem.get("code") if self.problem is not None else None
+        return code if isinstance(code, str) else None
+
+    @property
+    def is_bare_402(self) -> bool:
+        """A 402 without its document, as `HEAD` gets it."""
+        return self.status == 402 and self.problem is None
+
+    @property
+    def retry_after_s(self) -> int | None:
+        text = self.headers.get("retry-after", "")
+        return int(text) if text.isascii() and text.isdigit() and len(text) < 6 else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Broken:
+    """No answer came. `is_sent` False: surely no byte of the request left."""
+
+    is_sent: bool
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignCall:
+    """Sign this very call, bound, for a payment: fresh nonce, validity from the clock. -> `Headers`."""
+
+    chain_id: ChainId
+    tx_hash: TxHash
+
+
+# ---- Steps to a chain node.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskNode:
+    """One JSON-RPC request. -> `NodeAnswer` | `NodeRefused` | `NodeAway`."""
+
+    chain_id: ChainId
+    method: str
+    params: tuple[object, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeAnswer:
+    result: object
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRefused:
+    """The node answered with an error."""
+
+    code: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeAway:
+    """No usable answer: unreachable, too slow, not JSON-RPC."""
+
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pause:
+    """Wait. -> None."""
+
+    seconds: float
+
+
+# ---- Steps to the wallet and its store.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignTransfer:
+    """Sign an EIP-1559 transaction. -> `SignedTransfer`. Nothing is sent."""
+
+    chain_id: ChainId
+    nonce: int
+    to: Address
+    value: int
+    calldata: bytes
+    gas: int
+    fee_max_wei: int
+    tip_wei: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignedTransfer:
+    tx_hash: TxHash
+    raw: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recall:
+    """Our payments that may buy this call: of this gateway, to a payee of this listing as last seen, or to one of
+    `payees`. Credit first, the largest rest in front, then unresolved ones. -> `tuple[Transfer, ...]`."""
+
+    payees: tuple[Address, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextNonce:
+    """The first nonce after those of our own stored transactions on that chain; 0 without any. -> int."""
+
+    chain_id: ChainId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Store:
+    """Put a signed payment on disk, durably, before anybody else may see it. -> `Stored` and its kind."""
+
+    transfer: Transfer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """It is on disk and counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaidAlready:
+    """Nothing was stored: an unresolved payment of ours to that payee exists."""
+
+    transfer: Transfer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverBudget:
+    """Nothing was stored: with this payment the total would exceed the budget (both in 10^-18)."""
+
+    spent_atto: int
+    budget_atto: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NonceTaken:
+    """Nothing was stored: another process of this wallet took that nonce first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learn:
+    """Write down what became of a payment. `rest` None leaves the belief as it is. -> None."""
+
+    tx_hash: TxHash
+    state: TransferState
+    rest: int | None = None
+
+
+Step = (
+    Send | SignCall | AskNode | Pause | SignTransfer | Recall | NextNonce | Store | Learn
+)  # every driver handles all of them
+NodeOutcome = NodeAnswer | NodeRefused | NodeAway
+StoreOutcome = Stored | PaidAlready | OverBudget | NonceTaken
+Outcome = (
+    Answer
+    | Broken
+    | Headers
+    | NodeOutcome
+    | SignedTransfer
+    | tuple[Transfer, ...]
+    | int
+    | StoreOutcome
+    | None
+)
+Flow = Generator[Step, Outcome, T]
+"""A flow that ends in a T."""

@@ -1,0 +1,362 @@
+"""Pays on a chain and follows a payment until it counts: sub-flows of the payer. Pure; they yield steps.
+
+The order is the promise: sign, put the bytes on disk, and only then show them to anybody. Whatever crashes after
+that, the same bytes go out again; a second payment to the same payee is not signed while the first may still land.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tollway.client.failures import BudgetExhausted, CannotPay, NodeUnreachable, PaymentPending
+from tollway.client.quote import ATTO_DECIMALS, KNOWN_ASSETS, Offer
+from tollway.client.steps import (
+    AskNode,
+    Flow,
+    Learn,
+    NextNonce,
+    NodeAnswer,
+    NodeAway,
+    NodeRefused,
+    NonceTaken,
+    OverBudget,
+    PaidAlready,
+    Pause,
+    SignedTransfer,
+    SignTransfer,
+    Store,
+    Stored,
+    Transfer,
+    TransferState,
+)
+from tollway.identifiers import Address, ChainId, keccak256
+from tollway.money import Asset, format_decimal
+
+NONCE_TRIES_MAX = 8
+TIP_FALLBACK_WEI = 10**9
+GAS_MAX = 1_000_000
+REBROADCAST_EVERY = 8
+UINT256_MAX = 2**256 - 1
+
+_TRANSFER = keccak256(b"transfer(address,uint256)")[:4]
+_BALANCE_OF = keccak256(b"balanceOf(address)")[:4]
+_DECIMALS = keccak256(b"decimals()")[:4]
+_SYMBOL = keccak256(b"symbol()")[:4]
+_SYMBOL_BYTES_MAX = 64
+_QUANTITY = re.compile(r"0x[0-9a-fA-F]{1,64}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long a call waits for its own payment. Seconds of pauses are counted, not a clock."""
+
+    poll_s: float = 1.0
+    wait_s: float = 180.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Purse:
+    """Who pays, where from, and what it knows about assets beyond the presets."""
+
+    payer: Address
+    chains: frozenset[ChainId]
+    gateway: str
+    assets: Mapping[tuple[ChainId, Address | None], Asset]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """A payment that is on disk. `is_new` False: it was there already, unresolved, and goes to the same payee."""
+
+    transfer: Transfer
+    is_new: bool
+
+
+# ---- Before anything is signed.
+
+
+def know_asset(offer: Offer, purse: Purse) -> Flow[Asset | None]:
+    """The offered asset as somebody other than the gateway describes it; None when the two differ."""
+    key = (offer.chain_id, offer.token)
+    known = purse.assets.get(key) or KNOWN_ASSETS.get(key)
+    if known is None and offer.token is not None:
+        known = yield from _ask_token(offer.chain_id, offer.token)
+    return known if known == offer.asset else None
+
+
+def _ask_token(chain_id: ChainId, token: Address) -> Flow[Asset | None]:
+    decimals = yield from _eth_call(chain_id, token, _DECIMALS)
+    symbol = _decode_symbol((yield from _eth_call(chain_id, token, _SYMBOL)))
+    number = int.from_bytes(decimals, "big")
+    if len(decimals) != 32 or number > 36 or symbol is None:
+        return None
+    return Asset(chain_id=chain_id, token=token, symbol=symbol, decimals=number)
+
+
+def _decode_symbol(answer: bytes) -> str | None:
+    """An ABI string, or the bytes32 of old tokens."""
+    raw = answer.rstrip(b"\0")
+    if len(answer) >= 64 and int.from_bytes(answer[:32], "big") == 32:
+        length = int.from_bytes(answer[32:64], "big")
+        if length > _SYMBOL_BYTES_MAX:
+            return None
+        raw = answer[64 : 64 + length]
+    try:
+        return raw.decode("ascii") or None
+    except UnicodeDecodeError:
+        return None
+
+
+def fetch_balance(asset: Asset, holder: Address) -> Flow[int]:
+    """What `holder` has, in base units."""
+    if asset.token is None:
+        return (yield from _ask_number(asset.chain_id, "eth_getBalance", str(holder), "latest"))
+    answer = yield from _eth_call(asset.chain_id, asset.token, _BALANCE_OF + bytes(12) + holder)
+    return int.from_bytes(answer, "big") if len(answer) == 32 else 0
+
+
+# ---- Signing and storing.
+
+
+def make_transfer(asset: Asset, offer: Offer, amount: int, purse: Purse) -> Flow[Made]:
+    """Signs a payment and puts it on disk. Gives it back, or the unresolved one that already goes to that payee.
+
+    Nothing is broadcast here. Raises `CannotPay`, `BudgetExhausted` and `NodeUnreachable`: then nothing was spent.
+    """
+    if not 0 < amount <= UINT256_MAX:
+        raise CannotPay("The amount is out of range.")
+    chain_id = asset.chain_id
+    served = yield from _ask_number(chain_id, "eth_chainId")
+    if served != chain_id:
+        raise CannotPay(f"The node for chain {chain_id} serves chain {served}.")
+    to, value, calldata = _payload(asset, offer.pay_to, amount)
+    gas = yield from _estimate_gas(chain_id, purse.payer, to, value, calldata)
+    tip_wei, fee_max_wei = yield from _ask_fees(chain_id)
+    funds = yield from fetch_balance(_native(chain_id), purse.payer)
+    if funds < value + gas * fee_max_wei:
+        raise CannotPay(
+            f"The wallet {purse.payer} has too little native currency on chain {chain_id} for gas."
+        )
+    for _ in range(NONCE_TRIES_MAX):
+        pending = yield from _ask_number(chain_id, "eth_getTransactionCount", str(purse.payer), "pending")
+        stored = yield NextNonce(chain_id=chain_id)
+        assert isinstance(stored, int)
+        nonce = max(pending, stored)
+        signed = yield SignTransfer(
+            chain_id=chain_id,
+            nonce=nonce,
+            to=to,
+            value=value,
+            calldata=calldata,
+            gas=gas,
+            fee_max_wei=fee_max_wei,
+            tip_wei=tip_wei,
+        )
+        assert isinstance(signed, SignedTransfer)
+        transfer = Transfer(
+            tx_hash=signed.tx_hash,
+            raw=signed.raw,
+            asset=asset,
+            payer=purse.payer,
+            pay_to=offer.pay_to,
+            gateway=purse.gateway,
+            amount=amount,
+            rest=amount,
+            nonce=nonce,
+            confirmations=offer.confirmations,
+            state=TransferState.STORED,
+        )
+        kept = yield from _store(transfer)
+        if kept is not None:
+            return kept
+    raise CannotPay("Other processes of this wallet keep taking its nonces; try again.")
+
+
+def _store(transfer: Transfer) -> Flow[Made | None]:
+    outcome = yield Store(transfer=transfer)
+    match outcome:
+        case Stored():
+            return Made(transfer=transfer, is_new=True)
+        case PaidAlready(transfer=earlier):
+            return Made(transfer=earlier, is_new=False)
+        case NonceTaken():
+            return None
+        case OverBudget(spent_atto=spent, budget_atto=budget):
+            raise BudgetExhausted(
+                f"This payment of {transfer.describe()} would exceed the budget: "
+                f"{format_decimal(spent, decimals=ATTO_DECIMALS)} of "
+                f"{format_decimal(budget, decimals=ATTO_DECIMALS)} {transfer.asset.symbol} is spent."
+            )
+        case _:
+            raise AssertionError("a store answered with something else")
+
+
+def _payload(asset: Asset, pay_to: Address, amount: int) -> tuple[Address, int, bytes]:
+    """Recipient, value and calldata of the transaction that moves `amount` to `pay_to`."""
+    if asset.token is None:
+        return pay_to, amount, b""
+    return asset.token, 0, _TRANSFER + bytes(12) + pay_to + amount.to_bytes(32, "big")
+
+
+def _native(chain_id: ChainId) -> Asset:
+    return Asset(chain_id=chain_id, token=None, symbol="native", decimals=18)
+
+
+def _estimate_gas(chain_id: ChainId, payer: Address, to: Address, value: int, calldata: bytes) -> Flow[int]:
+    question = {"from": str(payer), "to": str(to), "value": hex(value), "data": "0x" + calldata.hex()}
+    estimate = yield from _ask_number(chain_id, "eth_estimateGas", question)
+    gas = estimate + estimate // 4  # a balance slot may turn from empty to set in between
+    if gas > GAS_MAX:
+        raise CannotPay(f"The transfer would take {gas} gas; a payment never needs that much.")
+    return gas
+
+
+def _ask_fees(chain_id: ChainId) -> Flow[tuple[int, int]]:
+    """Tip and fee ceiling (EIP-1559). Twice the base fee survives six full blocks in a row."""
+    block = yield from _ask(chain_id, "eth_getBlockByNumber", "latest", False)
+    base = block.get("baseFeePerGas") if isinstance(block, Mapping) else None
+    if not isinstance(base, str):
+        raise CannotPay(f"Chain {chain_id} has no EIP-1559 fees.")
+    tip = yield AskNode(chain_id=chain_id, method="eth_maxPriorityFeePerGas")
+    tip_wei = TIP_FALLBACK_WEI  # many nodes lack the method
+    if isinstance(tip, NodeAnswer):
+        tip_wei = _number(tip.result)
+    return tip_wei, 2 * _number(base) + tip_wei
+
+
+# ---- After it is on disk.
+
+
+def settle(transfer: Transfer, patience: Patience) -> Flow[TransferState]:
+    """Follows a stored payment until it is confirmed or can never be. Broadcasts the stored bytes, again and again.
+
+    Raises `PaymentPending` when patience ends first: the payment stays on disk and the next call goes on with it.
+    """
+    if transfer.state is not TransferState.STORED:
+        return transfer.state
+    polls = max(1, int(patience.wait_s / patience.poll_s))
+    for poll in range(polls):
+        state = yield from _look(transfer)
+        if state is not None:
+            rest = transfer.rest if state is TransferState.CONFIRMED else 0
+            yield Learn(tx_hash=transfer.tx_hash, state=state, rest=rest)
+            return state
+        if poll % REBROADCAST_EVERY == 0:
+            yield from broadcast(transfer)
+            continue  # quick chains have mined it by now
+        yield Pause(seconds=patience.poll_s)
+    raise PaymentPending(
+        f"The payment {transfer.tx_hash} of {transfer.describe()} has not enough confirmations yet. "
+        "Repeat the call later; it goes on with this payment.",
+        transaction=transfer.tx_hash,
+    )
+
+
+def broadcast(transfer: Transfer) -> Flow[str | None]:
+    """Sends the stored bytes. Every answer is fine: "already known" as well as silence; the receipt decides.
+
+    Gives the node's refusal, for messages.
+    """
+    outcome = yield AskNode(
+        chain_id=transfer.chain_id, method="eth_sendRawTransaction", params=("0x" + transfer.raw.hex(),)
+    )
+    return outcome.message if isinstance(outcome, NodeRefused) else None
+
+
+def resume(transfers: Sequence[Transfer]) -> Flow[None]:
+    """After a start: every stored payment without a receipt goes out again, the same bytes. Waits for nothing."""
+    for transfer in sorted(transfers, key=lambda t: (t.chain_id, t.nonce)):
+        if transfer.state is not TransferState.STORED:
+            continue
+        receipt = yield AskNode(
+            chain_id=transfer.chain_id, method="eth_getTransactionReceipt", params=(str(transfer.tx_hash),)
+        )
+        if isinstance(receipt, NodeAnswer) and receipt.result is None:
+            yield from broadcast(transfer)
+
+
+def _look(transfer: Transfer) -> Flow[TransferState | None]:
+    """One look at the chain; None while nothing is certain. An absent node is uncertainty, never an outcome."""
+    outcome = yield AskNode(
+        chain_id=transfer.chain_id, method="eth_getTransactionReceipt", params=(str(transfer.tx_hash),)
+    )
+    if not isinstance(outcome, NodeAnswer):
+        return None
+    if outcome.result is None:
+        return (yield from _look_for_replacement(transfer))
+    receipt = outcome.result
+    if not isinstance(receipt, Mapping) or receipt.get("transactionHash") != str(transfer.tx_hash):
+        return None
+    head = yield AskNode(chain_id=transfer.chain_id, method="eth_blockNumber")
+    if not isinstance(head, NodeAnswer):
+        return None
+    mined, now_at, status = (
+        _quantity(value) for value in (receipt.get("blockNumber"), head.result, receipt.get("status"))
+    )
+    if mined is None or now_at is None or now_at - mined + 1 < transfer.confirmations:
+        return None
+    return {1: TransferState.CONFIRMED, 0: TransferState.FAILED}.get(-1 if status is None else status)
+
+
+def _look_for_replacement(transfer: Transfer) -> Flow[TransferState | None]:
+    """Without a receipt: is its nonce taken in a *finalized* block? Then, and only then, it can never be mined.
+
+    The receipt is asked once more after the count, so that a block between the two questions fools nobody.
+    """
+    counted = yield AskNode(
+        chain_id=transfer.chain_id,
+        method="eth_getTransactionCount",
+        params=(str(transfer.payer), "finalized"),
+    )
+    taken = _quantity(counted.result) if isinstance(counted, NodeAnswer) else None
+    if taken is None or taken <= transfer.nonce:
+        return None
+    again = yield AskNode(
+        chain_id=transfer.chain_id, method="eth_getTransactionReceipt", params=(str(transfer.tx_hash),)
+    )
+    is_gone = isinstance(again, NodeAnswer) and again.result is None
+    return TransferState.REPLACED if is_gone else None
+
+
+# ---- Asking a node before anything is at stake: a failure ends the flow.
+
+
+def _ask(chain_id: ChainId, method: str, *params: object) -> Flow[object]:
+    outcome = yield AskNode(chain_id=chain_id, method=method, params=params)
+    match outcome:
+        case NodeAnswer(result=result):
+            return result
+        case NodeRefused(message=message):
+            raise CannotPay(f"The node of chain {chain_id} refuses {method}: {message}")
+        case NodeAway(detail=detail):
+            raise NodeUnreachable(f"The node of chain {chain_id} gives no answer: {detail}")
+        case _:
+            raise AssertionError("a node answered with something else")
+
+
+def _ask_number(chain_id: ChainId, method: str, *params: object) -> Flow[int]:
+    return _number((yield from _ask(chain_id, method, *params)))
+
+
+def _eth_call(chain_id: ChainId, to: Address, calldata: bytes) -> Flow[bytes]:
+    question = {"to": str(to), "data": "0x" + calldata.hex()}
+    answer = yield from _ask(chain_id, "eth_call", question, "latest")
+    try:
+        return bytes.fromhex(str(answer).removeprefix("0x"))
+    except ValueError as exc:
+        raise NodeUnreachable(f"The node of chain {chain_id} answers eth_call with nonsense.") from exc
+
+
+def _number(quantity: object) -> int:
+    """Raises `NodeUnreachable`: a node that writes numbers wrongly is no node."""
+    number = _quantity(quantity)
+    if number is None:
+        raise NodeUnreachable("The node writes a number wrongly.")
+    return number
+
+
+def _quantity(value: object) -> int | None:
+    """A JSON-RPC quantity: `0x` + hex."""
+    if not isinstance(value, str) or not _QUANTITY.fullmatch(value):
+        return None
+    return int(value, 16)

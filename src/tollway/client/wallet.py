@@ -1,0 +1,172 @@
+"""A wallet with a local key: it signs payments, calls and requests. It sends nothing and stores nothing.
+
+The key comes from a file that only its owner can read, or from the environment; it never shows in a repr, a log, an
+error or a command line.
+"""
+
+import json
+import os
+import secrets
+import stat
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Self
+
+from eth_account import Account
+from eth_account.signers.local import LocalAccount
+from eth_account.types import AccessListEntry
+from eth_typing import Hash32, HexStr
+
+from tollway.client.steps import SignedTransfer, SignTransfer
+from tollway.identifiers import Address, ChainId, TxHash, keccak256
+from tollway.identity.http_signature import SignedRequest, signature_headers
+from tollway.identity.public_origin import PublicOrigin
+from tollway.identity.signatures import paid_call_digest
+from tollway.payments.proof import Binding, format_binding
+
+CALL_VALIDITY_S = 240
+"""Under the 300 s that gateways allow, so that a clock a minute ahead still signs what counts."""
+
+REQUEST_VALIDITY_S = 60
+KEY_FILE_BYTES_MAX = 16_384
+
+
+class KeyUnusable(ValueError):
+    """The key cannot be read or is not a key."""
+
+
+class Wallet:
+    """An account whose key this process holds. Safe to use from many threads at once."""
+
+    def __init__(self, account: LocalAccount) -> None:
+        self._account = account
+        self.address = Address.parse(account.address)
+
+    def __repr__(self) -> str:
+        return f"Wallet({self.address})"
+
+    @classmethod
+    def from_key(cls, key: str | bytes) -> Self:
+        """32 bytes, or 64 hex digits with or without `0x`. Raises `KeyUnusable`."""
+        try:
+            raw = bytes.fromhex(key.strip().removeprefix("0x")) if isinstance(key, str) else key
+            if len(raw) != 32:
+                raise ValueError("not 32 bytes")
+            return cls(Account.from_key(raw))
+        except Exception:  # noqa: BLE001 - no error of a library may carry the key out
+            raise KeyUnusable("a private key is 32 bytes, written as 64 hex digits") from None
+
+    @classmethod
+    def from_file(cls, path: Path, *, password: str | None = None) -> Self:
+        """A file with the key in hex, or a keystore in JSON with its password. Raises `KeyUnusable`.
+
+        Refuses a file that others may read.
+        """
+        try:
+            mode = path.stat().st_mode
+            text = path.read_bytes()[:KEY_FILE_BYTES_MAX].decode("ascii")
+        except (OSError, UnicodeDecodeError) as exc:
+            raise KeyUnusable(f"the key file {path} cannot be read") from exc
+        if mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise KeyUnusable(f"the key file {path} is open to others; chmod 600 it")
+        if not text.lstrip().startswith("{"):
+            return cls.from_key(text)
+        if password is None:
+            raise KeyUnusable("the keystore needs its password")
+        try:
+            return cls.from_key(bytes(Account.decrypt(json.loads(text), password)))
+        except Exception:  # noqa: BLE001 - as above
+            raise KeyUnusable("the keystore cannot be opened with that password") from None
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> Self:
+        """`TOLLWAY_KEY_FILE` (and `TOLLWAY_KEY_PASSWORD` for a keystore) or `TOLLWAY_PRIVATE_KEY`."""
+        if path := environment.get("TOLLWAY_KEY_FILE"):
+            return cls.from_file(Path(path), password=environment.get("TOLLWAY_KEY_PASSWORD"))
+        if key := environment.get("TOLLWAY_PRIVATE_KEY"):
+            return cls.from_key(key)
+        raise KeyUnusable("no key: name a file in TOLLWAY_KEY_FILE, or set TOLLWAY_PRIVATE_KEY")
+
+    def sign_transfer(self, wish: SignTransfer) -> SignedTransfer:
+        """An EIP-1559 transaction, signed."""
+        fields: dict[str, Sequence[AccessListEntry] | bytes | HexStr | int] = {
+            "type": 2,
+            "chainId": wish.chain_id,
+            "nonce": wish.nonce,
+            "to": bytes(wish.to),
+            "value": wish.value,
+            "data": wish.calldata,
+            "gas": wish.gas,
+            "maxFeePerGas": wish.fee_max_wei,
+            "maxPriorityFeePerGas": wish.tip_wei,
+        }
+        signed = self._account.sign_transaction(fields)
+        return SignedTransfer(tx_hash=TxHash(signed.hash), raw=bytes(signed.raw_transaction))
+
+    def sign_call(
+        self,
+        *,
+        chain_id: ChainId,
+        tx_hash: TxHash,
+        gateway: str,
+        api_id: str,
+        method: str,
+        target: bytes,
+        body: bytes,
+        now_s: int,
+        nonce: bytes,
+    ) -> tuple[tuple[str, str], ...]:
+        """The headers that show a payment for one request and no other (EIP-712 `PaidCall`)."""
+        binding = Binding(valid_until=now_s + CALL_VALIDITY_S, nonce=nonce, body_hash=keccak256(body))
+        digest = paid_call_digest(
+            chain_id=chain_id,
+            gateway=gateway,
+            api_id=api_id,
+            method=method,
+            target=target,
+            body_hash=keccak256(body),
+            transaction=tx_hash,
+            valid_until=binding.valid_until,
+            nonce=nonce,
+        )
+        return (
+            ("X-Payment-Tx", str(tx_hash)),
+            ("X-Payment-Network", f"eip155:{chain_id}"),
+            ("X-Signature", "0x" + self.sign_digest(digest).hex()),
+            ("X-Signature-Params", format_binding(binding)),
+        )
+
+    def sign_request(
+        self, request: SignedRequest, *, origin: PublicOrigin, chain_id: ChainId, now_s: int, nonce: str
+    ) -> tuple[tuple[str, str], ...]:
+        """The headers that make a request this wallet's own (ERC-8128)."""
+        return signature_headers(
+            request,
+            origin=origin,
+            address=self.address,
+            chain_id=chain_id,
+            created=now_s,
+            expires=now_s + REQUEST_VALIDITY_S,
+            nonce=nonce,
+            sign=self.sign_digest,
+        )
+
+    def sign_digest(self, digest: bytes) -> bytes:
+        """65 bytes: r, s (low), v (27 or 28)."""
+        return bytes(self._account.unsafe_sign_hash(Hash32(digest)).signature)
+
+
+def create_key_file(path: Path) -> Address:
+    """Makes a new key, writes it where nothing stood, readable by its owner alone, and gives its address.
+
+    Raises FileExistsError rather than overwrite anything.
+    """
+    key = secrets.token_bytes(32)
+    address = Address.parse(Account.from_key(key).address)
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write("0x" + key.hex() + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    return address
