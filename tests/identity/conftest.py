@@ -1,0 +1,152 @@
+"""A door with fakes around it: a clock that is set by hand, wallets with keys, a chain that answers as told."""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import coincurve
+import pytest
+
+from tollway.chain.reader import ContractAnswer
+from tollway.errors import ChainUnavailable
+from tollway.identifiers import Address, ChainId, keccak256
+from tollway.identity.authenticator import Authenticator
+from tollway.identity.front_desk import FrontDesk
+from tollway.identity.http_signature import SignedRequest, signature_headers
+from tollway.identity.public_origin import parse_origin
+from tollway.identity.signatures import SignatureJudge
+from tollway.limits import DEFAULT_LIMITS
+from tollway.testing.memory_sessions import MemorySessions
+
+CHAIN = ChainId(84532)
+PUBLIC_URL = "https://gw.example.com"
+NOW_MS = 1_795_239_000_000
+
+
+@dataclass
+class Wallet:
+    key: coincurve.PrivateKey
+
+    @property
+    def address(self) -> Address:
+        return Address(keccak256(self.key.public_key.format(compressed=False)[1:])[12:])
+
+    def sign(self, digest: bytes) -> bytes:
+        raw = self.key.sign_recoverable(digest, hasher=None)
+        return raw[:64] + bytes([27 + raw[64]])
+
+
+@dataclass
+class FakeChain:
+    """Answers every `eth_call` with `answer`; None: the chain is away. Keeps what it was asked."""
+
+    chain_ids: tuple[ChainId, ...] = (CHAIN,)
+    answer: ContractAnswer | None = field(default_factory=lambda: ContractAnswer(reverted=False, payload=b""))
+    asked: list[dict] = field(default_factory=list)
+
+    async def call_contract(self, chain_id, *, to, calldata, gas, bytes_max, deadline_s) -> ContractAnswer:
+        asked = {"chain_id": chain_id, "to": to, "calldata": calldata, "gas": gas}
+        self.asked.append(asked | {"bytes_max": bytes_max, "deadline_s": deadline_s})
+        if self.answer is None:
+            raise ChainUnavailable
+        return ContractAnswer(reverted=self.answer.reverted, payload=self.answer.payload[:bytes_max])
+
+
+@dataclass
+class FakeMeter:
+    wait_s: int | None = None
+    charged: list[tuple[str, str]] = field(default_factory=list)
+
+    def charge(self, *, client_address: str, signer: str) -> int | None:
+        self.charged.append((client_address, signer))
+        return self.wait_s
+
+
+@dataclass
+class Clock:
+    now_ms: int = NOW_MS
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+
+@dataclass
+class Door:
+    """Everything wired over memory."""
+
+    store: MemorySessions
+    chain: FakeChain
+    meter: FakeMeter
+    clock: Clock
+    desk: FrontDesk
+    authenticator: Authenticator
+
+    def signed(
+        self,
+        wallet: Wallet,
+        *,
+        method: str = "GET",
+        path: bytes = b"/api/v2/history",
+        query: bytes = b"",
+        body: bytes = b"",
+        headers: tuple[tuple[bytes, bytes], ...] = (),
+        address: Address | None = None,
+        nonce: str = "nonce-1",
+        created: int | None = None,
+        expires: int | None = None,
+        sign: Callable[[bytes], bytes] | None = None,
+    ) -> SignedRequest:
+        """A request as a well-behaved client signs it."""
+        bare = SignedRequest(method=method, raw_path=path, query=query, headers=headers, body=body)
+        created = self.clock.now_ms // 1000 if created is None else created
+        more = signature_headers(
+            bare,
+            origin=parse_origin(PUBLIC_URL),
+            address=address or wallet.address,
+            chain_id=CHAIN,
+            created=created,
+            expires=created + 60 if expires is None else expires,
+            nonce=nonce,
+            sign=sign or wallet.sign,
+        )
+        lines = [*headers, *((name.lower().encode(), value.encode()) for name, value in more)]
+        return SignedRequest(method=method, raw_path=path, query=query, headers=lines, body=body)
+
+
+@pytest.fixture
+def wallet() -> Wallet:
+    return Wallet(coincurve.PrivateKey(b"\x11" * 32))
+
+
+@pytest.fixture
+def other_wallet() -> Wallet:
+    return Wallet(coincurve.PrivateKey(b"\x22" * 32))
+
+
+@pytest.fixture
+def chain() -> FakeChain:
+    return FakeChain()
+
+
+@pytest.fixture
+def door(chain: FakeChain) -> Door:
+    store, meter, clock = MemorySessions(), FakeMeter(), Clock()
+    origin = parse_origin(PUBLIC_URL)
+    drawn = 0
+
+    def entropy(size: int) -> bytes:
+        nonlocal drawn
+        drawn += 1
+        return hashlib.sha512(b"%d" % drawn).digest()[:size]
+
+    desk = FrontDesk(
+        store,
+        SignatureJudge(chain, limits=DEFAULT_LIMITS),
+        meter,
+        origin=origin,
+        limits=DEFAULT_LIMITS,
+        now_ms=clock,
+        entropy=entropy,
+    )
+    authenticator = Authenticator(store, desk, origin=origin, limits=DEFAULT_LIMITS, now_ms=clock)
+    return Door(store, chain, meter, clock, desk, authenticator)
