@@ -14,13 +14,18 @@ import structlog
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tollway.errors import Code, FieldError, Problem, TollwayError
+from tollway.gateway.headers import EXPOSED_HEADERS
 
 PROBLEM_TYPE = b"application/problem+json"
+
+OK, CREATED, NO_CONTENT = 200, 201, 204
+"""The statuses of answers that are no problem, for those who have to name one."""
 
 Rendered = tuple[int, list[tuple[bytes, bytes]], bytes]
 """Status, headers (lower-case names) and body."""
@@ -97,6 +102,7 @@ KINDS: Mapping[Code, Kind] = MappingProxyType(
         Code.UPSTREAM_UNREACHABLE: _passing(502, "Upstream unreachable"),
         Code.UPSTREAM_BAD_RESPONSE: _passing(502, "Bad response from upstream"),
         Code.UPSTREAM_PAYMENT_REQUIRED: _lasting(502, "Upstream asked for a payment of its own"),
+        Code.PAYMENT_OUTCOME_UNKNOWN: _passing(503, "Payment outcome unknown", 5),
         Code.CHAIN_UNAVAILABLE: _passing(503, "Chain unavailable", 3),
         Code.STORAGE_UNAVAILABLE: _passing(503, "Storage unavailable", 3),
         Code.API_PAUSED: _passing(503, "API paused", 300),
@@ -148,6 +154,8 @@ def render_problem(problem: Problem, *, public_url: str, request_id: str, instan
         (b"content-length", str(len(body)).encode()),
         (b"cache-control", b"no-store"),
         (b"x-content-type-options", b"nosniff"),
+        (b"access-control-allow-origin", b"*"),
+        (b"access-control-expose-headers", EXPOSED_HEADERS.encode()),
         (b"x-request-id", request_id.encode("latin-1", "replace")),
     ]
     if retry_after_s is not None:
@@ -251,6 +259,8 @@ class LastResort:
 
         try:
             await self._app(scope, receive, watching_send)
+        except ClientDisconnect:
+            return  # nobody is left to answer
         except Exception as exc:  # noqa: BLE001 - the door: logged, answered
             _log.error("unhandled_error", path=instance_of(scope), is_started=is_started, exc_info=exc)
             if not is_started:

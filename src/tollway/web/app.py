@@ -1,0 +1,93 @@
+"""The door: where each request goes, and the one list of what it passes on the way.
+
+Gateway calls leave for the raw call app before any framework sees them; everything else is FastAPI. Nothing here
+knows what a listing or a payment is.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from fastapi import APIRouter, FastAPI
+from fastapi.routing import APIRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from tollway.limits import Limits
+from tollway.telemetry import Metrics
+from tollway.web.middleware import (
+    AccessLog,
+    AnswerHeaders,
+    BodyLimits,
+    HeadCheck,
+    HeadWithoutBody,
+    RequestId,
+    answer_preflight,
+    is_preflight,
+    parse_proxies,
+)
+from tollway.web.problems import Challenge, LastResort, install_handlers
+
+GATEWAY_PREFIX = b"/api/v2/gateway/"
+
+
+def build_app(
+    *,
+    call_app: ASGIApp,
+    routers: Sequence[APIRouter],
+    public_url: str,
+    limits: Limits,
+    clock: Callable[[], float],
+    entropy: Callable[[int], bytes],
+    challenge: Challenge | None = None,
+    metrics: Metrics | None = None,
+    trusted_proxies: Iterable[str] = (),
+) -> ASGIApp:
+    """The whole service as one ASGI app. `routers` carry their full paths; `clock` is monotonic, in seconds."""
+    plane = FastAPI(
+        title="Tollway", openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False
+    )  # its redirect would trust Host
+    for router in routers:
+        _answer_head(router)
+        plane.include_router(router)
+    install_handlers(plane, public_url, challenge)
+
+    app: ASGIApp = plane  # from the inside out:
+    app = HeadCheck(app, limits=limits, public_url=public_url)
+    app = BodyLimits(app, limits=limits, clock=clock)
+    app = HeadWithoutBody(app)
+    app = AnswerHeaders(app)
+    app = LastResort(app, public_url=public_url)
+    app = AccessLog(app, clock=clock, metrics=metrics)
+    app = RequestId(app, entropy=entropy, trusted_proxies=parse_proxies(trusted_proxies))
+    return Dispatcher(
+        call_app=LastResort(call_app, public_url=public_url), control_app=app, lifespan_app=plane
+    )
+
+
+class Dispatcher:
+    """Routes on the raw path. The server forwards no WebSocket; one that arrives all the same is closed."""
+
+    def __init__(self, *, call_app: ASGIApp, control_app: ASGIApp, lifespan_app: ASGIApp) -> None:
+        self._call_app = call_app
+        self._control_app = control_app
+        self._lifespan_app = lifespan_app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            raw_path: bytes = scope.get("raw_path") or scope["path"].encode()
+            if is_preflight(scope):
+                await answer_preflight(scope, send)
+            elif raw_path.startswith(GATEWAY_PREFIX) and scope["method"] != "CONNECT":
+                await self._call_app(scope, receive, send)
+            else:
+                await self._control_app(scope, receive, send)
+        elif scope["type"] == "lifespan":
+            await self._lifespan_app(scope, receive, send)
+        else:
+            await receive()
+            await send({"type": "websocket.close", "code": 1000})
+
+
+def _answer_head(router: APIRouter) -> None:
+    """`HEAD` works wherever `GET` does. FastAPI, unlike Starlette, does not see to it."""
+    for route in router.routes:
+        if isinstance(route, APIRoute) and route.methods and "GET" in route.methods:
+            route.methods.add("HEAD")

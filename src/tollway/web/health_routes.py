@@ -1,0 +1,74 @@
+"""Is it alive, may it be sent traffic, and what does an error code mean. Open to all, tiny, and free of secrets."""
+
+import html
+from collections.abc import Awaitable, Callable, Mapping
+
+from fastapi import APIRouter
+from starlette.responses import HTMLResponse, JSONResponse
+
+from tollway.errors import Code, Problem, Refusal
+from tollway.web.problem_pages import PAGES
+from tollway.web.problems import KINDS
+
+Readiness = Callable[[], Awaitable[Mapping[str, bool]]]
+"""Checks by name (`storage`, `chain`, …): true where all is well."""
+
+_CODES = {"storage": Code.STORAGE_UNAVAILABLE, "chain": Code.CHAIN_UNAVAILABLE}
+
+
+def health_router(readiness: Readiness) -> APIRouter:
+    """`/healthz` (the process), `/readyz` (the process and all it needs), `/problems` and `/problems/{code}`."""
+    router = APIRouter()
+
+    @router.get("/healthz")
+    async def healthz() -> JSONResponse:
+        return JSONResponse({"status": "ok"}, headers={"cache-control": "no-store"})
+
+    @router.get("/readyz")
+    async def readyz() -> JSONResponse:
+        checks = dict(await readiness())
+        failed = [name for name, is_well in checks.items() if not is_well]
+        if failed:
+            code = next((_CODES[name] for name in failed if name in _CODES), Code.OVERLOADED)
+            raise Refusal(
+                Problem(code=code, detail="Not ready: " + ", ".join(failed), members={"checks": checks})
+            )
+        return JSONResponse({"status": "ok", "checks": checks}, headers={"cache-control": "no-store"})
+
+    @router.get("/problems")
+    async def list_problems() -> HTMLResponse:
+        rows = "".join(
+            f'<li><a href="/problems/{_dashed(code)}"><code>{code.value}</code></a> {html.escape(KINDS[code].title)}</li>'
+            for code in Code
+        )
+        return HTMLResponse(_page("Problems", f"<ul>{rows}</ul>"))
+
+    @router.get("/problems/{name}")
+    async def show_problem(name: str) -> HTMLResponse:
+        code = next((code for code in Code if _dashed(code) == name), None)
+        if code is None:
+            raise Refusal(Problem(code=Code.ROUTE_NOT_FOUND, detail="There is no such kind of problem."))
+        kind, page = KINDS[code], PAGES[code]
+        again = "The same request, sent again later, can succeed." if kind.is_retryable else ""
+        text = (
+            f"<p><code>{code.value}</code>, HTTP status {kind.status}.</p>"
+            f"<h2>What it means</h2><p>{html.escape(page.meaning)}</p>"
+            f"<h2>What to do</h2><p>{html.escape(page.remedy)} {again}</p>"
+            '<p><a href="/problems">All problems</a></p>'
+        )
+        return HTMLResponse(_page(kind.title, text), headers={"cache-control": "public, max-age=3600"})
+
+    return router
+
+
+def _dashed(code: Code) -> str:
+    return code.value.replace("_", "-")
+
+
+def _page(title: str, text: str) -> str:
+    shown = html.escape(title)
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{shown} - Tollway</title>'
+        '<meta name="viewport" content="width=device-width,initial-scale=1"></head>'
+        f"<body><h1>{shown}</h1>{text}</body></html>"
+    )

@@ -1,0 +1,206 @@
+"""The door as a whole: who gets which request, and what stands on every answer."""
+
+import itertools
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import APIRouter, Request
+from prometheus_client import CollectorRegistry, generate_latest
+from starlette.types import ASGIApp, Receive, Scope, Send
+from structlog.testing import capture_logs
+
+from tollway.limits import Limits
+from tollway.telemetry import Metrics
+from tollway.web.app import build_app
+
+PUBLIC_URL = "https://gw.example.com"
+
+
+async def call_app(scope: Scope, receive: Receive, send: Send) -> None:
+    if b"bug" in scope["raw_path"]:
+        raise RuntimeError("in the passage")
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"x-by", b"call")]})
+    await send({"type": "http.response.body", "body": scope["raw_path"]})
+
+
+def make_app(metrics: Metrics | None = None, limits: Limits | None = None) -> ASGIApp:
+    router = APIRouter(prefix="/api/v2")
+
+    @router.get("/apis")
+    async def list_apis(request: Request) -> dict[str, str]:
+        return {"asked": request.method, "client": request.state.client_address}
+
+    @router.post("/apis")
+    async def create(request: Request) -> dict[str, int]:
+        return {"bytes": len(await request.body())}
+
+    @router.get("/apis/{api_id}")
+    async def show(api_id: str) -> dict[str, str]:
+        return {"id": api_id}
+
+    @router.get("/bug")
+    async def bug() -> None:
+        raise RuntimeError("oh")
+
+    ticks = itertools.count()
+    return build_app(
+        call_app=call_app,
+        routers=[router],
+        public_url=PUBLIC_URL,
+        limits=limits or Limits(),
+        clock=lambda: next(ticks) / 1000,
+        entropy=lambda size: bytes(range(size)),
+        metrics=metrics,
+        trusted_proxies=("10.0.0.0/8",),
+    )
+
+
+async def ask(method: str, path: str, app: ASGIApp | None = None, **more: Any) -> httpx.Response:
+    transport = httpx.ASGITransport(app or make_app())
+    async with httpx.AsyncClient(transport=transport, base_url="http://gw") as client:
+        return await client.request(method, path, **more)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "by_call"),
+    [
+        ("GET", "/api/v2/apis", 200, False),
+        ("GET", "/api/v2/apis/", 404, False),
+        ("GET", "/api/v2/apis/api_1", 200, False),
+        ("GET", "/api/v2/gateway/api_1", 200, True),
+        ("BREW", "/api/v2/gateway/api_1/%2e%2e/x", 200, True),
+        ("OPTIONS", "/api/v2/gateway/api_1", 200, True),
+        ("GET", "/api/v2/gateway", 404, False),
+        ("GET", "/api/v2/%67ateway/api_1", 404, False),
+        ("GET", "/api/v2/gatewayx/api_1", 404, False),
+        ("GET", "/api/v1/apis", 404, False),
+        ("GET", "/docs", 404, False),
+        ("GET", "/openapi.json", 404, False),
+        ("PATCH", "/api/v2/apis", 405, False),
+        ("CONNECT", "/api/v2/gateway/api_1", 400, False),
+    ],
+)
+async def test_gateway_calls_leave_on_the_raw_path_and_the_rest_stays(
+    method: str, path: str, status: int, by_call: bool
+) -> None:
+    answer = await ask(method, path)
+    assert answer.status_code == status
+    assert ("x-by" in answer.headers) is by_call
+    if status >= 400:
+        assert answer.headers["content-type"] == "application/problem+json"
+
+
+async def test_a_gateway_call_keeps_its_path_byte_for_byte() -> None:
+    assert (await ask("GET", "/api/v2/gateway/a/%2Fb//c")).content == b"/api/v2/gateway/a/%2Fb//c"
+
+
+@pytest.mark.parametrize("path", ["/api/v2/gateway/bug", "/api/v2/bug"])
+async def test_a_bug_on_either_side_is_one_log_line_and_a_problem(path: str) -> None:
+    with capture_logs() as logs:
+        answer = await ask("GET", path)
+    assert (answer.status_code, answer.json()["code"]) == (500, "internal_error")
+    assert [entry["event"] for entry in logs if entry["log_level"] == "error"] == ["unhandled_error"]
+
+
+async def test_head_works_wherever_get_does_and_carries_no_body() -> None:
+    answer = await ask("HEAD", "/api/v2/apis")
+    same = await ask("GET", "/api/v2/apis")
+    assert answer.status_code == 200
+    assert answer.content == b""
+    assert "content-length" in answer.headers
+    assert same.json()["asked"] == "GET"
+    assert (await ask("HEAD", "/nowhere")).content == b""
+
+
+async def test_405_names_head_too() -> None:
+    assert (await ask("DELETE", "/api/v2/apis")).headers["allow"] == "GET, HEAD, POST"
+
+
+@pytest.mark.parametrize("path", ["/api/v2/apis", "/nowhere", "/api/v2/bug"])
+async def test_every_answer_carries_its_id_cors_and_the_guards(path: str) -> None:
+    answer = await ask("GET", path, headers={"origin": "https://app.example"})
+    assert answer.headers["x-request-id"] == "req_" + bytes(range(12)).hex()
+    assert answer.headers["access-control-allow-origin"] == "*"
+    assert "PAYMENT-REQUIRED" in answer.headers["access-control-expose-headers"]
+    assert "access-control-allow-credentials" not in answer.headers
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert len(answer.headers.get_list("access-control-allow-origin")) == 1
+    assert len(answer.headers.get_list("x-request-id")) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "is_kept"),
+    [("abcdefgh", True), ("a.b-c_d1", True), ("short", False), ("a" * 65, False), ("with space", False), ("ab\tcdefgh", False)],
+)  # fmt: skip
+async def test_a_harmless_request_id_is_kept(given: str, is_kept: bool) -> None:
+    answer = await ask("GET", "/nowhere", headers={"x-request-id": given})
+    assert (answer.headers["x-request-id"] == given) is is_kept
+    assert answer.json()["requestId"] == answer.headers["x-request-id"]
+
+
+@pytest.mark.parametrize("path", ["/api/v2/apis", "/api/v2/gateway/api_1", "/nowhere"])
+async def test_a_preflight_is_answered_free(path: str) -> None:
+    answer = await ask(
+        "OPTIONS",
+        path,
+        headers={
+            "origin": "https://app.example",
+            "access-control-request-method": "POST",
+            "access-control-request-headers": "x-payment-tx, x-signature",
+        },
+    )
+    assert answer.status_code == 204
+    assert answer.headers["access-control-allow-headers"] == "x-payment-tx, x-signature"
+    assert "POST" in answer.headers["access-control-allow-methods"]
+
+
+async def test_one_log_line_without_query_or_header_values() -> None:
+    with capture_logs() as logs:
+        await ask("GET", "/api/v2/apis?key=hush", headers={"authorization": "Bearer hush"})
+    (line,) = logs
+    assert (line["event"], line["method"], line["path"], line["status"]) == (
+        "request",
+        "GET",
+        "/api/v2/apis",
+        200,
+    )
+    assert "hush" not in repr(line)
+
+
+async def test_metrics_are_labelled_by_route_and_never_by_path() -> None:
+    metrics = Metrics(CollectorRegistry())
+    app = make_app(metrics)
+    await ask("GET", "/api/v2/apis/api_1", app)
+    await ask("BREW", "/very/unknown", app)
+    text = generate_latest(metrics.registry).decode()
+    assert 'http_route="/api/v2/apis/{api_id}"' in text
+    assert 'http_request_method="_OTHER",http_response_status_code="404",http_route="unmatched"' in text
+    assert "very" not in text
+
+
+async def test_lifespan_reaches_the_framework() -> None:
+    sent: list[str] = []
+    incoming = iter([{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}])
+
+    async def receive() -> Any:
+        return next(incoming)
+
+    async def send(message: Any) -> None:
+        sent.append(message["type"])
+
+    await make_app()({"type": "lifespan", "asgi": {"version": "3.0"}, "state": {}}, receive, send)
+    assert sent == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+
+
+async def test_a_websocket_is_closed() -> None:
+    sent: list[str] = []
+
+    async def receive() -> Any:
+        return {"type": "websocket.connect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message["type"])
+
+    await make_app()({"type": "websocket", "path": "/api/v2/apis"}, receive, send)
+    assert sent == ["websocket.close"]

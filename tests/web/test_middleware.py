@@ -1,0 +1,208 @@
+"""Heads and bodies at the door: ambiguous or oversized ones are refused, slow ones cut, unread ones cleared up."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from tollway.limits import Limits
+from tollway.web.middleware import (
+    BodyLimits,
+    HeadCheck,
+    RequestId,
+    parse_proxies,
+    read_client_address,
+)
+
+LIMITS = Limits(
+    control_body_bytes_max=1_000,
+    refused_body_bytes_max=500,
+    body_rate_bytes_min=1_000,
+    body_rate_grace_s=0.05,
+    request_line_bytes_max=100,
+    header_bytes_max=100,
+    payment_header_bytes_max=200,
+    headers_bytes_max=400,
+    headers_max=10,
+)
+
+
+def make_scope(**more: Any) -> dict[str, Any]:
+    return {
+        "type": "http",
+        "method": "GET",
+        "path": "/x",
+        "raw_path": b"/x",
+        "query_string": b"",
+        "headers": [],
+        "client": ("127.0.0.1", "1"),
+        **more,
+    }
+
+
+class Wire:
+    """The server's side of one request. An empty script means that the client says nothing more."""
+
+    def __init__(self, *chunks: bytes, is_ended: bool = True) -> None:
+        self.script: list[dict[str, Any]] = [
+            {"type": "http.request", "body": chunk, "more_body": True} for chunk in chunks
+        ]
+        if is_ended:
+            self.script.append({"type": "http.request", "body": b"", "more_body": False})
+        self.sent: list[dict[str, Any]] = []
+
+    async def receive(self) -> dict[str, Any]:
+        if not self.script:
+            await asyncio.Event().wait()
+        return self.script.pop(0)
+
+    async def send(self, message: Any) -> None:
+        self.sent.append(message)
+
+    @property
+    def headers(self) -> dict[bytes, bytes]:
+        return dict(self.sent[0]["headers"])
+
+
+async def answer_app(scope: Any, receive: Any, send: Any) -> None:
+    """Answers without a look at the body."""
+    await send({"type": "http.response.start", "status": 422, "headers": []})
+    await send({"type": "http.response.body", "body": b"no"})
+
+
+async def reading_app(scope: Any, receive: Any, send: Any) -> None:
+    while (await receive()).get("more_body"):
+        pass
+    await answer_app(scope, receive, send)
+
+
+REFUSED_HEADS = [
+    ("two hosts", {"headers": [(b"host", b"a"), (b"host", b"a")]}),
+    ("two authorizations", {"headers": [(b"authorization", b"a"), (b"authorization", b"b")]}),
+    ("an underscore", {"headers": [(b"x_payment_tx", b"a")]}),
+    ("a nominated control header", {"headers": [(b"connection", b"X-Payment-Tx")]}),
+    ("too many headers", {"headers": [(b"a%d" % n, b"") for n in range(11)]}),
+    ("a large header", {"headers": [(b"a", b"x" * 101)]}),
+    ("a large payment header", {"headers": [(b"payment-signature", b"x" * 201)]}),
+    ("large headers", {"headers": [(b"a%d" % n, b"x" * 90) for n in range(5)]}),
+    ("a long line", {"query_string": b"x" * 100}),
+    ("CONNECT", {"method": "CONNECT"}),
+    ("an asterisk", {"method": "OPTIONS", "path": "*", "raw_path": b"*"}),
+    ("an authority", {"path": "host:80", "raw_path": b"host:80"}),
+]
+
+
+@pytest.mark.parametrize(("name", "more"), REFUSED_HEADS, ids=[name for name, _ in REFUSED_HEADS])
+async def test_refuses_a_head(name: str, more: dict[str, Any]) -> None:
+    wire = Wire()
+    await HeadCheck(answer_app, limits=LIMITS, public_url="https://gw.example.com")(
+        make_scope(**more), wire.receive, wire.send
+    )
+    assert wire.sent[0]["status"] == 400
+    assert json.loads(wire.sent[1]["body"])["code"] == "invalid_request"
+
+
+ACCEPTED_HEADS = [
+    {},
+    {"headers": [(b"host", b"a")]},
+    {"headers": [(b"payment-signature", b"x" * 150)]},
+    {"headers": [(b"accept", b"a"), (b"accept", b"b")]},
+    {"headers": [(b"connection", b"keep-alive")]},
+]
+
+
+@pytest.mark.parametrize("more", ACCEPTED_HEADS)
+async def test_lets_a_head_pass(more: dict[str, Any]) -> None:
+    wire = Wire()
+    await HeadCheck(answer_app, limits=LIMITS, public_url="https://gw.example.com")(
+        make_scope(**more), wire.receive, wire.send
+    )
+    assert wire.sent[0]["status"] == 422
+
+
+def bounded(app: Any) -> BodyLimits:
+    return BodyLimits(app, limits=LIMITS, clock=lambda: asyncio.get_running_loop().time())
+
+
+def posting(length: int | None = None, **more: Any) -> dict[str, Any]:
+    head = (b"transfer-encoding", b"chunked") if length is None else (b"content-length", b"%d" % length)
+    return make_scope(method="POST", headers=[head, *more.pop("headers", [])], **more)
+
+
+async def run(app: Any, scope: dict[str, Any], wire: Wire) -> str:
+    from tollway.errors import Refusal
+
+    try:
+        await bounded(app)(scope, wire.receive, wire.send)
+    except Refusal as refusal:
+        return refusal.problem.code.value
+    return "answered"
+
+
+@pytest.mark.parametrize(
+    ("scope", "wire", "outcome"),
+    [
+        (posting(1_000), Wire(b"x" * 1_000), "answered"),
+        (posting(1_001), Wire(), "payload_too_large"),
+        (posting(), Wire(b"x" * 600, b"x" * 400), "answered"),
+        (posting(), Wire(b"x" * 600, b"x" * 401), "payload_too_large"),
+        (posting(10), Wire(b"x", is_ended=False), "invalid_request"),
+        (posting(), Wire(is_ended=False), "invalid_request"),
+        (make_scope(), Wire(), "answered"),
+    ],
+)
+async def test_bounds_a_body_in_size_and_slowness(scope: dict[str, Any], wire: Wire, outcome: str) -> None:
+    assert await run(reading_app, scope, wire) == outcome
+
+
+@pytest.mark.parametrize(
+    ("scope", "wire", "stays_open", "left"),
+    [
+        (posting(400), Wire(b"x" * 400), True, 0),
+        (posting(), Wire(b"x" * 400), True, 0),
+        (posting(), Wire(b"x" * 400, b"x" * 400, b"x" * 400), False, 2),
+        (posting(900), Wire(b"x" * 900), False, 2),
+        (posting(10), Wire(b"x", is_ended=False), False, 0),
+        (posting(10, headers=[(b"expect", b"100-continue")]), Wire(b"x" * 10), False, 2),
+        (make_scope(), Wire(), True, 1),
+    ],
+)
+async def test_clears_up_after_an_answer_that_came_early(
+    scope: dict[str, Any], wire: Wire, stays_open: bool, left: int
+) -> None:
+    assert await run(answer_app, scope, wire) == "answered"
+    assert (b"connection" not in wire.headers) is stays_open
+    assert len(wire.script) == left
+
+
+async def test_a_body_in_time_and_in_full_keeps_the_connection() -> None:
+    wire = Wire(b"x" * 100)
+    await run(reading_app, posting(100), wire)
+    assert b"connection" not in wire.headers
+
+
+@pytest.mark.parametrize(
+    ("peer", "told", "address"),
+    [
+        ("203.0.113.9", "198.51.100.1", "203.0.113.9"),
+        ("10.0.0.1", "198.51.100.1", "198.51.100.1"),
+        ("10.0.0.1", "1.1.1.1, 198.51.100.1, 10.0.0.2", "198.51.100.1"),
+        ("10.0.0.1", "spoofed, 10.0.0.2", "10.0.0.2"),
+        ("10.0.0.1", "", "10.0.0.1"),
+        ("10.0.0.1", "2001:db8::1", "2001:db8::1"),
+        ("not-an-address", "198.51.100.1", "not-an-address"),
+    ],
+)
+def test_only_a_trusted_proxy_may_say_who_is_asking(peer: str, told: str, address: str) -> None:
+    scope = make_scope(client=(peer, "1"), headers=[(b"x-forwarded-for", told.encode())])
+    assert read_client_address(scope, parse_proxies(["10.0.0.0/8"])) == address
+
+
+async def test_the_id_is_in_the_state_of_the_request() -> None:
+    scope = make_scope(headers=[(b"x-request-id", b"abcdefgh")])
+    wire = Wire()
+    await RequestId(answer_app, entropy=lambda size: bytes(size), trusted_proxies=())(
+        scope, wire.receive, wire.send
+    )
+    assert scope["state"] == {"request_id": "abcdefgh", "client_address": "127.0.0.1"}
