@@ -1,0 +1,265 @@
+"""The catalog in SQL: what `registry/catalog.py` promises, on both dialects through one set of statements.
+
+It decides nothing about what may be listed. Secrets are sealed before they reach a row and opened only for `find`.
+"""
+
+from collections.abc import Callable
+
+from sqlalchemy import Connection, delete, exists, insert, select, update
+from sqlalchemy.exc import IntegrityError
+
+from tollway.errors import StorageUnavailable
+from tollway.identifiers import Address, ListingId
+from tollway.registry.catalog import (
+    TERMS_MEMORY_S,
+    Found,
+    ListingPage,
+    ListingQuery,
+    Revised,
+    Stale,
+)
+from tollway.registry.listing import Listing, Shelf, Terms
+from tollway.registry.words import fold, matched_fields, query_words
+from tollway.storage.catalog_rows import (
+    is_shown,
+    listing_values,
+    read_document,
+    read_listing,
+    read_terms,
+    terms_values,
+    write_document,
+)
+from tollway.storage.catalog_search import erase_search, find_page, write_search
+from tollway.storage.catalog_tables import (
+    document_table,
+    listing_table,
+    network_table,
+    tag_table,
+    terms_table,
+    total_table,
+)
+from tollway.storage.database import Database
+from tollway.storage.sealer import Sealer
+from tollway.storage.shelf_cache import ShelfCache
+
+ID_LENGTH_MAX = 64
+
+
+class CatalogStore:
+    """A `Catalog` over a `Database`. Safe to call from many tasks and, on PostgreSQL, from many gateways at once."""
+
+    def __init__(self, database: Database, *, sealer: Sealer, now_ms: Callable[[], int]) -> None:
+        self._database = database
+        self._sealer = sealer
+        self._now_ms = now_ms
+        self._cache = ShelfCache()
+
+    async def publish(self, listing: Listing) -> None:
+        sealed = self._seal(listing)
+        try:
+            await self._database.write(lambda connection: _publish(connection, listing, sealed))
+        except IntegrityError as exc:
+            raise StorageUnavailable("The listing's id is taken.") from exc
+        finally:
+            self._cache.forget(listing.id)
+
+    async def revise(self, listing: Listing, *, expected_revision: int) -> Revised | Stale:
+        sealed = self._seal(listing)
+        try:
+            return await self._database.write(
+                lambda connection: _revise(connection, listing, sealed, expected_revision)
+            )
+        finally:
+            self._cache.forget(listing.id)  # also when the outcome is unknown
+
+    async def find(self, listing_id: ListingId) -> Shelf | None:
+        if not _is_plausible(listing_id):
+            return None
+        read_ms = self._now_ms()
+        cached = self._cache.find(listing_id, now_ms=read_ms)
+        if isinstance(cached, Shelf):
+            return cached
+        writes = self._cache.writes
+        if cached == "stale":
+            try:
+                revision = await self._database.read(
+                    lambda connection: _find_revision(connection, listing_id)
+                )
+            finally:
+                self._cache.give_up(listing_id)
+            confirmed = self._cache.confirm(listing_id, revision, read_ms=read_ms, writes=writes)
+            if confirmed is not None:
+                return confirmed
+            writes = self._cache.writes
+        since_ms = read_ms - TERMS_MEMORY_S * 1000
+        found = await self._database.read(lambda connection: self._load(connection, listing_id, since_ms))
+        if found is None:
+            return None
+        shelf, weight = found
+        self._cache.keep(shelf, weight=weight, read_ms=read_ms, writes=writes)
+        return shelf
+
+    async def terms_since(self, listing_id: ListingId, moment_ms: int) -> tuple[Terms, ...]:
+        if not _is_plausible(listing_id):
+            return ()
+
+        def work(connection: Connection) -> tuple[Terms, ...]:
+            seq = connection.scalar(select(listing_table.c.seq).where(listing_table.c.id == listing_id))
+            return _load_terms(connection, seq, moment_ms) if seq is not None else ()
+
+        return await self._database.read(work)
+
+    async def search(self, query: ListingQuery) -> ListingPage:
+        return await self._database.read(lambda connection: _search(connection, query))
+
+    async def is_payee_shared(self, pay_to: Address, provider: Address) -> bool:
+        listing = listing_table.c
+        others = (
+            listing.pay_to == bytes(pay_to),
+            listing.is_shown.is_(True),
+            listing.provider != bytes(provider),
+        )
+        found = await self._database.read(
+            lambda connection: connection.scalar(select(exists().where(*others)))
+        )
+        return bool(found)
+
+    def _seal(self, listing: Listing) -> bytes | None:
+        auth = listing.upstream_auth
+        if auth is None:
+            return None
+        return self._sealer.seal(auth.value.encode(), label=_label(listing.id, auth.location, auth.name))
+
+    def _load(self, connection: Connection, listing_id: ListingId, since_ms: int) -> tuple[Shelf, int] | None:
+        listing = listing_table.c
+        joined = listing_table.outerjoin(document_table, document_table.c.listing_seq == listing.seq)
+        row = connection.execute(
+            select(listing_table, document_table.c.openapi)
+            .select_from(joined)
+            .where(listing.id == listing_id)
+        ).one_or_none()
+        if row is None:
+            return None
+        secret = None
+        if row.auth_sealed is not None:
+            label = _label(listing_id, row.auth_location, row.auth_name)
+            secret = self._sealer.open(row.auth_sealed, label=label).decode()
+        record = read_listing(row, secret=secret, openapi=read_document(row.openapi))
+        versions = _load_terms(connection, row.seq, since_ms)
+        return Shelf(listing=record, versions=versions), len(row.openapi or "")
+
+
+def _is_plausible(listing_id: ListingId) -> bool:
+    """False for what no id of ours looks like, so that no odd text of a path reaches a database."""
+    return 0 < len(listing_id) <= ID_LENGTH_MAX and listing_id.isascii() and listing_id.isprintable()
+
+
+def _label(listing_id: ListingId, location: str, name: str) -> bytes:
+    return f"{listing_id}\n{location}\n{name}".encode()
+
+
+def _publish(connection: Connection, listing: Listing, sealed: bytes | None) -> None:
+    values = {**listing_values(listing), "auth_sealed": sealed}
+    seq = connection.scalar(insert(listing_table).values(values).returning(listing_table.c.seq))
+    assert seq is not None
+    _write_document(connection, seq, listing)
+    _begin_terms(connection, seq, 1, listing.current_terms(since_ms=listing.created_ms))
+    if is_shown(listing):
+        _show(connection, seq, listing)
+
+
+def _revise(
+    connection: Connection, listing: Listing, sealed: bytes | None, expected_revision: int
+) -> Revised | Stale:
+    values = {**listing_values(listing), "auth_sealed": sealed, "revision": expected_revision + 1}
+    found = select(listing_table.c.seq, listing_table.c.revision, listing_table.c.is_shown)
+    row = connection.execute(found.where(listing_table.c.id == listing.id).with_for_update()).one_or_none()
+    if row is None:
+        return Stale(revision=0)
+    moved = connection.execute(
+        update(listing_table)
+        .where(listing_table.c.id == listing.id, listing_table.c.revision == expected_revision)
+        .values(values)
+    )
+    if moved.rowcount == 0:
+        return Stale(revision=row.revision)
+    connection.execute(delete(document_table).where(document_table.c.listing_seq == row.seq))
+    _write_document(connection, row.seq, listing)
+    _renew_terms(connection, row.seq, listing)
+    if row.is_shown:
+        _hide(connection, row.seq)
+    if is_shown(listing):
+        _show(connection, row.seq, listing)
+    stored = connection.execute(select(listing_table).where(listing_table.c.seq == row.seq)).one()
+    secret = listing.upstream_auth.value if listing.upstream_auth else None
+    return Revised(listing=read_listing(stored, secret=secret, openapi=listing.openapi))
+
+
+def _write_document(connection: Connection, seq: int, listing: Listing) -> None:
+    if listing.openapi is not None:
+        values = {"listing_seq": seq, "openapi": write_document(listing.openapi)}
+        connection.execute(insert(document_table).values(values))
+
+
+def _renew_terms(connection: Connection, seq: int, listing: Listing) -> None:
+    """Ends the version in force and begins another one, when the listing now asks something else."""
+    terms = terms_table.c
+    row = connection.execute(
+        select(terms_table).where(terms.listing_seq == seq).order_by(terms.version.desc()).limit(1)
+    ).one()
+    last = read_terms(row)
+    # Gateways' clocks differ a little: a version never ends before it began.
+    now_ms = max(listing.updated_ms, last.since_ms)
+    if listing.current_terms(since_ms=last.since_ms) == last:
+        return
+    ended = update(terms_table).where(terms.listing_seq == seq, terms.version == row.version)
+    connection.execute(ended.values(until_ms=now_ms))
+    _begin_terms(connection, seq, row.version + 1, listing.current_terms(since_ms=now_ms))
+
+
+def _begin_terms(connection: Connection, seq: int, version: int, terms: Terms) -> None:
+    values = {"listing_seq": seq, "version": version, **terms_values(terms)}
+    connection.execute(insert(terms_table).values(values))
+
+
+def _load_terms(connection: Connection, seq: int, since_ms: int) -> tuple[Terms, ...]:
+    terms = terms_table.c
+    counting = (terms.listing_seq == seq, terms.until_ms.is_(None) | (terms.until_ms >= since_ms))
+    rows = connection.execute(select(terms_table).where(*counting).order_by(terms.version.desc()))
+    return tuple(read_terms(row) for row in rows)
+
+
+def _show(connection: Connection, seq: int, listing: Listing) -> None:
+    """Puts a listing where lists look."""
+    tags = {fold(tag) for tag in listing.tags}
+    if tags:
+        connection.execute(insert(tag_table), [{"tag": tag, "listing_seq": seq} for tag in sorted(tags)])
+    if listing.networks:
+        rows = [{"chain_id": chain_id, "listing_seq": seq} for chain_id in dict.fromkeys(listing.networks)]
+        connection.execute(insert(network_table), rows)
+    write_search(connection, seq, listing)
+    connection.execute(update(total_table).values(shown=total_table.c.shown + 1))
+
+
+def _hide(connection: Connection, seq: int) -> None:
+    """Takes a listing out of all lists."""
+    connection.execute(delete(tag_table).where(tag_table.c.listing_seq == seq))
+    connection.execute(delete(network_table).where(network_table.c.listing_seq == seq))
+    erase_search(connection, seq)
+    connection.execute(update(total_table).values(shown=total_table.c.shown - 1))
+
+
+def _find_revision(connection: Connection, listing_id: ListingId) -> int | None:
+    return connection.scalar(select(listing_table.c.revision).where(listing_table.c.id == listing_id))
+
+
+def _search(connection: Connection, query: ListingQuery) -> ListingPage:
+    seqs, total, is_lower_bound = find_page(connection, query)
+    rows = connection.execute(select(listing_table).where(listing_table.c.seq.in_(seqs))) if seqs else ()
+    listings = {row.seq: read_listing(row, secret=None, openapi=None) for row in rows}
+    words = query_words(query.words) if query.words is not None else ()
+    found = tuple(
+        Found(listing=listings[seq], match=matched_fields(listings[seq], words) if words else ())
+        for seq in seqs
+    )
+    return ListingPage(found=found, total=total, is_lower_bound=is_lower_bound)

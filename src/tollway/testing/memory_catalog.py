@@ -1,0 +1,120 @@
+"""A catalog in memory: the twin of `storage/catalog_store.py`, held to the same contract suite. Nothing survives it."""
+
+from dataclasses import dataclass, replace
+
+from tollway.errors import StorageUnavailable
+from tollway.identifiers import Address, ListingId
+from tollway.registry.catalog import TOTAL_EXACT_MAX, Found, ListingPage, ListingQuery, Revised, Stale
+from tollway.registry.listing import Listing, Shelf, Terms
+from tollway.registry.words import (
+    fold,
+    holds_all,
+    matched_fields,
+    query_words,
+    searched_texts,
+    split_words,
+)
+
+_FIELD_WEIGHTS = (10, 1, 5)  # name, description, tags
+
+
+@dataclass(slots=True, kw_only=True)
+class _Kept:
+    seq: int
+    listing: Listing
+    versions: tuple[Terms, ...]  # newest first
+
+
+class MemoryCatalog:
+    """Keeps every version of the terms for ever, so `find` needs no clock."""
+
+    def __init__(self) -> None:
+        self._kept: dict[ListingId, _Kept] = {}
+        self.searches = 0
+
+    async def publish(self, listing: Listing) -> None:
+        if listing.id in self._kept:
+            raise StorageUnavailable("The listing's id is taken.")
+        versions = (listing.current_terms(since_ms=listing.created_ms),)
+        self._kept[listing.id] = _Kept(seq=len(self._kept) + 1, listing=listing, versions=versions)
+
+    async def revise(self, listing: Listing, *, expected_revision: int) -> Revised | Stale:
+        kept = self._kept.get(listing.id)
+        if kept is None:
+            return Stale(revision=0)
+        if kept.listing.revision != expected_revision:
+            return Stale(revision=kept.listing.revision)
+        kept.listing = replace(listing, revision=expected_revision + 1)
+        last, *older = kept.versions
+        if listing.current_terms(since_ms=last.since_ms) != last:
+            now_ms = max(listing.updated_ms, last.since_ms)
+            ended = replace(last, until_ms=now_ms)
+            kept.versions = (listing.current_terms(since_ms=now_ms), ended, *older)
+        return Revised(listing=kept.listing)
+
+    async def find(self, listing_id: ListingId) -> Shelf | None:
+        kept = self._kept.get(listing_id)
+        return None if kept is None else Shelf(listing=kept.listing, versions=kept.versions)
+
+    async def terms_since(self, listing_id: ListingId, moment_ms: int) -> tuple[Terms, ...]:
+        kept = self._kept.get(listing_id)
+        versions = kept.versions if kept is not None else ()
+        return tuple(terms for terms in versions if terms.is_in_force_since(moment_ms))
+
+    async def search(self, query: ListingQuery) -> ListingPage:
+        self.searches += 1
+        words = query_words(query.words) if query.words is not None else ()
+        hits = [kept for kept in self._kept.values() if _is_hit(kept.listing, query, words)]
+        hits.sort(key=lambda kept: -kept.seq)
+        if query.sort in ("price", "-price"):
+            sign = 1 if query.sort == "price" else -1
+            hits.sort(key=lambda kept: sign * kept.listing.price.nano)
+        elif query.sort == "name":
+            hits.sort(key=lambda kept: fold(kept.listing.name))
+        elif query.sort == "relevance":
+            hits.sort(key=lambda kept: -_rank(kept.listing, words))
+        start = (query.page - 1) * query.limit
+        found = tuple(
+            Found(
+                listing=replace(kept.listing, upstream_auth=None, openapi=None),
+                match=matched_fields(kept.listing, words) if words else (),
+            )
+            for kept in hits[start : start + query.limit]
+        )
+        is_capped = len(hits) > TOTAL_EXACT_MAX and _is_filtered(query)
+        total = TOTAL_EXACT_MAX if is_capped else len(hits)
+        return ListingPage(found=found, total=total, is_lower_bound=is_capped)
+
+    async def is_payee_shared(self, pay_to: Address, provider: Address) -> bool:
+        return any(
+            kept.listing.pay_to == pay_to and kept.listing.provider != provider and _is_shown(kept.listing)
+            for kept in self._kept.values()
+        )
+
+
+def _is_shown(listing: Listing) -> bool:
+    return listing.retired_ms is None and listing.suspended_ms is None
+
+
+def _is_hit(listing: Listing, query: ListingQuery, words: tuple[str, ...]) -> bool:
+    return (
+        _is_shown(listing)
+        and query.min_success_rate is None
+        and not query.verified
+        and (query.words is None or holds_all(searched_texts(listing), words))
+        and (query.provider is None or listing.provider == query.provider)
+        and (query.currency is None or listing.currency == query.currency)
+        and (query.network is None or query.network in listing.networks)
+        and (query.tag is None or fold(query.tag) in {fold(tag) for tag in listing.tags})
+        and (query.price_nano_max is None or listing.price.nano <= query.price_nano_max)
+    )
+
+
+def _rank(listing: Listing, words: tuple[str, ...]) -> int:
+    texts = zip(searched_texts(listing), _FIELD_WEIGHTS, strict=True)
+    return sum(weight for text, weight in texts for word in split_words(text) if word in words)
+
+
+def _is_filtered(query: ListingQuery) -> bool:
+    filters = (query.words, query.provider, query.currency, query.network, query.tag, query.price_nano_max)
+    return any(wanted is not None for wanted in filters)

@@ -1,0 +1,490 @@
+"""What every catalog promises: the twin in memory, SQLite and PostgreSQL."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any
+
+import pytest
+
+from tollway.errors import StorageUnavailable
+from tollway.identifiers import Address, ChainId, ListingId
+from tollway.money import Price
+from tollway.registry.catalog import TERMS_MEMORY_S, Catalog, ListingQuery, Revised, Stale
+from tollway.registry.listing import ChargeOn, Listing, Operation, RateLimit, UpstreamAuth
+from tollway.storage.catalog_store import CatalogStore
+from tollway.storage.database import Database, connect_database
+from tollway.storage.sealer import Sealer
+from tollway.testing.memory_catalog import MemoryCatalog
+
+ALICE, BOB = Address(b"\xaa" * 20), Address(b"\xbb" * 20)
+BASE, OPTIMISM = ChainId(8453), ChainId(10)
+MINUTE = 60_000
+_NUMBERS = count(1)
+
+
+@dataclass
+class Clock:
+    now_ms: int = 1_700_000_000_000
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+
+@dataclass
+class Setup:
+    catalog: Catalog
+    clock: Clock
+    neighbour: Catalog
+    """The catalog of another process over the same store."""
+
+
+def make_listing(**changes: Any) -> Listing:
+    number = next(_NUMBERS)
+    plain = Listing(
+        id=ListingId(f"api_{number:026d}"),
+        provider=ALICE,
+        name=f"API {number}",
+        description="",
+        endpoint="https://api.example.com/v1",
+        price=Price.parse("0.01"),
+        currency="USDC",
+        pay_to=ALICE,
+        networks=(BASE,),
+        methods=(),
+        tags=(),
+        operations=(),
+        other_paths="serve",
+        charge_on=ChargeOn.SUCCESS,
+        timeout_s=30,
+        forward_headers=(),
+        upstream_auth=None,
+        openapi=None,
+        openapi_url=None,
+        signature="any",
+        rate_limit=None,
+        status="active",
+        created_ms=1_700_000_000_000,
+        updated_ms=1_700_000_000_000,
+        revision=1,
+    )
+    return replace(plain, **changes)
+
+
+FULL = make_listing(
+    name="Wetter für Köln ☔",
+    description="Line one\nline two: \"quoted\", 'single', 100 %",
+    price=Price.parse("0.0100"),
+    pay_to=BOB,
+    networks=(OPTIMISM, BASE),
+    methods=("GET", "POST"),
+    tags=("weather", "Köln"),
+    operations=(Operation(method="GET", path="/v1/{city}", price=Price.parse("0.5")),),
+    other_paths="refuse",
+    charge_on=ChargeOn.ANSWERED,
+    timeout_s=300,
+    forward_headers=("X-Api-Version",),
+    upstream_auth=UpstreamAuth(location="header", name="X-Key", value="top secret"),
+    openapi={"openapi": "3.1.0", "paths": {}, "x-odd": ["\u0000", 1.5, None]},
+    openapi_url="https://api.example.com/openapi.json",
+    signature="bound",
+    rate_limit=RateLimit(calls=10, per_s=60),
+    status="paused",
+)
+
+
+@pytest.fixture(params=["memory", "sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+async def setup(request: pytest.FixtureRequest) -> AsyncIterator[Setup]:
+    clock = Clock()
+    if request.param == "memory":
+        catalog = MemoryCatalog()
+        yield Setup(catalog=catalog, clock=clock, neighbour=catalog)
+        return
+    url = request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "postgres_url")
+    database = connect_database(url)
+    await database.open()
+    try:
+        yield Setup(catalog=make_store(database, clock), clock=clock, neighbour=make_store(database, clock))
+    finally:
+        await database.close()
+
+
+def make_store(database: Database, clock: Callable[[], int]) -> CatalogStore:
+    numbers = count()
+    sealer = Sealer(b"k" * 32, entropy=lambda size: next(numbers).to_bytes(size, "big"))
+    return CatalogStore(database, sealer=sealer, now_ms=clock)
+
+
+@pytest.fixture
+def catalog(setup: Setup) -> Catalog:
+    return setup.catalog
+
+
+async def publish_all(catalog: Catalog, listings: Sequence[Listing]) -> None:
+    for listing in listings:
+        await catalog.publish(listing)
+
+
+async def names_of(catalog: Catalog, query: ListingQuery) -> list[str]:
+    page = await catalog.search(query)
+    return [found.listing.name for found in page.found]
+
+
+async def test_finds_exactly_what_was_published(catalog: Catalog) -> None:
+    await catalog.publish(FULL)
+    shelf = await catalog.find(FULL.id)
+    assert shelf is not None
+    assert shelf.listing == FULL
+    assert shelf.versions == (FULL.current_terms(since_ms=FULL.created_ms),)
+
+
+@pytest.mark.parametrize("odd", ["", "api_none", "\x00", "a" * 65, "äpi", "'; DROP TABLE listing; --"])
+async def test_an_unknown_id_is_nobodys(catalog: Catalog, odd: str) -> None:
+    assert await catalog.find(ListingId(odd)) is None
+    assert await catalog.terms_since(ListingId(odd), 0) == ()
+
+
+async def test_an_id_is_published_once(catalog: Catalog) -> None:
+    listing = make_listing()
+    await catalog.publish(listing)
+    with pytest.raises(StorageUnavailable):
+        await catalog.publish(replace(listing, name="another"))
+    assert (await catalog.search(ListingQuery())).total == 1
+
+
+async def test_revise_replaces_every_field_and_counts(catalog: Catalog) -> None:
+    first = make_listing()
+    await catalog.publish(first)
+    changed = replace(FULL, id=first.id, revision=77)
+    outcome = await catalog.revise(changed, expected_revision=1)
+    assert outcome == Revised(listing=replace(changed, revision=2))
+    shelf = await catalog.find(first.id)
+    assert shelf is not None
+    assert shelf.listing == replace(changed, revision=2)
+    plain = replace(first, updated_ms=first.updated_ms + MINUTE)
+    assert isinstance(await catalog.revise(plain, expected_revision=2), Revised)
+    shelf = await catalog.find(first.id)
+    assert shelf is not None
+    assert shelf.listing == replace(plain, revision=3)  # secret and document are gone
+
+
+async def test_a_stale_revision_changes_nothing(catalog: Catalog) -> None:
+    listing = make_listing()
+    await catalog.publish(listing)
+    await catalog.revise(replace(listing, name="second"), expected_revision=1)
+    assert await catalog.revise(replace(listing, name="late"), expected_revision=1) == Stale(revision=2)
+    shelf = await catalog.find(listing.id)
+    assert shelf is not None
+    assert shelf.listing.name == "second"
+    assert await catalog.revise(make_listing(), expected_revision=1) == Stale(revision=0)
+
+
+async def test_of_many_editors_one_wins(catalog: Catalog) -> None:
+    listing = make_listing()
+    await catalog.publish(listing)
+    edits = [replace(listing, name=f"edit {number}") for number in range(20)]
+    outcomes = await asyncio.gather(*(catalog.revise(edit, expected_revision=1) for edit in edits))
+    winners = [outcome for outcome in outcomes if isinstance(outcome, Revised)]
+    assert len(winners) == 1
+    shelf = await catalog.find(listing.id)
+    assert shelf is not None
+    assert shelf.listing == winners[0].listing
+    assert (await catalog.search(ListingQuery())).total == 1
+
+
+TERMS_CHANGES: list[dict[str, Any]] = [
+    {"price": Price.parse("0.02")},
+    {"price": Price.parse("0.010")},
+    {"currency": "ETH"},
+    {"networks": (BASE, OPTIMISM)},
+    {"pay_to": BOB},
+    {"operations": (Operation(method="GET", path="/", price=Price.parse("1")),)},
+    {"charge_on": ChargeOn.ANSWERED},
+]
+
+
+@pytest.mark.parametrize("change", TERMS_CHANGES, ids=lambda change: next(iter(change)))
+async def test_new_terms_begin_when_they_differ(catalog: Catalog, change: dict[str, Any]) -> None:
+    listing = make_listing()
+    await catalog.publish(listing)
+    edited = replace(listing, updated_ms=listing.created_ms + MINUTE, **change)
+    await catalog.revise(edited, expected_revision=1)
+    shelf = await catalog.find(listing.id)
+    assert shelf is not None
+    assert shelf.versions == (
+        edited.current_terms(since_ms=edited.updated_ms),
+        replace(listing.current_terms(since_ms=listing.created_ms), until_ms=edited.updated_ms),
+    )
+
+
+async def test_other_edits_leave_the_terms(catalog: Catalog) -> None:
+    listing = make_listing()
+    await catalog.publish(listing)
+    edited = replace(FULL, id=listing.id, updated_ms=listing.created_ms + MINUTE)
+    same = {
+        name: getattr(listing, name)
+        for name in ("price", "currency", "networks", "pay_to", "operations", "charge_on")
+    }
+    await catalog.revise(replace(edited, **same), expected_revision=1)
+    shelf = await catalog.find(listing.id)
+    assert shelf is not None
+    assert shelf.versions == (listing.current_terms(since_ms=listing.created_ms),)
+
+
+async def test_a_clock_that_steps_back_never_ends_terms_before_they_began(catalog: Catalog) -> None:
+    listing = make_listing()
+    await catalog.publish(listing)
+    edited = replace(listing, pay_to=BOB, updated_ms=listing.created_ms - MINUTE)
+    assert isinstance(await catalog.revise(edited, expected_revision=1), Revised)
+    newest, older = await catalog.terms_since(listing.id, 0)
+    assert newest.since_ms == older.since_ms == older.until_ms == listing.created_ms
+
+
+async def test_terms_since_a_moment(catalog: Catalog) -> None:
+    listing = make_listing()
+    await catalog.publish(listing)
+    start = listing.created_ms
+    for revision, minutes in ((1, 10), (2, 20)):
+        edited = replace(listing, price=Price.parse(str(revision)), updated_ms=start + minutes * MINUTE)
+        await catalog.revise(edited, expected_revision=revision)
+
+    async def prices_since(minutes: int) -> list[str]:
+        return [terms.price.text for terms in await catalog.terms_since(listing.id, start + minutes * MINUTE)]
+
+    assert await prices_since(0) == ["2", "1", "0.01"]
+    assert await prices_since(10) == ["2", "1", "0.01"]  # in force at that very moment
+    assert await prices_since(11) == ["2", "1"]
+    assert await prices_since(21) == ["2"]
+
+
+async def test_a_shelf_carries_the_terms_of_two_days(setup: Setup) -> None:
+    listing = make_listing()
+    await setup.catalog.publish(listing)
+    edited = replace(listing, pay_to=BOB, updated_ms=listing.created_ms + MINUTE)
+    await setup.catalog.revise(edited, expected_revision=1)
+    setup.clock.now_ms = edited.updated_ms + TERMS_MEMORY_S * 1000
+    shelf = await setup.catalog.find(listing.id)
+    assert shelf is not None
+    assert [terms.pay_to for terms in shelf.versions] == [BOB, ALICE]
+
+
+@pytest.mark.parametrize("field", ["retired_ms", "suspended_ms"])
+async def test_retired_and_suspended_leave_lists_but_not_find(catalog: Catalog, field: str) -> None:
+    listing = make_listing(name="weather", tags=("t",))
+    await publish_all(catalog, [listing, make_listing()])
+    gone = replace(listing, **{field: listing.created_ms + 1})
+    await catalog.revise(gone, expected_revision=1)
+    shelf = await catalog.find(listing.id)
+    assert shelf is not None
+    assert shelf.listing == replace(gone, revision=2)
+    assert (await catalog.search(ListingQuery())).total == 1
+    for query in (
+        ListingQuery(words="weather"),
+        ListingQuery(tag="t"),
+        ListingQuery(network=BASE, words="weather"),
+    ):
+        page = await catalog.search(query)
+        assert (page.found, page.total) == ((), 0)
+    back = replace(listing, updated_ms=listing.created_ms + 2)
+    await catalog.revise(back, expected_revision=2)
+    assert (await catalog.search(ListingQuery())).total == 2
+    assert (await catalog.search(ListingQuery(words="weather", tag="T"))).total == 1
+
+
+async def test_a_paused_listing_stays_in_lists(catalog: Catalog) -> None:
+    await catalog.publish(make_listing(status="paused"))
+    assert (await catalog.search(ListingQuery())).total == 1
+
+
+async def test_an_own_change_shows_at_once(catalog: Catalog) -> None:
+    listing = make_listing()
+    assert await catalog.find(listing.id) is None
+    await catalog.publish(listing)
+    for revision in range(1, 5):
+        shelf = await catalog.find(listing.id)
+        assert shelf is not None
+        assert shelf.listing.revision == revision
+        await catalog.revise(replace(listing, name=f"edit {revision}"), expected_revision=revision)
+
+
+async def test_a_change_elsewhere_shows_within_a_second(setup: Setup) -> None:
+    listing = make_listing()
+    await setup.catalog.publish(listing)
+    await setup.catalog.find(listing.id)
+    await setup.neighbour.revise(replace(listing, pay_to=BOB), expected_revision=1)
+    setup.clock.now_ms += 1_000
+    shelf = await setup.catalog.find(listing.id)
+    assert shelf is not None
+    assert shelf.listing.pay_to == BOB
+    assert [terms.pay_to for terms in shelf.versions] == [BOB, ALICE]
+
+
+async def test_pages_newest_first(catalog: Catalog) -> None:
+    await publish_all(catalog, [make_listing(name=str(number)) for number in range(7)])
+    assert await names_of(catalog, ListingQuery(limit=3)) == ["6", "5", "4"]
+    assert await names_of(catalog, ListingQuery(limit=3, page=3)) == ["0"]
+    past = await catalog.search(ListingQuery(limit=3, page=4))
+    assert (past.found, past.total, past.is_lower_bound) == ((), 7, False)
+    assert (await catalog.search(ListingQuery(page=1_000_000, limit=100, words="none"))).found == ()
+
+
+SHELF = [
+    make_listing(name="alpha", price=Price.parse("2"), tags=("Weather",), provider=BOB),
+    make_listing(name="Beta", price=Price.parse("0.5"), networks=(BASE, OPTIMISM)),
+    make_listing(name="éclair", price=Price.parse("10"), tags=("weather", "food")),
+    make_listing(name="delta", price=Price.parse("0.5"), currency="ETH", networks=(OPTIMISM,)),
+    make_listing(name="Zeta", price=Price.parse("0"), tags=("food",)),
+]
+
+QUERIES: list[tuple[ListingQuery, list[str]]] = [
+    (ListingQuery(), ["Zeta", "delta", "éclair", "Beta", "alpha"]),
+    (ListingQuery(provider=BOB), ["alpha"]),
+    (ListingQuery(provider=Address(20)), []),
+    (ListingQuery(currency="USDC"), ["Zeta", "éclair", "Beta", "alpha"]),
+    (ListingQuery(currency="usdc"), []),
+    (ListingQuery(network=OPTIMISM), ["delta", "Beta"]),
+    (ListingQuery(network=ChainId(1)), []),
+    (ListingQuery(tag="weather"), ["éclair", "alpha"]),
+    (ListingQuery(tag="FOOD"), ["Zeta", "éclair"]),
+    (ListingQuery(tag="foo"), []),
+    (ListingQuery(tag="food", network=BASE, currency="USDC"), ["Zeta", "éclair"]),
+    (ListingQuery(currency="USDC", price_nano_max=2 * 10**9), ["Zeta", "Beta", "alpha"]),
+    (ListingQuery(currency="USDC", price_nano_max=0), ["Zeta"]),
+    (ListingQuery(currency="USDC", sort="price"), ["Zeta", "Beta", "alpha", "éclair"]),
+    (ListingQuery(currency="USDC", sort="-price"), ["éclair", "alpha", "Beta", "Zeta"]),
+    (ListingQuery(sort="name"), ["alpha", "Beta", "delta", "éclair", "Zeta"]),
+    (ListingQuery(sort="name", network=BASE, page=2, limit=2), ["éclair", "Zeta"]),
+    (ListingQuery(sort="price", currency="USDC", tag="weather"), ["alpha", "éclair"]),
+    (ListingQuery(verified=True), []),
+    (ListingQuery(verified=False), ["Zeta", "delta", "éclair", "Beta", "alpha"]),
+    (ListingQuery(min_success_rate=0.0), []),
+    (ListingQuery(words="eclair"), ["éclair"]),
+    (ListingQuery(words="weather", provider=BOB), ["alpha"]),
+    (ListingQuery(words="weather", tag="food", sort="name"), ["éclair"]),
+    (ListingQuery(words="weather", network=BASE, currency="USDC", sort="-price"), ["éclair", "alpha"]),
+]
+
+
+async def test_filters_and_order(catalog: Catalog) -> None:
+    await publish_all(catalog, SHELF)
+    for query, names in QUERIES:
+        page = await catalog.search(query)
+        assert [found.listing.name for found in page.found] == names, query
+        if query.page == 1:
+            assert page.total == len(names), query
+
+
+async def test_a_page_carries_no_secret_and_no_document(catalog: Catalog) -> None:
+    await catalog.publish(FULL)
+    page = await catalog.search(ListingQuery())
+    assert page.found[0].listing == replace(FULL, upstream_auth=None, openapi=None)
+    assert page.found[0].match == ()
+
+
+TEXTS = [
+    make_listing(name="Weather Pro", description="Hourly forecasts, city by city.", tags=("data", "e-mail")),
+    make_listing(name="Café Ｆinder", description="The STRASSE and the Straße; naïve co-op v2.5 a_b"),
+    make_listing(name="天気予報 API", description="東京の天気", tags=("日本",)),
+    make_listing(name="Погода", description="weather in Москва; don't panic: O'Brien's 100%"),
+]
+
+WORDS: list[tuple[str, list[int]]] = [
+    ("weather", [3, 0]),
+    ("WEATHER", [3, 0]),
+    ("weather city", [0]),
+    ("city   hourly,forecasts!", [0]),
+    ("weather missing", []),
+    ("weath", []),  # whole words only
+    ("weather*", [3, 0]),
+    ('"weather pro"', [0]),
+    ("weather OR cafe", []),  # plain words, no operators
+    ("weather AND pro", []),
+    ("NOT weather", []),
+    ("name:weather", []),
+    ("-weather", [3, 0]),
+    ("cafe", [1]),
+    ("CAFÉ finder", [1]),
+    ("strasse", [1]),
+    ("naive co op", [1]),
+    ("co-op", [1]),
+    ("2.5", []),  # the text says v2.5
+    ("v2", [1]),
+    ("a b", [1]),
+    ("天気", [2]),
+    ("日本 api", [2]),
+    ("погода москва", [3]),
+    ("ПОГОДА", [3]),
+    ("o'brien's", [3]),
+    ("100", [3]),
+    ("e-mail", [0]),
+    ("data", [0]),
+    ("", []),
+    ("   ", []),
+    ("*", []),
+    ('"', []),
+    ("''", []),
+    ("( & | ! : <-> )", []),
+    ("\x00", []),
+    ("a" * 5_000, []),
+    ("weather " * 50, [3, 0]),
+    ("\\ weather \\", [3, 0]),
+    ("%", []),
+    ("😀", []),
+]
+
+
+async def test_words_find_the_same_everywhere_and_odd_input_never_fails(catalog: Catalog) -> None:
+    await publish_all(catalog, TEXTS)
+    for words, numbers in WORDS:
+        page = await catalog.search(ListingQuery(words=words))
+        assert [TEXTS.index(by_id(found.listing.id)) for found in page.found] == numbers, words
+        assert page.total == len(numbers), words
+
+
+def by_id(listing_id: ListingId) -> Listing:
+    return next(listing for listing in TEXTS if listing.id == listing_id)
+
+
+async def test_a_match_names_its_fields(catalog: Catalog) -> None:
+    await publish_all(
+        catalog,
+        [
+            make_listing(name="red", description="a red door", tags=("Red", "door")),
+            make_listing(name="blue", description="door"),
+        ],
+    )
+    page = await catalog.search(ListingQuery(words="red door"))
+    assert [found.match for found in page.found] == [("name", "description", "tags")]
+    page = await catalog.search(ListingQuery(words="door"))
+    assert [found.match for found in page.found] == [("description",), ("description", "tags")]
+
+
+async def test_an_edit_changes_what_is_found(catalog: Catalog) -> None:
+    listing = make_listing(name="old words")
+    await catalog.publish(listing)
+    await catalog.revise(replace(listing, name="new words"), expected_revision=1)
+    assert (await catalog.search(ListingQuery(words="old"))).total == 0
+    assert (await catalog.search(ListingQuery(words="new"))).total == 1
+
+
+async def test_relevance_puts_names_first_and_pages_without_gap(catalog: Catalog) -> None:
+    in_name = make_listing(name="weather")
+    in_text = [make_listing(description=f"some weather {number}") for number in range(5)]
+    await publish_all(catalog, [in_name, *in_text])
+    seen = []
+    for page in (1, 2, 3):
+        found = await catalog.search(ListingQuery(words="weather", sort="relevance", limit=2, page=page))
+        seen += [found.listing.id for found in found.found]
+    assert seen[0] == in_name.id
+    assert sorted(seen) == sorted(listing.id for listing in (in_name, *in_text))
+
+
+async def test_a_shared_payee_is_told(catalog: Catalog) -> None:
+    listing = make_listing(provider=ALICE, pay_to=BOB)
+    await catalog.publish(listing)
+    assert not await catalog.is_payee_shared(BOB, ALICE)  # one's own other listings do not count
+    assert await catalog.is_payee_shared(BOB, Address(b"\xcc" * 20))
+    assert not await catalog.is_payee_shared(ALICE, BOB)
+    await catalog.revise(replace(listing, retired_ms=1), expected_revision=1)
+    assert not await catalog.is_payee_shared(BOB, Address(b"\xcc" * 20))
