@@ -258,6 +258,7 @@ async def echo(upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio
         (b"abc", None, b"content-length: 3"),
         (b"", None, b"content-length: 0"),
         (None, None, b"content-length: 0"),
+        (b"abc" * 100_000, None, b"content-length: 300000"),
         ((b"ab", b"", b"c"), 3, b"content-length: 3"),
         ((b"ab", b"c"), None, b"transfer-encoding: chunked"),
         ((), 0, b"content-length: 0"),
@@ -443,6 +444,14 @@ async def test_a_request_is_never_sent_twice(method: str, handler: Handler) -> N
         assert len(upstream.requests) == 1
 
 
+async def test_aiohttp_is_told_not_to_repeat_requests() -> None:
+    async with running(answer(OK)) as upstream, dialing() as dialer:
+        await call(dialer, get(upstream))
+        assert dialer._pool is not None
+        assert dialer._pool.reusing._retry_connection is False
+        assert dialer._pool.fresh._retry_connection is False
+
+
 @pytest.mark.parametrize("method", ["GET", "POST"])
 async def test_never_sent_twice_even_if_aiohttp_wants_to(method: str) -> None:
     async with running(hang_up) as upstream, dialing() as dialer:
@@ -514,13 +523,23 @@ async def test_connections_are_reused_within_one_generation_only() -> None:
 
 
 async def test_a_retired_generation_finishes_its_calls() -> None:
-    async with (
-        running(answer(OK[:-2], b"o", b"k")) as upstream,
-        dialing(replace(LIMITS, connection_age_s=0.0)) as dialer,
-    ):
+    go_on = asyncio.Event()
+
+    async def handler(upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await upstream.read_head(reader)
+        writer.write(OK[:-2])
+        if upstream.accepted == 1:
+            await go_on.wait()
+        writer.write(b"ok")
+        await writer.drain()
+
+    async with running(handler) as upstream, dialing(replace(LIMITS, connection_age_s=0.0)) as dialer:
         first = await dialer.send(get(upstream), before_send=no_claim, head_deadline_s=2)
         assert await call(dialer, get(upstream)) == (200, b"ok")
+        go_on.set()
         assert await read_all(first) == b"ok"
+        assert await call(dialer, get(upstream)) == (200, b"ok")
+        assert dialer._retired == []
 
 
 # ---------------------------------------------------------------------- answers that are none
@@ -711,24 +730,40 @@ async def test_cancelling_the_wait_for_the_head_cuts_the_upstream() -> None:
         assert dialer._in_flight == {}
 
 
+async def unread(upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Takes the head, answers one of its own, and reads no body; notices only a cut connection."""
+    await upstream.read_head(reader)
+    writer.write(head("200 OK", b"Content-Length: 5\r\n") if b"/answer" in upstream.requests[0] else b"")
+    while not writer.transport.is_closing():
+        await asyncio.sleep(0.005)
+        writer.write(b"." if b"/answer" in upstream.requests[0] else b"HTTP/1.1 100 Continue\r\n\r\n")
+
+
+HUGE = 32 * 1024 * 1024  # more than two kernel buffers take
+
+
+async def huge() -> AsyncIterator[bytes]:
+    yield b"x" * HUGE
+
+
 async def test_cancelling_an_upload_that_the_upstream_does_not_read_cuts_it() -> None:
-    async def stalled(upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await upstream.read_head(reader)
-        while not writer.transport.is_closing():
-            await asyncio.sleep(0.01)
-            writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-
-    async def body() -> AsyncIterator[bytes]:
-        while True:
-            yield b"x" * 65_536
-
     progress = Progress()
-    async with running(stalled) as upstream, dialing() as dialer:
+    async with running(unread) as upstream, dialing() as dialer:
         async with asyncio.TaskGroup() as group:
-            task = group.create_task(call(dialer, get(upstream, "POST", body=body()), progress=progress))
+            task = group.create_task(call(dialer, get(upstream, "POST", body=huge()), progress=progress))
             await until(lambda: len(upstream.requests) == 1)
             task.cancel()
-        assert not progress.body_wholly_sent
+        assert progress == Progress(claimed=True, sent=True, body_wholly_sent=False)
+        await until(lambda: upstream.closed == 1)
+
+
+async def test_closing_an_answer_cuts_the_upload_that_nobody_reads() -> None:
+    async with running(unread) as upstream, dialing() as dialer:
+        response = await dialer.send(
+            get(upstream, "POST", target="/answer", body=huge()), before_send=no_claim, head_deadline_s=2
+        )
+        assert not response.body_wholly_sent
+        response.close()
         await until(lambda: upstream.closed == 1)
 
 
@@ -853,13 +888,13 @@ async def test_name_resolution_has_a_deadline_and_is_shared() -> None:
 
 async def test_a_name_is_judged_again_on_every_new_connection() -> None:
     answers = [["127.0.0.1"], ["169.254.169.254"]]
+    last = head("200 OK", b"Connection: close\r\nContent-Length: 2\r\n") + b"ok"
     async with (
-        running(answer(OK, keep=False)) as upstream,
+        running(answer(last, keep=False)) as upstream,
         dialing(lookup=lambda host, port: answers.pop(0)) as dialer,
     ):
         request = get(upstream, endpoint=upstream.endpoint("rebind.example"))
         assert await call(dialer, request) == (200, b"ok")
-        await until(lambda: upstream.closed == 1)
         with pytest.raises(UpstreamUnreachable):
             await call(dialer, request)
         assert answers == []

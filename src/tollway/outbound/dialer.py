@@ -40,6 +40,7 @@ from tollway.outbound.upstream import (
 POOLED_IDLE_S_MAX = 4.0  # common servers close an idle connection after 5 s; be gone before they are
 UPSTREAM_HEADERS_MAX = 100
 UPSTREAM_HEADER_BYTES_MAX = 16 * 1024
+SLICE_BYTES = 64 * 1024
 
 # Only these may take a connection that has been idle for longer than `unsafe_reuse_idle_s` (RFC 9110 §9.2.2).
 _IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"})
@@ -331,15 +332,24 @@ def _name_failure(sending: Sending, exc: Exception) -> Exception:
 
 
 def _frame(request: UpstreamRequest) -> list[tuple[str, str]]:
-    if isinstance(request.body, bytes) or request.body is None or request.content_length is None:
+    length = len(request.body) if isinstance(request.body, bytes) else request.content_length
+    if not request.body or length is None:
         return request.headers
-    return [*request.headers, ("Content-Length", str(request.content_length))]
+    return [*request.headers, ("Content-Length", str(length))]
 
 
 def _body(request: UpstreamRequest, sending: Sending) -> bytes | AsyncIterator[bytes] | None:
-    if request.body is None or isinstance(request.body, bytes):
-        return request.body or None
+    if not request.body:
+        return None
+    if isinstance(request.body, bytes):
+        return request.body if len(request.body) <= SLICE_BYTES else _slice(request.body)
     return sending.watch_body(request.body, content_length=request.content_length)
+
+
+async def _slice(body: bytes) -> AsyncIterator[bytes]:
+    """A large body in pieces: in one, it would wait in our memory for an upstream that does not read."""
+    for start in range(0, len(body), SLICE_BYTES):
+        yield body[start : start + SLICE_BYTES]
 
 
 async def _no_claim() -> None:
