@@ -27,8 +27,8 @@ async def ask(path: str, checks: Mapping[str, bool] | None = None) -> httpx.Resp
     ("checks", "status", "code"),
     [
         ({"storage": True, "chain": True}, 200, None),
-        ({"storage": False, "chain": False}, 503, "storage_unavailable"),
-        ({"storage": True, "chain": False}, 503, "chain_unavailable"),
+        ({"chain_8453": False, "storage": False}, 503, "storage_unavailable"),
+        ({"storage": True, "chain_8453": False, "chain_10": True}, 503, "chain_unavailable"),
         ({"storage": True, "drain": False}, 503, "overloaded"),
     ],
 )

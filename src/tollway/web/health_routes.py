@@ -1,7 +1,7 @@
 """Is it alive, may it be sent traffic, and what does an error code mean. Open to all, tiny, and free of secrets."""
 
 import html
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from fastapi import APIRouter
 from starlette.responses import HTMLResponse, JSONResponse
@@ -11,9 +11,7 @@ from tollway.web.problem_pages import PAGES
 from tollway.web.problems import KINDS
 
 Readiness = Callable[[], Awaitable[Mapping[str, bool]]]
-"""Checks by name (`storage`, `chain`, …): true where all is well."""
-
-_CODES = {"storage": Code.STORAGE_UNAVAILABLE, "chain": Code.CHAIN_UNAVAILABLE}
+"""Checks by name (`storage`, `chain_8453`, …): true where all is well."""
 
 
 def health_router(readiness: Readiness) -> APIRouter:
@@ -29,10 +27,7 @@ def health_router(readiness: Readiness) -> APIRouter:
         checks = dict(await readiness())
         failed = [name for name, is_well in checks.items() if not is_well]
         if failed:
-            code = next((_CODES[name] for name in failed if name in _CODES), Code.OVERLOADED)
-            raise Refusal(
-                Problem(code=code, detail="Not ready: " + ", ".join(failed), members={"checks": checks})
-            )
+            raise Refusal(_not_ready(checks, failed))
         return JSONResponse({"status": "ok", "checks": checks}, headers={"cache-control": "no-store"})
 
     @router.get("/problems")
@@ -59,6 +54,16 @@ def health_router(readiness: Readiness) -> APIRouter:
         return HTMLResponse(_page(kind.title, text), headers={"cache-control": "public, max-age=3600"})
 
     return router
+
+
+def _not_ready(checks: Mapping[str, bool], failed: Sequence[str]) -> Problem:
+    """The code of the worst: without its books a gateway can do nothing, without a chain it still serves credit."""
+    code = Code.OVERLOADED
+    if any(name.startswith("chain") for name in failed):
+        code = Code.CHAIN_UNAVAILABLE
+    if "storage" in failed:
+        code = Code.STORAGE_UNAVAILABLE
+    return Problem(code=code, detail="Not ready: " + ", ".join(failed), members={"checks": checks})
 
 
 def _dashed(code: Code) -> str:
