@@ -261,9 +261,9 @@ class Passage:
         if length is None or length > self._limits.buffer_bytes:
             return Answer(status=response.status, headers=headers, rest=body)
         try:
-            first = await response.read_chunk() if length else b""
+            first = await body.read_chunk() if length else b""
             if len(first) == length:
-                await response.read_chunk()  # the end, which frees the connection for the next call
+                await body.read_chunk()  # the end, which frees the connection for the next call
                 body.end(Delivery.COMPLETE, length)
                 short = [header for header in headers if header[0] != b"content-length"]
                 return Answer(status=response.status, headers=short, first=first)
@@ -334,7 +334,7 @@ class _Trip:
 class _UpstreamBody:
     """The rest of an answer. See `AnswerBody`."""
 
-    __slots__ = ("_book", "_is_ended", "_now_ms", "_response", "_ticket", "_trip")
+    __slots__ = ("_book", "_is_cut", "_is_ended", "_now_ms", "_response", "_ticket", "_trip")
 
     def __init__(
         self,
@@ -349,10 +349,15 @@ class _UpstreamBody:
         self._ticket = ticket
         self._trip = trip
         self._now_ms = now_ms
+        self._is_cut = False
         self._is_ended = False
 
     async def read_chunk(self) -> bytes:
-        return await self._response.read_chunk()
+        try:
+            return await self._response.read_chunk()
+        except (UpstreamBadResponse, UpstreamTimeout):
+            self._is_cut = True
+            raise
 
     def end(self, delivery: Delivery, response_bytes: int) -> None:
         if self._is_ended:
@@ -364,6 +369,7 @@ class _UpstreamBody:
                 call_id=self._ticket.call_id,
                 epoch=self._ticket.claimed.epoch,
                 delivery=delivery,
+                is_cut=self._is_cut,
                 request_bytes=self._trip.call.body.bytes_read,
                 response_bytes=response_bytes,
                 completed_ms=self._now_ms(),

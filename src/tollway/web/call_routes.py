@@ -43,13 +43,6 @@ _CORS = (
     (b"access-control-allow-origin", b"*"),
     (b"access-control-expose-headers", EXPOSED_HEADERS.encode()),
 )
-_PREFLIGHT = (
-    (b"access-control-allow-origin", b"*"),
-    (b"access-control-allow-methods", b"GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"),
-    (b"access-control-allow-headers", b"*, Authorization"),
-    (b"access-control-max-age", b"86400"),
-    (b"content-length", b"0"),
-)
 
 
 class CallRoutes:
@@ -78,10 +71,6 @@ class CallRoutes:
         self._in_flight: dict[str, int] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if _is_preflight(scope):
-            await send({"type": "http.response.start", "status": 204, "headers": list(_PREFLIGHT)})
-            await send({"type": "http.response.body", "body": b""})
-            return
         request_id = self._request_id_of(scope)
         client_address = self._client_address_of(scope)
         running = self._in_flight.get(client_address, 0)
@@ -133,7 +122,7 @@ class CallRoutes:
             return await self._gateway.serve(call)
         except TollwayError as exc:
             return Declined(problem=exc.problem)
-        except Exception:  # the door: logged once, answered honestly
+        except Exception:  # noqa: BLE001 - the door: logged once, answered honestly
             _log.exception("call_failed", request_id=request_id, api_id=target.api_id)
             return Declined(problem=_INTERNAL)
 
@@ -290,14 +279,6 @@ class IncomingBody:
             raise BodyRefused(_TOO_SLOW) from exc
         finally:
             self._waited_s += time.monotonic() - started
-
-
-def _is_preflight(scope: Scope) -> bool:
-    """CORS preflights are answered by the gateway, free; any other OPTIONS is a call."""
-    if scope["method"] != "OPTIONS":
-        return False
-    names = {name for name, _ in scope["headers"]}
-    return b"origin" in names and b"access-control-request-method" in names
 
 
 def _with_members(problem: Problem, members: dict[str, Any]) -> Problem:

@@ -1,0 +1,247 @@
+"""The counter: prices a call with the payments that were shown, and claims it in the books once a connection is held.
+
+It takes a price or says why not. It sends nothing, and asks no chain.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import assert_never
+
+from tollway.gateway.cargo import Cargo
+from tollway.gateway.exchange import Declined, IncomingCall, Offer
+from tollway.gateway.forward import ClaimRefused, Ticket
+from tollway.gateway.refusals import (
+    BOUND_REQUIRED,
+    GONE,
+    HELD,
+    UNFINAL_LIMIT,
+    already_used,
+    insufficient,
+    nonce_used,
+)
+from tollway.identifiers import Address, CallId, format_id, keccak256
+from tollway.ledger.book import (
+    Book,
+    Claim,
+    Claimed,
+    ClaimOutcome,
+    Exhausted,
+    NonceUsed,
+    PlainEnded,
+    UnfinalLimit,
+    Unspendable,
+)
+from tollway.ledger.call import CallState, Payment
+from tollway.limits import Limits
+from tollway.payments.proof import Proof
+from tollway.payments.terms import Due, Tariff, find_due
+from tollway.payments.till import Tender, Till
+from tollway.registry.listing import Listing
+
+PATH_LENGTH_MAX = 2_048
+CALL_IDS_SHOWN = 10
+UNSETTLED_MAX = 10_000
+SAFE_METHODS = frozenset({"GET", "HEAD"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """One paid call, ready to be claimed."""
+
+    call: IncomingCall
+    listing: Listing
+    proof: Proof
+    offer: Offer
+    cargo: Cargo
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Purchase:
+    """A call priced with one of the payments that were shown."""
+
+    tender: Tender
+    due: Due
+
+
+class Counter:
+    """One per process; safe to use from many tasks at once."""
+
+    def __init__(
+        self,
+        *,
+        book: Book,
+        till: Till,
+        limits: Limits,
+        now_ms: Callable[[], int],
+        entropy: Callable[[int], bytes],
+    ) -> None:
+        self._book = book
+        self._till = till
+        self._limits = limits
+        self._now_ms = now_ms
+        self._entropy = entropy
+        # Payments with a call of unknown outcome, as far as this process made them: asked first, not only when empty.
+        self._unsettled: OrderedDict[int, None] = OrderedDict()
+
+    def price(self, tenders: Sequence[Tender], tariffs: Sequence[Tariff]) -> list[Purchase]:
+        """What the call costs with each payment, by the terms rule; those that can give it first."""
+        purchases: list[Purchase] = []
+        for tender in tenders:
+            due = find_due(
+                tariffs,
+                tender.asset,
+                now_ms=self._now_ms(),
+                limits=self._limits,
+                first_block_s=tender.payment.block_time if tender.is_first else None,
+            )
+            if due is not None:
+                purchases.append(Purchase(tender=tender, due=due))
+        return sorted(purchases, key=lambda p: p.tender.payment.rest_units < p.due.units)
+
+    async def take(self, order: Order, purchases: Sequence[Purchase]) -> Ticket:
+        """Takes the price from the first payment that can give it. Raises ClaimRefused; then nothing was taken."""
+        refusals: list[ClaimOutcome] = []
+        for purchase in purchases:
+            claim = self._claim_of(order, purchase)
+            payment = purchase.tender.payment
+            if payment.id in self._unsettled:
+                ticket = await self._run_again(claim, purchase)
+                if ticket is not None:
+                    return ticket
+            outcome = await self._book.claim(claim)
+            if isinstance(outcome, Claimed):
+                self._till.note_spent(payment)
+                return _ticket(claim.call_id, outcome, purchase)
+            self._till.forget(order.proof.tx_hash)
+            ticket = await self._run_again(claim, purchase)
+            if ticket is not None:
+                return ticket
+            refusals.append(outcome)
+            if not isinstance(outcome, Exhausted):
+                break
+        raise ClaimRefused(await self._explain(order, purchases[0], refusals[-1]))
+
+    async def _run_again(self, claim: Claim, purchase: Purchase) -> Ticket | None:
+        """The same request as one without an outcome runs under the claim that it has; only a safe method may."""
+        if claim.method not in SAFE_METHODS or claim.payment_id is None:
+            return None
+        open_call = await self._book.find_repeat(claim.payment_id, claim.digest)
+        if open_call is None or open_call.state is CallState.FORWARDING:
+            return None
+        outcome = await self._book.reopen(open_call.call_id, epoch=open_call.epoch, now_ms=self._now_ms())
+        return _ticket(open_call.call_id, outcome, purchase) if isinstance(outcome, Claimed) else None
+
+    def note_unsettled(self, payment: Payment) -> None:
+        """A call on this payment ended without an outcome."""
+        self._unsettled[payment.id] = None
+        if len(self._unsettled) > UNSETTLED_MAX:
+            self._unsettled.popitem(last=False)
+
+    def _claim_of(self, order: Order, purchase: Purchase) -> Claim:
+        call, listing, payment = order.call, order.listing, purchase.tender.payment
+        binding = order.proof.binding
+        return Claim(
+            call_id=self._new_call_id(),
+            listing_id=listing.id,
+            listing_name=listing.name,
+            provider=listing.provider,
+            payer=payment.payer,
+            method=call.method,
+            path=call.target.rest[:PATH_LENGTH_MAX],
+            digest=self._digest_of(order, payment.payer),
+            price=purchase.due.price.text,
+            price_units=purchase.due.units,
+            currency=purchase.tender.asset.symbol,
+            payment_id=payment.id,
+            chain_id=payment.chain_id,
+            asset=payment.asset,
+            decimals=purchase.tender.asset.ledger_decimals,
+            tx_hash=payment.tx_hash,
+            pay_to=payment.payee,
+            nonce=None if binding is None else binding.nonce,
+            ends_plain=binding is not None,
+            is_plain=binding is None,
+            idempotency_key=_find_idempotency_key(call),
+            request_id=call.request_id,
+            created_ms=call.received_ms,
+        )
+
+    def free_claim(self, call: IncomingCall, listing: Listing, tariff: Tariff) -> Claim:
+        """A call that takes nothing is recorded all the same."""
+        return Claim(
+            call_id=self._new_call_id(),
+            listing_id=listing.id,
+            listing_name=listing.name,
+            provider=listing.provider,
+            payer=None,
+            method=call.method,
+            path=call.target.rest[:PATH_LENGTH_MAX],
+            digest=self._entropy(32),
+            price=tariff.price.text,
+            price_units=0,
+            currency=tariff.terms.currency,
+            payment_id=None,
+            chain_id=None,
+            asset=None,
+            decimals=0,
+            tx_hash=None,
+            pay_to=None,
+            nonce=None,
+            ends_plain=False,
+            is_plain=False,
+            idempotency_key=_find_idempotency_key(call),
+            request_id=call.request_id,
+            created_ms=call.received_ms,
+        )
+
+    def _digest_of(self, order: Order, payer: Address) -> bytes:
+        """What makes two requests the same. A streamed body that nobody promised is never the same as another."""
+        body_hash = order.cargo.body_hash or self._entropy(32)
+        parts = (order.listing.id.encode(), order.call.method.encode(), order.call.target.signed.encode())
+        return keccak256(payer + body_hash + b"".join(len(p).to_bytes(4, "big") + p for p in parts))
+
+    def _new_call_id(self) -> CallId:
+        return CallId(format_id("call", now_ms=self._now_ms(), entropy=self._entropy(10)))
+
+    async def _explain(self, order: Order, purchase: Purchase, outcome: ClaimOutcome) -> Declined:
+        """Why the books did not grant a claim."""
+        payment, asset, due = purchase.tender.payment, purchase.tender.asset, purchase.due
+        match outcome:
+            case Exhausted(rest_units=rest) if rest > 0:
+                return Declined(problem=insufficient(payment, asset, due, rest_units=rest), offer=order.offer)
+            case Exhausted():
+                calls = await self._book.spending_calls(payment.id, limit=CALL_IDS_SHOWN)
+                return Declined(problem=already_used(calls, is_unsettled=payment.id in self._unsettled))
+            case NonceUsed(call_id=call_id, state=state):
+                return Declined(problem=nonce_used(call_id, state))
+            case PlainEnded():
+                return Declined(problem=BOUND_REQUIRED)
+            case Unspendable(is_held=is_held):
+                return Declined(problem=HELD if is_held else GONE)
+            case UnfinalLimit():
+                return Declined(problem=UNFINAL_LIMIT)
+            case Claimed():
+                raise AssertionError("a granted claim is no refusal")
+            case _:
+                assert_never(outcome)
+
+
+def _find_idempotency_key(call: IncomingCall) -> str | None:
+    value = call.find_header(b"idempotency-key")
+    return None if value is None else value.decode("utf-8", "replace").strip('"')[:255]
+
+
+def _ticket(call_id: CallId, claimed: Claimed, purchase: Purchase) -> Ticket:
+    payment = purchase.tender.payment
+    return Ticket(
+        call_id=call_id,
+        claimed=claimed,
+        price=purchase.due.price,
+        currency=purchase.tender.asset.symbol,
+        charge_on=purchase.due.charge_on,
+        asset=purchase.tender.asset,
+        units=purchase.due.units,
+        payer=payment.payer,
+        transaction=str(payment.tx_hash),
+    )

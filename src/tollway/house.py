@@ -1,0 +1,379 @@
+"""The composition root: settings -> rooms, wired, opened and closed in order. The only place that knows them all.
+
+It owns the task group of everything that runs beside the requests: renewing this gateway's claim to be alive,
+recovery, the chain watcher, the sweeping of old nonces. Nothing here decides anything about a call.
+"""
+
+import asyncio
+import contextlib
+import gc
+import secrets
+import signal
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import structlog
+from prometheus_client import CollectorRegistry, make_asgi_app
+from starlette.types import ASGIApp
+
+from tollway.chain.rpc import ChainEndpoints, RpcReader
+from tollway.chain.rules import ChainRules
+from tollway.chain.watcher import Watcher
+from tollway.errors import ChainUnavailable, SettingsInvalid, StorageUnavailable
+from tollway.gateway.forward import Passage
+from tollway.gateway.meters import Meters
+from tollway.gateway.serve import Gateway, GatewayName
+from tollway.identifiers import ChainId
+from tollway.identity.authenticator import Authenticator
+from tollway.identity.front_desk import FrontDesk
+from tollway.identity.public_origin import PublicOrigin, parse_origin
+from tollway.identity.signatures import SignatureJudge
+from tollway.ledger.call import Payment
+from tollway.outbound.dialer import Dialer
+from tollway.payments.till import Till
+from tollway.registry.listing import Shelf
+from tollway.settings import Settings, ensure_secret_key
+from tollway.storage.book_store import BookStore
+from tollway.storage.catalog_store import CatalogStore
+from tollway.storage.database import Database, ProcessLock, SqliteDatabase, connect_database
+from tollway.storage.migrate import schema_state, upgrade
+from tollway.storage.moderation_store import ModerationStore
+from tollway.storage.sealer import Sealer
+from tollway.storage.session_store import SqlSessions
+from tollway.telemetry import Metrics
+from tollway.web.app import build_app
+from tollway.web.authentication import make_challenge, wallet_dependency
+from tollway.web.call_routes import CallRoutes
+from tollway.web.health_routes import health_router
+from tollway.web.history_routes import history_router
+from tollway.web.listing_routes import listing_router
+from tollway.web.middleware import parse_proxies, read_client_address, read_request_id
+from tollway.web.nonce_meter import NonceMeter
+from tollway.web.server import HttpServer
+from tollway.web.signin_routes import signin_router
+
+_log = structlog.get_logger(__name__)
+
+CHAIN_CHECK_INTERVAL_S = 60.0
+PRUNE_INTERVAL_S = 300.0
+MODERATION_INTERVAL_S = 1.0
+READY_NOTE_INTERVAL_S = 20.0
+
+
+class House:
+    """One gateway. `async with House(settings) as house:` opens every room; leaving closes them, losing nothing."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = ensure_secret_key(settings)
+        self.database: Database = connect_database(settings.database_url.reveal())
+        self.rules: dict[ChainId, ChainRules] = {
+            network.rules.chain_id: network.rules for network in settings.networks
+        }
+        self.metrics = Metrics(CollectorRegistry())
+        self._lock: ProcessLock | None = None
+        self._chain_states: dict[ChainId, bool] = dict.fromkeys(self.rules, False)
+        self._stack = contextlib.AsyncExitStack()
+        self._wire()
+
+    # ---- Wiring: bottom up.
+
+    def _wire(self) -> None:
+        settings, limits = self.settings, self.settings.limits
+        assert settings.secret_key is not None
+        origin = parse_origin(settings.public_url)
+        self.sealer = Sealer(settings.secret_key.reveal(), entropy=secrets.token_bytes)
+        self.catalog = CatalogStore(self.database, sealer=self.sealer, now_ms=now_ms)
+        self.book = BookStore(self.database, owner_id=uuid.uuid4().hex, limits=limits, now_ms=now_ms)
+        self.sessions = SqlSessions(self.database)
+        self.moderation = ModerationStore(self.database)
+        self.chains = RpcReader(
+            {
+                network.rules.chain_id: ChainEndpoints(urls=tuple(url.reveal() for url in network.rpc_urls))
+                for network in settings.networks
+            },
+            limits=limits,
+            on_request=lambda count: self.metrics.rpc_requests.inc(),
+        )
+        self.dialer = Dialer(
+            limits=limits,
+            allow_private=settings.allow_private_endpoints,
+            own_origins=frozenset({str(origin)}),
+            own_listeners=frozenset({(settings.listen.host, settings.listen.port)}),
+        )
+        self.meters = Meters(limits=limits)
+        judge = SignatureJudge(self.chains, limits=limits)
+        self.till = Till(
+            book=self.book,
+            chains=self.chains,
+            rules=self.rules,
+            judge_of_signatures=judge,
+            meter=self.meters,
+            limits=limits,
+            now_ms=now_ms,
+            find_older_terms=self._find_older_terms,
+        )
+        self.watcher = Watcher(
+            self.book, self.chains, self.rules, limits=limits, now_ms=now_ms, on_gone=self._on_gone
+        )
+        self.desk = FrontDesk(
+            self.sessions,
+            judge,
+            self.meters,
+            origin=origin,
+            limits=limits,
+            now_ms=now_ms,
+            entropy=secrets.token_bytes,
+        )
+        self.app = self._build_app(origin)
+        self.server = HttpServer(
+            self.app, host=settings.listen.host, port=settings.listen.port, limits=limits
+        )
+
+    def _build_app(self, origin: PublicOrigin) -> ASGIApp:
+        settings, limits = self.settings, self.settings.limits
+        gateway = Gateway(
+            name=GatewayName(
+                origin=str(origin),
+                host=origin.authority,
+                allow_private=settings.allow_private_endpoints,
+                is_bound_required=settings.require_bound_signature,
+            ),
+            catalog=self.catalog,
+            book=self.book,
+            till=self.till,
+            passage=Passage(
+                dialer=self.dialer,
+                book=self.book,
+                limits=limits,
+                now_ms=now_ms,
+                public_url=settings.public_url,
+                name=origin.authority,
+            ),
+            meters=self.meters,
+            limits=limits,
+            is_blocked=self.moderation.is_blocked,
+            now_ms=now_ms,
+            entropy=secrets.token_bytes,
+        )
+        proxies = parse_proxies(settings.trusted_proxies)
+        calls = CallRoutes(
+            gateway,
+            rules=self.rules,
+            limits=limits,
+            public_url=settings.public_url,
+            now_ms=now_ms,
+            request_id_of=lambda scope: read_request_id(scope["headers"], entropy=secrets.token_bytes),
+            client_address_of=lambda scope: read_client_address(scope, proxies),
+            note_outcome=lambda outcome: self.metrics.calls.labels(outcome).inc(),
+        )
+        authenticator = Authenticator(self.sessions, self.desk, origin=origin, limits=limits, now_ms=now_ms)
+        wallet = wallet_dependency(authenticator, body_bytes_max=limits.control_body_bytes_max)
+        nonce_meter = NonceMeter(limits=limits)
+        return build_app(
+            call_app=calls,
+            routers=[
+                listing_router(),
+                history_router(),
+                signin_router(self.desk, nonce_meter, limits=limits),
+                health_router(self.check_ready),
+            ],
+            public_url=settings.public_url,
+            limits=limits,
+            clock=time.monotonic,
+            entropy=secrets.token_bytes,
+            challenge=make_challenge(self.desk, nonce_meter, origin=origin, chain_ids=tuple(self.rules)),
+            metrics=self.metrics,
+            trusted_proxies=settings.trusted_proxies,
+        )
+
+    async def _find_older_terms(self, shelf: Shelf, moment_ms: int) -> Shelf:
+        return replace(shelf, versions=await self.catalog.terms_since(shelf.listing.id, moment_ms))
+
+    def _on_gone(self, payment: Payment) -> None:
+        self.till.forget_payer(payment.payer)
+
+    # ---- Opening and closing.
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._open()
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._stack.aclose()
+
+    async def _open(self) -> None:
+        self._lock_database()
+        await self.database.open()
+        self._stack.push_async_callback(self.database.close)
+        await self._prepare_schema()
+        await self.chains.open()
+        self._stack.push_async_callback(self.chains.close)
+        self._stack.push_async_callback(self.dialer.close)
+        await self.book.open()
+        self._stack.push_async_callback(self.book.close)
+        await self.moderation.refresh()
+        await self.check_chains()
+        await self.book.recover(now_ms=now_ms())
+        group = await self._stack.enter_async_context(_Background())
+        limits = self.settings.limits
+        group.every(limits.owner_renew_s, self._renew)
+        group.every(limits.recovery_interval_s, self._recover)
+        group.every(CHAIN_CHECK_INTERVAL_S, self.check_chains)
+        group.every(PRUNE_INTERVAL_S, self._prune)
+        group.every(MODERATION_INTERVAL_S, self.moderation.refresh)
+        group.every(READY_NOTE_INTERVAL_S, self._note_ready)
+        group.start(self.watcher.run())
+
+    def _lock_database(self) -> None:
+        """One gateway process for a SQLite file; the kernel frees the lock when the process dies."""
+        if not isinstance(self.database, SqliteDatabase):
+            return
+        path = Path(str(self.database.path) + ".lock")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = ProcessLock(path)
+        if not lock.acquire():
+            raise SettingsInvalid([f"database_url: another gateway is serving from {self.database.path}"])
+        self._lock = lock
+        self._stack.callback(lock.release)
+
+    async def _prepare_schema(self) -> None:
+        state = await schema_state(self.database)
+        if state == "foreign":
+            raise SettingsInvalid(["database_url: the database was written by a newer version of Tollway"])
+        if state == "current":
+            return
+        if self.database.dialect != "sqlite":
+            raise SettingsInvalid(
+                ["database_url: the tables are missing or old; run `tollway migrate` first"]
+            )
+        await upgrade(self.database)
+
+    # ---- Serving.
+
+    async def serve(self) -> None:
+        """Serves until `stop`; calls in flight are finished first, at most `drain_deadline_s`."""
+        settings = self.settings
+        # What lives until now lives for good: keep the collector from walking it again and again.
+        gc.collect()
+        gc.freeze()
+        _log.info("listening", address=str(settings.listen), public_url=settings.public_url)
+        if settings.admin_listen is None:
+            await self.server.serve()
+            return
+        admin = HttpServer(
+            make_asgi_app(self.metrics.registry),
+            host=settings.admin_listen.host,
+            port=settings.admin_listen.port,
+            limits=settings.limits,
+        )
+        async with asyncio.TaskGroup() as group:
+            group.create_task(admin.serve())
+            try:
+                await self.server.serve()
+            finally:
+                admin.stop()
+
+    def stop(self) -> None:
+        self.server.stop()
+
+    async def check_ready(self) -> Mapping[str, bool]:
+        """What `/readyz` shows: the books answer, and each network's nodes serve the chain they should."""
+        checks = {f"chain_{chain_id}": is_right for chain_id, is_right in self._chain_states.items()}
+        try:
+            await self.book.is_reachable()
+            checks["storage"] = True
+        except StorageUnavailable:
+            checks["storage"] = False
+        return checks
+
+    # ---- Beside the requests.
+
+    async def check_chains(self) -> None:
+        for chain_id in self.rules:
+            try:
+                await self.chains.check_chain(chain_id)
+                self._chain_states[chain_id] = True
+            except ChainUnavailable as exc:
+                self._chain_states[chain_id] = False
+                _log.warning("chain_not_ready", chain_id=chain_id, detail=str(exc))
+
+    async def _renew(self) -> None:
+        await self.book.renew_ownership(now_ms=now_ms())
+
+    async def _recover(self) -> None:
+        moved = await self.book.recover(now_ms=now_ms())
+        if moved:
+            _log.info("calls_recovered", count=moved)
+
+    async def _prune(self) -> None:
+        await self.sessions.prune(now_ms=now_ms())
+
+    async def _note_ready(self) -> None:
+        if all((await self.check_ready()).values()):
+            await self.book.note_ready(now_ms=now_ms())
+
+
+class _Background:
+    """The house's task group: jobs that repeat, each failure logged, none fatal."""
+
+    def __init__(self) -> None:
+        self._group = asyncio.TaskGroup()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Self:
+        await self._group.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await self._group.__aexit__(None, None, None)
+
+    def start(self, job: Coroutine[None, None, None]) -> None:
+        self._tasks.append(self._group.create_task(job))
+
+    def every(self, interval_s: float, job: Callable[[], Awaitable[object]]) -> None:
+        self.start(_repeat(interval_s, job))
+
+
+async def _repeat(interval_s: float, job: Callable[[], Awaitable[object]]) -> None:
+    while True:
+        try:
+            await job()
+        except Exception:  # noqa: BLE001 - a task root: logged, and tried again
+            _log.exception("background_job_failed", job=getattr(job, "__name__", "job"))
+        await asyncio.sleep(interval_s)
+
+
+def now_ms() -> int:
+    """The process clock, in milliseconds since the epoch."""
+    return time.time_ns() // 1_000_000
+
+
+async def run(settings: Settings) -> None:
+    """`tollway serve`: opens the house, serves until SIGINT or SIGTERM, closes in order."""
+    async with House(settings) as house:
+        loop = asyncio.get_running_loop()
+        for name in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(name, house.stop)
+        await house.serve()
+    _log.info("closed")

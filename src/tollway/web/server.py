@@ -1,0 +1,104 @@
+"""The HTTP server: granian, embedded in our own loop, with the settings that keep it honest.
+
+HTTP/1.1 only, no WebSocket, no access log on the path. What granian lacks is added here: a check that the port is
+ours alone, and a kernel timer that frees connections whose reader has stopped reading.
+"""
+
+import asyncio
+import contextlib
+import os
+import socket
+import sys
+
+from granian.constants import HTTPModes, Interfaces
+from granian.http import HTTP1Settings
+from granian.server.embed import Server as GranianServer
+from starlette.types import ASGIApp
+
+from tollway.limits import Limits
+
+HEAD_BUFFER_BYTES = 64 * 1024
+"""Parser buffer: holds a whole request head, whose own limit (32 KiB) the application enforces."""
+
+_UP_POLL_S = 0.01
+
+
+class PortTaken(OSError):
+    """Another process listens on the port. The server itself would not notice: it shares ports (SO_REUSEPORT)."""
+
+
+class HttpServer:
+    """Serves one ASGI application on one address until it is stopped."""
+
+    def __init__(self, app: ASGIApp, *, host: str, port: int, limits: Limits) -> None:
+        self._host = host
+        self._port = port
+        self._limits = limits
+        self._server = GranianServer(
+            app,
+            address=host,
+            port=port,
+            interface=Interfaces.ASGI,
+            http=HTTPModes.http1,
+            websockets=False,
+            backlog=1024,
+            backpressure=limits.connections_max,
+            log_enabled=False,
+            http1_settings=HTTP1Settings(
+                header_read_timeout=int(limits.header_deadline_s * 1000),
+                keep_alive=True,
+                max_buffer_size=HEAD_BUFFER_BYTES,
+            ),
+        )
+        # Bounds the drain: without it, one stalled reader would keep the process for ever.
+        self._server.workers_kill_timeout = limits.drain_deadline_s
+
+    async def serve(self) -> None:
+        """Runs until `stop`, then until the calls in flight are done, at most `drain_deadline_s`. Raises PortTaken."""
+        _check_port_free(self._host, self._port)
+        async with asyncio.TaskGroup() as group:
+            arm = group.create_task(self._arm_kernel_timer())
+            try:
+                with contextlib.suppress(
+                    TimeoutError
+                ):  # the drain deadline: what is left is cancelled by the house
+                    await self._server.serve()
+            finally:
+                arm.cancel()
+
+    async def wait_up(self) -> None:
+        """Returns once the port accepts connections."""
+        while True:
+            try:
+                _, writer = await asyncio.open_connection(self._host, self._port)
+            except OSError:
+                await asyncio.sleep(_UP_POLL_S)
+                continue
+            writer.close()
+            return
+
+    def stop(self) -> None:
+        """Stops accepting; `serve` returns when the calls in flight are done. Safe to call twice."""
+        self._server.stop()
+
+    async def _arm_kernel_timer(self) -> None:
+        """Accepted sockets inherit TCP_USER_TIMEOUT: a peer that acknowledges nothing for so long is reset."""
+        if sys.platform != "linux":
+            return
+        await self.wait_up()
+        timeout_ms = int(self._limits.write_stall_s * 1000) + 1000
+        for entry in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(entry))) as candidate:
+                is_listening = candidate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+                if is_listening and candidate.getsockname()[1] == self._port:
+                    candidate.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout_ms)
+
+
+def _check_port_free(host: str, port: int) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as exc:
+            raise PortTaken(f"cannot listen on {host}:{port}: {exc.strerror}") from exc
