@@ -1,0 +1,46 @@
+"""The caller's side: find an API, pay for it from a local wallet, call it.
+
+    with TollwayClient("http://127.0.0.1:8402", wallet=Wallet.from_environment(os.environ),
+                       rpc_urls={84532: "http://127.0.0.1:8545"}, max_price="0.05 USDC", budget="5 USDC") as client:
+        answer = client.call(api_id, "/quote/ETH")
+"""
+
+from tollway.client.client import AsyncTollwayClient, TollwayClient
+from tollway.client.failures import (
+    BudgetExhausted,
+    CallerFailure,
+    CallHeld,
+    CannotPay,
+    GatewayRefused,
+    GatewayUnreachable,
+    NodeUnreachable,
+    NotPaid,
+    PaymentPending,
+    PaymentRefused,
+    PriceAboveMax,
+)
+from tollway.client.reply import CallResponse, PaymentInfo
+from tollway.client.transfer import Patience
+from tollway.client.wallet import KeyUnusable, Wallet, create_key_file
+
+__all__ = [
+    "AsyncTollwayClient",
+    "BudgetExhausted",
+    "CallHeld",
+    "CallResponse",
+    "CallerFailure",
+    "CannotPay",
+    "GatewayRefused",
+    "GatewayUnreachable",
+    "KeyUnusable",
+    "NodeUnreachable",
+    "NotPaid",
+    "Patience",
+    "PaymentInfo",
+    "PaymentPending",
+    "PaymentRefused",
+    "PriceAboveMax",
+    "TollwayClient",
+    "Wallet",
+    "create_key_file",
+]

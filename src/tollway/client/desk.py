@@ -10,33 +10,31 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import TypedDict
 
 import httpx
 
 from tollway import __version__
+from tollway.client.checkout import Rules
 from tollway.client.control import API_PREFIX, ControlRequest
 from tollway.client.failures import CannotPay
-from tollway.client.payer import Paid, Rules, free_flow, pay_flow
+from tollway.client.payer import Paid, free_flow, pay_flow
 from tollway.client.quote import DEFAULT_MAX_PRICE, Cap
 from tollway.client.spending import SpendingStore
 from tollway.client.steps import (
-    Answer,
     AskNode,
     Flow,
     Headers,
     Learn,
     NextNonce,
-    NodeAnswer,
     NodeAway,
-    NodeOutcome,
-    NodeRefused,
     Outcome,
     Recall,
     Send,
     SignCall,
     SignTransfer,
     Store,
+    Unsent,
 )
 from tollway.client.transfer import Patience, Purse, resume
 from tollway.client.wallet import Wallet
@@ -46,7 +44,7 @@ from tollway.identity.public_origin import parse_origin
 from tollway.money import Asset
 
 CapText = str | Mapping[str, str] | None
-Local = SignCall | SignTransfer | Recall | NextNonce | Store | Learn
+Local = SignCall | SignTransfer | Recall | NextNonce | Unsent | Store | Learn
 """Steps that need no network."""
 
 PROBLEM_BYTES_MAX = 512 * 1024
@@ -57,26 +55,7 @@ MAINNET = ChainId(1)
 
 _API_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-_NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol)
 _OURS = ("x-payment-tx", "x-payment-network", "x-signature", "x-signature-params", "tollway-max-price")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PaymentInfo:
-    """What an answer says about money, in the words of its headers. `state`: none, charged, released or held."""
-
-    state: str
-    price: str | None
-    credit_remaining: str | None
-    call_id: str | None
-    transaction: str | None
-    network: str | None
-
-
-class CallResponse(httpx.Response):
-    """The answer to a call: an httpx response that also knows its `payment`."""
-
-    payment: PaymentInfo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,94 +71,98 @@ class CallPlan:
     rules: Rules
 
 
-class Desk:
-    """Safe to use from many threads and tasks at once; it keeps no state of a call."""
+class ClientOptions(TypedDict, total=False):
+    """What both clients take beside the gateway's URL.
 
-    def __init__(
-        self,
-        gateway_url: str,
-        *,
-        wallet: Wallet | None,
-        rpc_urls: Mapping[int, str] | None,
-        store_path: Path | str | None,
-        max_price: CapText,
-        budget: CapText,
-        public_url: str | None,
-        patience: Patience,
-        assets: tuple[Asset, ...],
-        now_ms: Callable[[], int] | None,
-        entropy: Callable[[int], bytes],
-    ) -> None:
+    `rpc_urls`: a node per chain id; only on those chains is anything paid. `max_price`: the most one call may cost,
+    `"0.05 USDC"`, or several by currency, or `"0.05"` of whichever currency (default: one dollar, and only dollars).
+    `budget`: the most that all payments in this store may sum up to, written alike. `store_path`: the file of payments,
+    shared by all processes of a wallet (default `~/.tollway/payments.sqlite3`). `public_url`: the gateway's own name,
+    where it is reached under another. `patience`: how long a call waits for its payment. `assets`: tokens whose symbol
+    and decimals need no asking, beyond the presets. `now_ms` and `entropy`: clock and randomness, for tests.
+    """
+
+    wallet: Wallet | None
+    rpc_urls: Mapping[int, str]
+    store_path: Path | str | None
+    max_price: CapText
+    budget: CapText
+    public_url: str | None
+    patience: Patience
+    assets: tuple[Asset, ...]
+    now_ms: Callable[[], int]
+    entropy: Callable[[int], bytes]
+
+
+class CallOptions(TypedDict, total=False):
+    """What a call takes beside the listing and the path.
+
+    `prepay`: how many calls to pay for when a payment is due (default 1). `max_price`: for this call, instead of the
+    client's. `idempotency_key`: makes a repeat get the stored answer, and lets the client repeat on a broken connection.
+    """
+
+    method: str
+    json: object
+    content: bytes | str | None
+    params: Mapping[str, str] | None
+    headers: Mapping[str, str] | None
+    max_price: CapText
+    prepay: int
+    idempotency_key: str | None
+
+
+class Desk:
+    """Safe to use from many threads and tasks at once; it keeps no state of a call. Raises ValueError for options
+    that make no sense."""
+
+    def __init__(self, gateway_url: str, options: ClientOptions) -> None:
         self.root = gateway_url.rstrip("/").removesuffix(API_PREFIX)
         # What the signature names is the gateway's public URL; under which address it is reached does not matter.
-        self.origin = parse_origin(public_url or self.root)
-        self.wallet = wallet
-        self.rpc_urls = {ChainId(chain_id): url for chain_id, url in (rpc_urls or {}).items()}
+        self.origin = parse_origin(options.get("public_url") or self.root)
+        self.wallet = options.get("wallet")
+        self.rpc_urls = {ChainId(chain_id): url for chain_id, url in options.get("rpc_urls", {}).items()}
+        max_price, budget = options.get("max_price"), options.get("budget")
         self.max_price = DEFAULT_MAX_PRICE if max_price is None else Cap.parse(max_price)
         self.budget = None if budget is None else Cap.parse(budget)
-        self._now_ms = now_ms or (lambda: time.time_ns() // 1_000_000)
-        self._entropy = entropy
-        self._patience = patience
+        self._now_ms = options.get("now_ms", _read_clock)
+        self._entropy = options.get("entropy", secrets.token_bytes)
+        self._patience = options.get("patience", Patience())
         self._assets: Mapping[tuple[ChainId, Address | None], Asset] = {
-            (asset.chain_id, asset.token): asset for asset in assets
+            (asset.chain_id, asset.token): asset for asset in options.get("assets", ())
         }
-        path = Path(store_path) if store_path is not None else Path.home() / ".tollway" / "payments.sqlite3"
-        self.store = SpendingStore(path, now_ms=self._now_ms)
+        path = options.get("store_path") or Path.home() / ".tollway" / "payments.sqlite3"
+        self.store = SpendingStore(Path(path), now_ms=self._now_ms)
 
     # ---- One call.
 
-    def plan_call(
-        self,
-        api_id: str,
-        path: str,
-        *,
-        method: str,
-        json_body: object,
-        content: bytes | str | None,
-        params: Mapping[str, str] | None,
-        headers: Mapping[str, str] | None,
-        max_price: CapText,
-        prepay: int,
-        idempotency_key: str | None,
-    ) -> CallPlan:
+    def plan_call(self, api_id: str, path: str, options: CallOptions) -> CallPlan:
         """Raises ValueError for what cannot be sent."""
         if not _API_ID.fullmatch(api_id):
             raise ValueError("an API id consists of letters, digits, _ and -")
-        if json_body is not None and content is not None:
-            raise ValueError("a call has either json or content")
         prefix = f"{API_PREFIX}/gateway/{api_id}"
         rest = path if path[:1] in ("", "/", "?") else "/" + path
         url = httpx.URL(f"{self.root}{prefix}{rest}")
-        url = url.copy_merge_params(params) if params else url
+        url = _with_params(url, options.get("params"))
         if not url.raw_path.startswith(prefix.encode()):
             raise ValueError("the path leaves the listing")
         target = url.raw_path[len(prefix) :]
         if target[:1] not in (b"", b"/", b"?"):
             raise ValueError("the path leaves the listing")
-        wanted = httpx.Headers(headers or {})
-        if any(name in wanted for name in _OURS):
-            raise ValueError("the client sets the payment headers itself")
-        body = content.encode() if isinstance(content, str) else content or b""
-        if json_body is not None:
-            body = json.dumps(json_body, ensure_ascii=False, separators=(",", ":")).encode()
-            wanted.setdefault("Content-Type", "application/json")
-        wanted.setdefault("Accept-Encoding", "identity")  # the gateway never inflates; neither need we
-        wanted.setdefault("User-Agent", f"tollway/{__version__}")
-        if idempotency_key is not None:
-            wanted["Idempotency-Key"] = idempotency_key
-        is_repeatable = method.upper() in _SAFE_METHODS or "Idempotency-Key" in wanted
+        headers, body = _read_content(options)
+        method = options.get("method", "GET").upper()
+        max_price = options.get("max_price")
         return CallPlan(
             api_id=api_id,
-            method=method.upper(),
+            method=method,
             url=url,
             target=target,
-            headers=tuple(wanted.multi_items()),
+            headers=tuple(headers.multi_items()),
             body=body,
             rules=Rules(
                 max_price=self.max_price if max_price is None else Cap.parse(max_price),
-                prepay=prepay,
+                prepay=options.get("prepay", 1),
                 patience=self._patience,
-                is_repeatable=is_repeatable,
+                is_repeatable=method in _SAFE_METHODS or "Idempotency-Key" in headers,
             ),
         )
 
@@ -236,6 +219,9 @@ class Desk:
                 )
             case NextNonce():
                 return self.store.next_nonce(payer=wallet.address, chain_id=step.chain_id)
+            case Unsent():
+                unresolved = self.store.unresolved(wallet.address)
+                return tuple(transfer for transfer in unresolved if transfer.chain_id == step.chain_id)
             case Store():
                 return self.store.store(step.transfer, budget=self.budget)
             case Learn():
@@ -281,71 +267,29 @@ class Desk:
         return request
 
 
-def default_entropy(size: int) -> bytes:
-    """Random bytes from the operating system."""
-    return secrets.token_bytes(size)
+def _read_clock() -> int:
+    return time.time_ns() // 1_000_000
 
 
-def is_from_gateway(response: httpx.Response) -> bool:
-    """True for the gateway's own problem. An upstream's is relayed with `received-status` (RFC 9209 §2.4), a header
-    that the gateway writes and no upstream can: what a provider answers must never make a caller pay."""
-    kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
-    return kind == "application/problem+json" and "received-status" not in response.headers.get(
-        "proxy-status", ""
-    )
+def _with_params(url: httpx.URL, params: Mapping[str, str] | None) -> httpx.URL:
+    return url.copy_merge_params(params) if params else url
 
 
-def read_answer(response: httpx.Response, content: bytes | None) -> Answer:
-    """`content`: the body of a gateway's own problem, None for every other answer."""
-    problem: object = None
-    if content is not None:
-        try:
-            problem = json.loads(content)
-        except ValueError:
-            problem = None
-    return Answer(
-        status=response.status_code,
-        headers={name.lower(): value for name, value in response.headers.items()},
-        problem=problem if isinstance(problem, dict) else None,
-    )
-
-
-def read_node(status: int, content: bytes) -> NodeOutcome:
-    """A JSON-RPC answer. Node URLs carry keys, so no message names one."""
-    try:
-        answer = json.loads(content)
-    except ValueError:
-        answer = None
-    if not isinstance(answer, dict):
-        return NodeAway(detail=f"HTTP {status} without JSON-RPC")
-    error = answer.get("error")
-    if isinstance(error, dict):
-        code = error.get("code")
-        return NodeRefused(
-            code=code if isinstance(code, int) else 0, message=str(error.get("message", "refused"))[:500]
-        )
-    if "result" not in answer:
-        return NodeAway(detail=f"HTTP {status} without a result")
-    return NodeAnswer(result=answer["result"])
-
-
-def is_sent(exc: httpx.TransportError) -> bool:
-    """False when surely no byte of the request left."""
-    return not isinstance(exc, _NOT_SENT)
-
-
-def read_payment(response: httpx.Response, paid: Paid) -> PaymentInfo:
-    headers = response.headers
-    told = (paid.answer.problem or {}).get("paymentState")
-    transfer = paid.transfer
-    return PaymentInfo(
-        state=headers.get("tollway-payment-state") or (told if isinstance(told, str) else "none"),
-        price=headers.get("tollway-price"),
-        credit_remaining=headers.get("tollway-credit-remaining"),
-        call_id=headers.get("tollway-call-id"),
-        transaction=None if transfer is None else str(transfer.tx_hash),
-        network=None if transfer is None else transfer.asset.network,
-    )
-
-
-BodyForm = Literal["read", "stream"]
+def _read_content(options: CallOptions) -> tuple[httpx.Headers, bytes]:
+    """The headers and the body of a call. Raises ValueError."""
+    json_body, content = options.get("json"), options.get("content")
+    if json_body is not None and content is not None:
+        raise ValueError("a call has either json or content")
+    headers = httpx.Headers(options.get("headers") or {})
+    if any(name in headers for name in _OURS):
+        raise ValueError("the client sets the payment headers itself")
+    body = content.encode() if isinstance(content, str) else content or b""
+    if json_body is not None:
+        body = json.dumps(json_body, ensure_ascii=False, separators=(",", ":")).encode()
+        headers.setdefault("Content-Type", "application/json")
+    headers.setdefault("Accept-Encoding", "identity")  # the gateway never inflates; neither need we
+    headers.setdefault("User-Agent", f"tollway/{__version__}")
+    key = options.get("idempotency_key")
+    if key is not None:
+        headers["Idempotency-Key"] = key
+    return headers, body

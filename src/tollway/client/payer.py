@@ -12,8 +12,9 @@ Rules it keeps:
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from tollway.client.checkout import Rules, Short, pay_offer
 from tollway.client.failures import (
     CallHeld,
     CannotPay,
@@ -22,7 +23,7 @@ from tollway.client.failures import (
     PaymentRefused,
     PriceAboveMax,
 )
-from tollway.client.quote import Cap, Offer, parse_amount, read_missing, read_offers, to_atto
+from tollway.client.quote import Offer, parse_amount, read_missing, read_offers
 from tollway.client.steps import (
     Answer,
     Broken,
@@ -36,10 +37,9 @@ from tollway.client.steps import (
     Transfer,
     TransferState,
 )
-from tollway.client.transfer import Made, Patience, Purse, fetch_balance, know_asset, make_transfer, settle
+from tollway.client.transfer import Purse, settle
 from tollway.errors import Code
 from tollway.identifiers import TxHash
-from tollway.money import Asset, format_decimal
 
 PAYMENTS_MAX = 2
 CREDITS_MAX = 8
@@ -76,19 +76,6 @@ MARKED_REFUSED = frozenset({Code.PAYMENT_VERIFICATION_FAILED.value, Code.PAYMENT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
-    """What the caller allows for one call. `prepay`: how many calls one new payment is to cover.
-
-    `is_repeatable`: the request may run twice (a safe method, or an idempotency key).
-    """
-
-    max_price: Cap
-    prepay: int = 1
-    patience: Patience = field(default_factory=Patience)
-    is_repeatable: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Paid:
     """How a call ended: the head of its answer, and the payment that bought it (None: it was free, or not served)."""
 
@@ -102,20 +89,12 @@ class _Spent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Short:
-    """Something is left, less than the price. `missing` None: the gateway does not say how much."""
-
-    answer: Answer
-    missing: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _NotCounted:
     answer: Answer
     reason: str | None
 
 
-_Verdict = Paid | _Spent | _Short | _NotCounted
+_Verdict = Paid | _Spent | Short | _NotCounted
 
 
 def pay_flow(purse: Purse, rules: Rules) -> Flow[Paid]:
@@ -128,7 +107,7 @@ def pay_flow(purse: Purse, rules: Rules) -> Flow[Paid]:
     refused: list[tuple[Transfer, _NotCounted]] = []
     offers: tuple[Offer, ...] | None = None
     is_recalled = False
-    short: tuple[Transfer, _Short] | None = None
+    short: Short | None = None
     for _ in range(ROUNDS_MAX):
         if queue:
             transfer = queue.pop(0)
@@ -139,9 +118,9 @@ def pay_flow(purse: Purse, rules: Rules) -> Flow[Paid]:
             match verdict:
                 case Paid():
                     return verdict
-                case _Short():
-                    offers = read_offers(verdict.answer.problem or {}) or offers
-                    short = (transfer, verdict)
+                case Short():
+                    offers = read_offers(verdict.problem) or offers
+                    short = verdict
                 case _NotCounted():
                     refused.append((transfer, verdict))
                 case _Spent():
@@ -160,7 +139,7 @@ def pay_flow(purse: Purse, rules: Rules) -> Flow[Paid]:
             _raise_if_refused(refused, offers)
             if len(made) == PAYMENTS_MAX:
                 break
-            payment = yield from _pay(offers, short, purse, rules)
+            payment = yield from pay_offer(offers, short, purse, rules)
             if payment.transfer.tx_hash in tried:  # unresolved, and the gateway has just said no to it
                 break
             if payment.is_new:
@@ -289,7 +268,7 @@ def _judge(transfer: Transfer, answer: Answer) -> Flow[_Verdict]:
         return _Spent()
     if code == Code.PAYMENT_INSUFFICIENT.value:
         missing = read_missing(answer.problem or {}, transfer.asset)
-        return _Short(answer=answer, missing=missing)
+        return Short(transfer=transfer, missing=missing, problem=answer.problem or {})
     if code in NOT_COUNTED:
         if code in MARKED_REFUSED:
             yield Learn(tx_hash=transfer.tx_hash, state=TransferState.REFUSED)
@@ -341,68 +320,3 @@ def _read_rest(transfer: Transfer, answer: Answer) -> int | None:
 
 def _detail(answer: Answer) -> str:
     return str((answer.problem or {}).get("detail") or f"The gateway answered {answer.status}.")
-
-
-# ---- A new payment.
-
-
-def _pay(
-    offers: Sequence[Offer], short: tuple[Transfer, _Short] | None, purse: Purse, rules: Rules
-) -> Flow[Made]:
-    """Chooses an offer, signs and stores. What comes back is followed and spent like every other payment."""
-    reasons: list[str] = []
-    for offer in _prefer(offers, short):
-        asset = yield from _check_offer(offer, purse, rules, reasons)
-        if asset is None:
-            continue
-        amount = _amount_due(offer, asset, short, rules)
-        balance = yield from fetch_balance(asset, purse.payer)
-        if balance < amount:
-            due = format_decimal(amount, decimals=asset.decimals)
-            has = format_decimal(balance, decimals=asset.decimals)
-            reasons.append(f"{due} {asset.symbol} on {asset.network} is due, the wallet holds {has}")
-            continue
-        return (yield from make_transfer(asset, offer, amount, purse))
-    raise CannotPay("This wallet cannot pay the call: " + ("; ".join(reasons) or "no offer was made") + ".")
-
-
-def _prefer(offers: Sequence[Offer], short: tuple[Transfer, _Short] | None) -> list[Offer]:
-    """The gateway's order, which is the provider's; a difference is paid where the rest lies."""
-    if short is None:
-        return list(offers)
-    transfer = short[0]
-    return sorted(
-        offers, key=lambda o: (o.chain_id, o.token, o.pay_to) != (*_place(transfer), transfer.pay_to)
-    )
-
-
-def _place(transfer: Transfer) -> tuple[object, object]:
-    return transfer.asset.chain_id, transfer.asset.token
-
-
-def _check_offer(offer: Offer, purse: Purse, rules: Rules, reasons: list[str]) -> Flow[Asset | None]:
-    """The asset to pay in, or None with a reason. Raises `PriceAboveMax`: every offer asks the same price."""
-    if offer.chain_id not in purse.chains:
-        reasons.append(f"no node is configured for chain {offer.chain_id}")
-        return None
-    asset = yield from know_asset(offer, purse)
-    if asset is None:
-        reasons.append(f"{offer.symbol} on chain {offer.chain_id} is not what the gateway says it is")
-        return None
-    cap = rules.max_price.atto_for(asset.symbol)
-    if cap is None or to_atto(offer.amount, asset) > cap:
-        price = format_decimal(offer.amount, decimals=asset.decimals)
-        limit = "nothing" if cap is None else rules.max_price.text_for(asset.symbol)
-        raise PriceAboveMax(f"The call costs {price} {asset.symbol}; allowed in {asset.symbol}: {limit}.")
-    return asset
-
-
-def _amount_due(offer: Offer, asset: Asset, short: tuple[Transfer, _Short] | None, rules: Rules) -> int:
-    """The price of `prepay` calls; or only the difference, when some credit is there and one call is wanted.
-
-    Never more for a difference than the whole price: `missing` is the gateway's word.
-    """
-    if short is None or rules.prepay > 1 or short[0].asset != asset or short[0].pay_to != offer.pay_to:
-        return offer.amount * rules.prepay
-    missing = short[1].missing
-    return offer.amount if missing is None else min(missing, offer.amount)

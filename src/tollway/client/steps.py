@@ -192,6 +192,13 @@ class NextNonce:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Unsent:
+    """Our own stored payments on that chain that no receipt is known of. -> `tuple[Transfer, ...]`."""
+
+    chain_id: ChainId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Store:
     """Put a signed payment on disk, durably, before anybody else may see it. -> `Stored` and its kind."""
 
@@ -233,7 +240,7 @@ class Learn:
 
 
 Step = (
-    Send | SignCall | AskNode | Pause | SignTransfer | Recall | NextNonce | Store | Learn
+    Send | SignCall | AskNode | Pause | SignTransfer | Recall | NextNonce | Unsent | Store | Learn
 )  # every driver handles all of them
 NodeOutcome = NodeAnswer | NodeRefused | NodeAway
 StoreOutcome = Stored | PaidAlready | OverBudget | NonceTaken

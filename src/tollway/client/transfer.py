@@ -28,6 +28,7 @@ from tollway.client.steps import (
     Stored,
     Transfer,
     TransferState,
+    Unsent,
 )
 from tollway.identifiers import Address, ChainId, keccak256
 from tollway.money import Asset, format_decimal
@@ -141,6 +142,8 @@ def make_transfer(asset: Asset, offer: Offer, amount: int, purse: Purse) -> Flow
         pending = yield from _ask_number(chain_id, "eth_getTransactionCount", str(purse.payer), "pending")
         stored = yield NextNonce(chain_id=chain_id)
         assert isinstance(stored, int)
+        if stored > pending:  # the node does not know all of ours: without them it will never mine the next
+            yield from _broadcast_unsent(chain_id)
         nonce = max(pending, stored)
         signed = yield SignTransfer(
             chain_id=chain_id,
@@ -261,6 +264,14 @@ def broadcast(transfer: Transfer) -> Flow[str | None]:
         chain_id=transfer.chain_id, method="eth_sendRawTransaction", params=("0x" + transfer.raw.hex(),)
     )
     return outcome.message if isinstance(outcome, NodeRefused) else None
+
+
+def _broadcast_unsent(chain_id: ChainId) -> Flow[None]:
+    earlier = yield Unsent(chain_id=chain_id)
+    assert isinstance(earlier, tuple)
+    for transfer in earlier:
+        if isinstance(transfer, Transfer):
+            yield from broadcast(transfer)
 
 
 def resume(transfers: Sequence[Transfer]) -> Flow[None]:

@@ -1,0 +1,404 @@
+"""The two clients, synchronous and asynchronous. Thin twins: they carry out the steps of the payer's flow, one with
+`httpx.Client`, one with `httpx.AsyncClient`. Every decision is made in the modules beside this one.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from types import TracebackType
+from typing import Self, TypeVar, Unpack
+
+import httpx
+
+from tollway.client import control
+from tollway.client.control import ControlRequest, Document
+from tollway.client.desk import (
+    ANSWER_BYTES_MAX,
+    PROBLEM_BYTES_MAX,
+    CallOptions,
+    CallPlan,
+    ClientOptions,
+    Desk,
+)
+from tollway.client.reply import (
+    CallResponse,
+    TooLong,
+    describe_break,
+    is_from_gateway,
+    read_answer,
+    read_node,
+    unreachable,
+    wrap_response,
+)
+from tollway.client.steps import (
+    Answer,
+    AskNode,
+    Broken,
+    Flow,
+    NodeAway,
+    NodeOutcome,
+    Outcome,
+    Pause,
+    Send,
+    Step,
+    Transfer,
+)
+from tollway.identifiers import TxHash
+
+T = TypeVar("T")
+
+
+class _Trip:
+    """The real answer behind the flow's last `Answer`, and its body where that is read already."""
+
+    __slots__ = ("content", "plan", "response")
+
+    def __init__(self, plan: CallPlan | None) -> None:
+        self.plan = plan
+        self.response: httpx.Response | None = None
+        self.content: bytes | None = None
+
+
+class _Client:
+    """What needs no network, so that both have it."""
+
+    def __init__(self, gateway_url: str, options: ClientOptions) -> None:
+        self._desk = Desk(gateway_url, options)
+        self._is_resumed = False
+
+    def payments(self) -> tuple[Transfer, ...]:
+        """Every payment that this wallet's store knows, oldest first."""
+        wallet = self._desk.wallet
+        return () if wallet is None else self._desk.store.all_of(wallet.address)
+
+    def abandon(self, transaction: str) -> bool:
+        """Gives up an unresolved payment, so that its payee may be paid again. If it is mined after all, it bought
+        nothing. False when there is no such payment."""
+        return self._desk.store.abandon(TxHash.parse(transaction))
+
+
+class TollwayClient(_Client):
+    """Calls and pays. Safe to use from many threads; close it, or use it in a `with`."""
+
+    def __init__(
+        self,
+        gateway_url: str,
+        *,
+        transport: httpx.BaseTransport | None = None,
+        **options: Unpack[ClientOptions],
+    ) -> None:
+        super().__init__(gateway_url, options)
+        # No environment: a netrc entry would put an Authorization header on every call.
+        self._http = httpx.Client(transport=transport, trust_env=False, follow_redirects=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._http.close()
+
+    def call(self, api_id: str, path: str = "", **options: Unpack[CallOptions]) -> CallResponse:
+        """Calls a listing and pays for it when it has to. The answer is read whole; its status is not judged.
+
+        Raises a `CallerFailure` (`client/failures.py`) when money stands in the way.
+        """
+        with self.stream(api_id, path, **options) as response:
+            if response.is_closed:
+                return response
+            try:
+                content = self._read(response, bytes_max=ANSWER_BYTES_MAX)
+            except (httpx.TransportError, TooLong) as exc:
+                raise unreachable(exc, transaction=response.payment.transaction) from exc
+        whole = CallResponse(response.status_code, headers=response.headers, content=content)
+        whole.request, whole.payment = response.request, response.payment
+        return whole
+
+    @contextlib.contextmanager
+    def stream(self, api_id: str, path: str = "", **options: Unpack[CallOptions]) -> Iterator[CallResponse]:
+        """As `call`, for an answer that is read while it comes: `with client.stream(…) as response`."""
+        trip = _Trip(self._desk.plan_call(api_id, path, options))
+        assert trip.plan is not None
+        try:
+            if not self._is_resumed:
+                self._is_resumed = True
+                self.resume()
+            paid = self._drive(self._desk.begin_call(trip.plan), trip)
+            assert trip.response is not None
+            yield wrap_response(trip.response, paid, trip.content)
+        except BaseException:
+            self._is_resumed = False  # it may have left a payment on disk that nobody has sent
+            raise
+        finally:
+            if trip.response is not None:
+                trip.response.close()
+
+    def resume(self) -> None:
+        """Broadcasts payments that an earlier process stored and perhaps never sent. Done by itself before the first
+        call; waits for nothing and signs nothing."""
+        self._drive(self._desk.begin_resume(), _Trip(None))
+
+    def publish(self, draft: Mapping[str, object], *, dry_run: bool = False) -> Document:
+        """Creates a listing; gives it back as it was created, with its `id`."""
+        return self._ask(control.publish(draft, dry_run=dry_run))
+
+    def update(self, api_id: str, draft: Mapping[str, object], *, etag: str | None = None) -> Document:
+        """Replaces a listing of this wallet's."""
+        return self._ask(control.update(api_id, draft, etag=etag))
+
+    def retire(self, api_id: str) -> None:
+        """Ends a listing for good."""
+        self._ask(control.retire(api_id))
+
+    def list(self, **query: object) -> Document:
+        """A page of the registry; the parameters are those of `GET /apis`."""
+        return self._ask(control.list_apis(query))
+
+    def show(self, api_id: str) -> Document:
+        """The details of a listing."""
+        return self._ask(control.show(api_id))
+
+    def history(self, **query: object) -> Document:
+        """This wallet's calls; the parameters are those of `GET /history`."""
+        return self._ask(control.history(query))
+
+    def find_call(self, call_id: str) -> Document:
+        """One call of this wallet's."""
+        return self._ask(control.find_call(call_id))
+
+    def payment(self, transaction: str) -> Document:
+        """What became of a payment, by the gateway's books."""
+        return self._ask(control.find_payment(transaction))
+
+    # ---- Carrying out steps.
+
+    def _drive(self, flow: Flow[T], trip: _Trip) -> T:
+        try:
+            step = next(flow)
+            while True:
+                step = flow.send(self._perform(step, trip))
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+    def _perform(self, step: Step, trip: _Trip) -> Outcome:
+        match step:
+            case Send():
+                return self._send(step, trip)
+            case AskNode():
+                return self._ask_node(step)
+            case Pause(seconds=seconds):
+                time.sleep(seconds)
+                return None
+            case _:
+                return self._desk.settle_locally(step, trip.plan)
+
+    def _send(self, step: Send, trip: _Trip) -> Answer | Broken:
+        assert trip.plan is not None
+        if trip.response is not None:
+            trip.response.close()
+        try:
+            response = self._http.send(self._desk.build_call(trip.plan, step), stream=True)
+            trip.response = response
+            is_problem = is_from_gateway(response)
+            trip.content = self._read(response, bytes_max=PROBLEM_BYTES_MAX) if is_problem else None
+        except (httpx.TransportError, TooLong) as exc:
+            return describe_break(exc)
+        return read_answer(response, trip.content)
+
+    def _read(self, response: httpx.Response, *, bytes_max: int) -> bytes:
+        chunks: list[bytes] = []
+        size = 0
+        try:
+            for chunk in response.iter_raw():
+                size += len(chunk)
+                if size > bytes_max:
+                    raise TooLong
+                chunks.append(chunk)
+        finally:
+            response.close()
+        return b"".join(chunks)
+
+    def _ask_node(self, step: AskNode) -> NodeOutcome:
+        question = self._desk.build_question(step)
+        if isinstance(question, NodeAway):
+            return question
+        try:
+            response = self._http.send(question, stream=True)
+            content = self._read(response, bytes_max=ANSWER_BYTES_MAX)
+        except (httpx.TransportError, TooLong) as exc:
+            return NodeAway(detail=type(exc).__name__)
+        return read_node(response.status_code, content)
+
+    def _ask(self, wish: ControlRequest) -> Document:
+        request = self._desk.build_control(wish)
+        try:
+            response = self._http.send(request, stream=True)
+            content = self._read(response, bytes_max=ANSWER_BYTES_MAX)
+        except (httpx.TransportError, TooLong) as exc:
+            raise unreachable(exc, transaction=None) from exc
+        return control.read_document(response.status_code, content)
+
+
+class AsyncTollwayClient(_Client):
+    """`TollwayClient` for asyncio. Safe to use from many tasks; close it, or use it in an `async with`."""
+
+    def __init__(
+        self,
+        gateway_url: str,
+        *,
+        transport: httpx.AsyncBaseTransport | None = None,
+        **options: Unpack[ClientOptions],
+    ) -> None:
+        super().__init__(gateway_url, options)
+        self._http = httpx.AsyncClient(transport=transport, trust_env=False, follow_redirects=False)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def call(self, api_id: str, path: str = "", **options: Unpack[CallOptions]) -> CallResponse:
+        """See `TollwayClient.call`."""
+        async with self.stream(api_id, path, **options) as response:
+            if response.is_closed:
+                return response
+            try:
+                content = await self._read(response, bytes_max=ANSWER_BYTES_MAX)
+            except (httpx.TransportError, TooLong) as exc:
+                raise unreachable(exc, transaction=response.payment.transaction) from exc
+        whole = CallResponse(response.status_code, headers=response.headers, content=content)
+        whole.request, whole.payment = response.request, response.payment
+        return whole
+
+    @contextlib.asynccontextmanager
+    async def stream(
+        self, api_id: str, path: str = "", **options: Unpack[CallOptions]
+    ) -> AsyncIterator[CallResponse]:
+        """See `TollwayClient.stream`."""
+        trip = _Trip(self._desk.plan_call(api_id, path, options))
+        assert trip.plan is not None
+        try:
+            if not self._is_resumed:
+                self._is_resumed = True
+                await self.resume()
+            paid = await self._drive(self._desk.begin_call(trip.plan), trip)
+            assert trip.response is not None
+            yield wrap_response(trip.response, paid, trip.content)
+        except BaseException:
+            self._is_resumed = False  # it may have left a payment on disk that nobody has sent
+            raise
+        finally:
+            if trip.response is not None:
+                await trip.response.aclose()
+
+    async def resume(self) -> None:
+        """See `TollwayClient.resume`."""
+        flow = await asyncio.to_thread(self._desk.begin_resume)
+        await self._drive(flow, _Trip(None))
+
+    async def publish(self, draft: Mapping[str, object], *, dry_run: bool = False) -> Document:
+        """See `TollwayClient.publish`; so for all below."""
+        return await self._ask(control.publish(draft, dry_run=dry_run))
+
+    async def update(self, api_id: str, draft: Mapping[str, object], *, etag: str | None = None) -> Document:
+        return await self._ask(control.update(api_id, draft, etag=etag))
+
+    async def retire(self, api_id: str) -> None:
+        await self._ask(control.retire(api_id))
+
+    async def list(self, **query: object) -> Document:
+        return await self._ask(control.list_apis(query))
+
+    async def show(self, api_id: str) -> Document:
+        return await self._ask(control.show(api_id))
+
+    async def history(self, **query: object) -> Document:
+        return await self._ask(control.history(query))
+
+    async def find_call(self, call_id: str) -> Document:
+        return await self._ask(control.find_call(call_id))
+
+    async def payment(self, transaction: str) -> Document:
+        return await self._ask(control.find_payment(transaction))
+
+    # ---- Carrying out steps.
+
+    async def _drive(self, flow: Flow[T], trip: _Trip) -> T:
+        try:
+            step = next(flow)
+            while True:
+                step = flow.send(await self._perform(step, trip))
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+    async def _perform(self, step: Step, trip: _Trip) -> Outcome:
+        match step:
+            case Send():
+                return await self._send(step, trip)
+            case AskNode():
+                return await self._ask_node(step)
+            case Pause(seconds=seconds):
+                await asyncio.sleep(seconds)
+                return None
+            case _:
+                # The store waits for the disk; a loop must not.
+                return await asyncio.to_thread(self._desk.settle_locally, step, trip.plan)
+
+    async def _send(self, step: Send, trip: _Trip) -> Answer | Broken:
+        assert trip.plan is not None
+        if trip.response is not None:
+            await trip.response.aclose()
+        try:
+            response = await self._http.send(self._desk.build_call(trip.plan, step), stream=True)
+            trip.response = response
+            is_problem = is_from_gateway(response)
+            trip.content = await self._read(response, bytes_max=PROBLEM_BYTES_MAX) if is_problem else None
+        except (httpx.TransportError, TooLong) as exc:
+            return describe_break(exc)
+        return read_answer(response, trip.content)
+
+    async def _read(self, response: httpx.Response, *, bytes_max: int) -> bytes:
+        chunks: list[bytes] = []
+        size = 0
+        try:
+            async for chunk in response.aiter_raw():
+                size += len(chunk)
+                if size > bytes_max:
+                    raise TooLong
+                chunks.append(chunk)
+        finally:
+            await response.aclose()
+        return b"".join(chunks)
+
+    async def _ask_node(self, step: AskNode) -> NodeOutcome:
+        question = self._desk.build_question(step)
+        if isinstance(question, NodeAway):
+            return question
+        try:
+            response = await self._http.send(question, stream=True)
+            content = await self._read(response, bytes_max=ANSWER_BYTES_MAX)
+        except (httpx.TransportError, TooLong) as exc:
+            return NodeAway(detail=type(exc).__name__)
+        return read_node(response.status_code, content)
+
+    async def _ask(self, wish: ControlRequest) -> Document:
+        request = self._desk.build_control(wish)
+        try:
+            response = await self._http.send(request, stream=True)
+            content = await self._read(response, bytes_max=ANSWER_BYTES_MAX)
+        except (httpx.TransportError, TooLong) as exc:
+            raise unreachable(exc, transaction=None) from exc
+        return control.read_document(response.status_code, content)

@@ -1,0 +1,123 @@
+"""Reads what came back, from the gateway and from nodes: real responses -> the outcomes that flows understand."""
+
+import json
+from dataclasses import dataclass
+
+import httpx
+
+from tollway.client.failures import GatewayUnreachable
+from tollway.client.payer import Paid
+from tollway.client.steps import Answer, Broken, NodeAnswer, NodeAway, NodeOutcome, NodeRefused
+from tollway.identifiers import TxHash
+
+_NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaymentInfo:
+    """What an answer says about money, in the words of its headers. `state`: none, charged, released or held."""
+
+    state: str
+    price: str | None
+    credit_remaining: str | None
+    call_id: str | None
+    transaction: str | None
+    network: str | None
+
+
+class CallResponse(httpx.Response):
+    """The answer to a call: an httpx response that also knows its `payment`."""
+
+    payment: PaymentInfo
+
+
+def is_from_gateway(response: httpx.Response) -> bool:
+    """True for the gateway's own problem. An upstream's is relayed with `received-status` (RFC 9209 §2.4), a header
+    that the gateway writes and no upstream can: what a provider answers must never make a caller pay."""
+    kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+    return kind == "application/problem+json" and "received-status" not in response.headers.get(
+        "proxy-status", ""
+    )
+
+
+def read_answer(response: httpx.Response, content: bytes | None) -> Answer:
+    """`content`: the body of a gateway's own problem, None for every other answer."""
+    problem: object = None
+    if content is not None:
+        try:
+            problem = json.loads(content)
+        except ValueError:
+            problem = None
+    return Answer(
+        status=response.status_code,
+        headers={name.lower(): value for name, value in response.headers.items()},
+        problem=problem if isinstance(problem, dict) else None,
+    )
+
+
+def read_node(status: int, content: bytes) -> NodeOutcome:
+    """A JSON-RPC answer. Node URLs carry keys, so no message names one."""
+    try:
+        answer = json.loads(content)
+    except ValueError:
+        answer = None
+    if not isinstance(answer, dict):
+        return NodeAway(detail=f"HTTP {status} without JSON-RPC")
+    error = answer.get("error")
+    if isinstance(error, dict):
+        code = error.get("code")
+        return NodeRefused(
+            code=code if isinstance(code, int) else 0, message=str(error.get("message", "refused"))[:500]
+        )
+    if "result" not in answer:
+        return NodeAway(detail=f"HTTP {status} without a result")
+    return NodeAnswer(result=answer["result"])
+
+
+class TooLong(Exception):
+    """An answer is longer than a client keeps in memory."""
+
+
+def describe_break(exc: httpx.TransportError | TooLong) -> Broken:
+    """What a failure means. It names no URL: those of nodes carry keys."""
+    if isinstance(exc, TooLong):
+        return Broken(is_sent=True, detail="The answer is longer than is kept in memory; stream it.")
+    detail = f"No whole answer came from the gateway ({type(exc).__name__})."
+    return Broken(is_sent=not isinstance(exc, _NOT_SENT), detail=detail)
+
+
+def read_payment(response: httpx.Response, paid: Paid) -> PaymentInfo:
+    headers = response.headers
+    told = (paid.answer.problem or {}).get("paymentState")
+    transfer = paid.transfer
+    return PaymentInfo(
+        state=headers.get("tollway-payment-state") or (told if isinstance(told, str) else "none"),
+        price=headers.get("tollway-price"),
+        credit_remaining=headers.get("tollway-credit-remaining"),
+        call_id=headers.get("tollway-call-id"),
+        transaction=None if transfer is None else str(transfer.tx_hash),
+        network=None if transfer is None else transfer.asset.network,
+    )
+
+
+def wrap_response(response: httpx.Response, paid: Paid, content: bytes | None) -> CallResponse:
+    """The answer as the caller gets it. `content` None: the body is still to be streamed."""
+    wrapped = CallResponse(
+        response.status_code,
+        headers=response.headers,
+        content=content,
+        stream=response.stream if content is None else None,
+        request=response.request,
+        extensions=response.extensions,
+    )
+    wrapped.payment = read_payment(response, paid)
+    return wrapped
+
+
+def unreachable(exc: httpx.TransportError | TooLong, *, transaction: str | None) -> GatewayUnreachable:
+    broken = describe_break(exc)
+    return GatewayUnreachable(
+        broken.detail,
+        is_sent=broken.is_sent,
+        transaction=None if transaction is None else TxHash.parse(transaction),
+    )
