@@ -121,7 +121,10 @@ class Fenced:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finish:
-    """What is known only when the answer has been streamed. Written lazily: a crash may lose it."""
+    """What is known only when the answer has been streamed. Written lazily: a crash may lose it.
+
+    `is_cut`: the upstream broke its answer off, so the same request may be repeated once.
+    """
 
     call_id: CallId
     epoch: int
@@ -129,6 +132,7 @@ class Finish:
     request_bytes: int
     response_bytes: int
     completed_ms: int
+    is_cut: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +149,7 @@ class OpenCall:
 class Debt:
     """What a payer owes a payee because paying transactions left the chain after service."""
 
+    chain_id: ChainId
     asset: str
     payee: Address
     units: int
@@ -152,7 +157,8 @@ class Debt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditReport:
-    """The balance equation, checked. `wrong`: payments whose taken value differs from the sum of their calls."""
+    """The balance equation, checked. `wrong`: a line for each payment whose taken value differs from the sum of
+    its calls, and for each call that holds more or less than its state says."""
 
     payments: int
     calls: int

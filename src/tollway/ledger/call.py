@@ -1,9 +1,10 @@
 """A paid call and its states. The one table of states and moves; every rule about them lives here. Pure.
 
-    claimed ──> forwarding ──┬──> consumed ──> reorged
-                  ^          ├──> released      │  ^
-                  │          └──> unknown ──────┘  └── (mined again: consumed)
-                  └─────────────────┘ a repeat of the same request
+    claimed ──> forwarding ──┬──> consumed <──> reorged
+                 ^   ^       ├──> released         (mined again, or paid from the next transfer: consumed)
+                 │   │       └──> unknown ──> released | consumed
+                 │   └───────────────┘ a repeat of the same request
+                 └── consumed, cut off by its upstream: one repeat
 
 `settling` belongs to authorisations (x402, MPP), whose money moves when the upstream has answered.
 """
@@ -28,7 +29,7 @@ MOVES: dict[CallState, frozenset[CallState]] = {
         {CallState.SETTLING, CallState.CONSUMED, CallState.RELEASED, CallState.UNKNOWN}
     ),
     CallState.SETTLING: frozenset({CallState.CONSUMED, CallState.RELEASED}),
-    CallState.CONSUMED: frozenset({CallState.REORGED}),
+    CallState.CONSUMED: frozenset({CallState.REORGED, CallState.FORWARDING}),
     CallState.RELEASED: frozenset(),
     CallState.UNKNOWN: frozenset({CallState.FORWARDING, CallState.RELEASED, CallState.CONSUMED}),
     CallState.REORGED: frozenset({CallState.CONSUMED}),
@@ -66,6 +67,7 @@ class Payment:
 
     `is_plain_ended`: a bound signature was shown, so the plain form no longer counts.
     `is_held`: recorded before a restore of the database; not spendable until the operator releases it.
+    `calls`: how many calls were ever claimed on it. A payment that is `gone` is worth what its running calls hold.
     """
 
     id: int
@@ -82,6 +84,7 @@ class Payment:
     block_time: int
     is_plain_ended: bool = False
     is_held: bool = False
+    calls: int = 0
 
     @property
     def rest_units(self) -> int:

@@ -26,6 +26,9 @@ from tollway.storage.database import metadata
 RowId = BigInteger().with_variant(Integer, "sqlite")
 """A row number that SQLite fills in by itself."""
 
+REPEATABLE = "state IN ('forwarding', 'unknown') OR cut = 'cut'"
+"""A call that the same request may run into, or run again. Literal, in the index and in the query."""
+
 payment_table = Table(
     "payment",
     metadata,
@@ -109,12 +112,31 @@ call_table = Table(
         sqlite_where=text("nonce IS NOT NULL AND state <> 'released'"),
         postgresql_where=text("nonce IS NOT NULL AND state <> 'released'"),
     ),
+    # The predicates are literal, and so are those of the queries: else neither planner would use these.
     Index(
-        "ix_call_open",
-        "state",
+        "ix_call_forwarding",
+        "owner_id",
+        sqlite_where=text("state = 'forwarding'"),
+        postgresql_where=text("state = 'forwarding'"),
+    ),
+    Index(
+        "ix_call_unknown",
         "moved_ms",
-        sqlite_where=text("state IN ('forwarding', 'settling', 'unknown', 'reorged')"),
-        postgresql_where=text("state IN ('forwarding', 'settling', 'unknown', 'reorged')"),
+        sqlite_where=text("state = 'unknown'"),
+        postgresql_where=text("state = 'unknown'"),
+    ),
+    Index(
+        "ix_call_repeatable",
+        "payment_id",
+        "digest",
+        sqlite_where=text(REPEATABLE),
+        postgresql_where=text(REPEATABLE),
+    ),
+    Index(
+        "ix_call_reorged",
+        "payer",
+        sqlite_where=text("state = 'reorged'"),
+        postgresql_where=text("state = 'reorged'"),
     ),
 )
 

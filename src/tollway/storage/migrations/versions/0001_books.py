@@ -110,10 +110,19 @@ def _create_call() -> None:
         sqlite_where=has_nonce,
         postgresql_where=has_nonce,
     )
-    is_open = sa.text("state IN ('forwarding', 'settling', 'unknown', 'reorged')")
+    is_repeatable = sa.text("state IN ('forwarding', 'unknown') OR cut = 'cut'")
     op.create_index(
-        "ix_call_open", "call", ["state", "moved_ms"], sqlite_where=is_open, postgresql_where=is_open
+        "ix_call_repeatable",
+        "call",
+        ["payment_id", "digest"],
+        sqlite_where=is_repeatable,
+        postgresql_where=is_repeatable,
     )
+    for state, column in (("forwarding", "owner_id"), ("unknown", "moved_ms"), ("reorged", "payer")):
+        is_there = sa.text(f"state = '{state}'")
+        op.create_index(
+            f"ix_call_{state}", "call", [column], sqlite_where=is_there, postgresql_where=is_there
+        )
 
 
 def _create_call_topup() -> None:

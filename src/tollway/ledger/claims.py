@@ -1,0 +1,243 @@
+"""Decides a batch of claims, in their order, against the payments as they stand. Pure.
+
+The one place that says who gets the price of a call; the books in SQL and those in memory both ask it, the former
+with the rows locked. Greedy: a claim that finds too little is refused, and a smaller one behind it may still be
+granted. The default refuses.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tollway.identifiers import Address, ChainId, TxHash
+from tollway.ledger.book import (
+    Claim,
+    Claimed,
+    ClaimOutcome,
+    Exhausted,
+    NonceUsed,
+    PlainEnded,
+    UnfinalLimit,
+    Unspendable,
+)
+from tollway.ledger.call import CallState, Payment, PaymentState, Rail
+from tollway.ledger.parts import Parts
+from tollway.money import UNITS_MAX
+
+
+class Purse(NamedTuple):
+    """Whose credit, with whom, in what: payments of one purse repair each other."""
+
+    chain_id: ChainId
+    asset: str
+    payer: Address
+    payee: Address
+
+
+class NonceKey(NamedTuple):
+    chain_id: ChainId
+    tx_hash: TxHash
+    nonce: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What one claim gets. `parts` is empty unless it was granted."""
+
+    claim: Claim
+    outcome: ClaimOutcome
+    parts: Parts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Debit:
+    """One payment after the whole batch: all its claims folded into one change."""
+
+    payment_id: int
+    taken_before_units: int
+    taken_units: int
+    calls: int
+    is_plain_ended: bool
+
+
+def decide_claims(
+    claims: Sequence[Claim],
+    *,
+    payments: Iterable[Payment],
+    nonces: Mapping[NonceKey, NonceUsed],
+    unfinal_units_max: int | None,
+) -> tuple[tuple[Decision, ...], tuple[Debit, ...]]:
+    """Decides each claim as if the ones before it were already written.
+
+    `payments`: those shown, and of `purses_short` every payment of the purse; with a limit on unfinal value, every
+    unfinal payment of the payers. `nonces`: who holds the nonces of these claims by now.
+    """
+    desk = _Desk(payments, nonces, unfinal_units_max)
+    decisions = tuple(desk.decide(claim) for claim in claims)
+    return decisions, desk.debits()
+
+
+def purses_short(claims: Sequence[Claim], payments: Mapping[int, Payment]) -> frozenset[Purse]:
+    """The purses whose shown payment has something left, but not enough for all claims on it."""
+    wanted: dict[int, int] = {}
+    for claim in claims:
+        if claim.payment_id is not None and claim.payment_id in payments:
+            wanted[claim.payment_id] = wanted.get(claim.payment_id, 0) + claim.price_units
+    return frozenset(
+        purse_of(payments[payment_id])
+        for payment_id, units in wanted.items()
+        if 0 < payments[payment_id].rest_units < units
+    )
+
+
+def purse_of(payment: Payment) -> Purse:
+    return Purse(payment.chain_id, payment.asset, payment.payer, payment.payee)
+
+
+def nonce_key(claim: Claim) -> NonceKey | None:
+    if claim.nonce is None or claim.chain_id is None or claim.tx_hash is None:
+        return None
+    return NonceKey(claim.chain_id, claim.tx_hash, claim.nonce)
+
+
+def check_units(units: int) -> None:
+    """Raises ValueError for an amount that no balance can hold: refused, never wrapped."""
+    if not 0 <= units <= UNITS_MAX:
+        raise ValueError("an amount of ledger units lies between 0 and 2^63 - 1")
+
+
+class _Balance:
+    """A payment while its batch is decided."""
+
+    __slots__ = ("calls", "is_plain_ended", "payment", "taken_units")
+
+    def __init__(self, payment: Payment) -> None:
+        self.payment = payment
+        self.taken_units = payment.taken_units
+        self.calls = payment.calls
+        self.is_plain_ended = payment.is_plain_ended
+
+    @property
+    def rest_units(self) -> int:
+        return self.payment.value_units - self.taken_units
+
+    @property
+    def is_spendable(self) -> bool:
+        return self.payment.state is not PaymentState.GONE and not self.payment.is_held
+
+
+class _Desk:
+    def __init__(
+        self,
+        payments: Iterable[Payment],
+        nonces: Mapping[NonceKey, NonceUsed],
+        unfinal_units_max: int | None,
+    ) -> None:
+        self._balances = {payment.id: _Balance(payment) for payment in payments}
+        self._nonces = dict(nonces)
+        self._unfinal_units_max = unfinal_units_max
+        self._purses: dict[Purse, list[_Balance]] = {}
+        self._touched: dict[int, _Balance] = {}
+        for balance in self._balances.values():
+            self._purses.setdefault(purse_of(balance.payment), []).append(balance)
+        for purse in self._purses.values():
+            purse.sort(key=lambda one: (one.payment.block_number, one.payment.id))
+
+    def decide(self, claim: Claim) -> Decision:
+        if claim.payment_id is None:
+            return _granted(claim, {}, rest_units=0, rail=Rail.NONE)
+        shown = self._balances.get(claim.payment_id)
+        if shown is None or shown.payment.payer != claim.payer:
+            return _refused(claim, Unspendable(is_held=False))
+        refusal = self._refuse_proof(claim, shown)
+        if refusal is not None:
+            return _refused(claim, refusal)
+        parts, rest_units = self._gather(claim, shown)
+        if parts is None:
+            return _refused(claim, Exhausted(rest_units=rest_units))
+        if self._is_beyond_unfinal(claim, parts):
+            return _refused(claim, UnfinalLimit())
+        return self._grant(claim, shown, parts)
+
+    def debits(self) -> tuple[Debit, ...]:
+        return tuple(
+            Debit(
+                payment_id=payment_id,
+                taken_before_units=balance.payment.taken_units,
+                taken_units=balance.taken_units,
+                calls=balance.calls,
+                is_plain_ended=balance.is_plain_ended,
+            )
+            for payment_id, balance in sorted(self._touched.items())
+        )
+
+    def _refuse_proof(self, claim: Claim, shown: _Balance) -> ClaimOutcome | None:
+        key = nonce_key(claim)
+        if key is not None and key in self._nonces:
+            return self._nonces[key]
+        if not shown.is_spendable:
+            return Unspendable(is_held=shown.payment.state is not PaymentState.GONE)
+        if claim.is_plain and shown.is_plain_ended:
+            return PlainEnded()
+        return None
+
+    def _gather(self, claim: Claim, shown: _Balance) -> tuple[Parts | None, int]:
+        """The parts that make up the price, or None and what there is instead."""
+        if shown.rest_units >= claim.price_units:
+            return {shown.payment.id: claim.price_units}, 0
+        if shown.rest_units <= 0:
+            return None, 0
+        parts = {shown.payment.id: shown.rest_units}
+        missing = claim.price_units - shown.rest_units
+        for sibling in self._purses[purse_of(shown.payment)]:
+            if sibling is shown or not self._may_help(sibling, claim):
+                continue
+            parts[sibling.payment.id] = min(missing, sibling.rest_units)
+            missing -= parts[sibling.payment.id]
+            if missing == 0:
+                return parts, 0
+        return None, sum(parts.values())
+
+    def _may_help(self, sibling: _Balance, claim: Claim) -> bool:
+        """A sibling that could pay a call alone is somebody's prepayment; one whose plain form has ended is not
+        opened by the plain signature of another."""
+        if claim.is_plain and sibling.is_plain_ended:
+            return False
+        return sibling.is_spendable and 0 < sibling.rest_units < claim.price_units
+
+    def _is_beyond_unfinal(self, claim: Claim, parts: Parts) -> bool:
+        if self._unfinal_units_max is None:
+            return False
+        shown = self._balances[next(iter(parts))].payment
+        unfinal = {
+            balance.payment.id: balance.taken_units
+            for balance in self._balances.values()
+            if balance.payment.state is PaymentState.UNFINAL
+            and balance.payment.payer == claim.payer
+            and balance.payment.asset == shown.asset
+            and balance.payment.chain_id == shown.chain_id
+        }
+        added = sum(units for payment_id, units in parts.items() if payment_id in unfinal)
+        return added > 0 and sum(unfinal.values()) + added > self._unfinal_units_max
+
+    def _grant(self, claim: Claim, shown: _Balance, parts: Parts) -> Decision:
+        rail = Rail.TX if shown.calls == 0 else Rail.CREDIT
+        shown.calls += 1
+        shown.is_plain_ended = shown.is_plain_ended or claim.ends_plain
+        self._touched[shown.payment.id] = shown
+        for payment_id, units in parts.items():
+            balance = self._balances[payment_id]
+            balance.taken_units += units
+            self._touched[payment_id] = balance
+        key = nonce_key(claim)
+        if key is not None:
+            self._nonces[key] = NonceUsed(call_id=claim.call_id, state=CallState.FORWARDING)
+        return _granted(claim, parts, rest_units=shown.rest_units, rail=rail)
+
+
+def _granted(claim: Claim, parts: Parts, *, rest_units: int, rail: Rail) -> Decision:
+    return Decision(claim=claim, outcome=Claimed(epoch=1, rest_units=rest_units, rail=rail), parts=parts)
+
+
+def _refused(claim: Claim, outcome: ClaimOutcome) -> Decision:
+    return Decision(claim=claim, outcome=outcome, parts={})

@@ -1,0 +1,269 @@
+"""The books in SQL: `Book` and `Statement` over one database, SQLite or PostgreSQL.
+
+Claims, closes, reopens and finishes go through one queue and are written in groups (`group_commit`), so `run` must
+be running while they are used; everything else is a transaction of its own. Decides nothing about money itself:
+that is `ledger/`.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
+
+from tollway.errors import StorageUnavailable
+from tollway.identifiers import Address, CallId, TxHash
+from tollway.ledger.book import (
+    AuditReport,
+    Claim,
+    Claimed,
+    ClaimOutcome,
+    Close,
+    Closed,
+    Debt,
+    Fenced,
+    Finish,
+    OpenCall,
+)
+from tollway.ledger.call import CallRecord, CallState, NewPayment, Payment, is_move_allowed
+from tollway.ledger.claims import check_units
+from tollway.ledger.statement import HistoryPage, HistoryQuery
+from tollway.limits import DEFAULT_LIMITS, Limits
+from tollway.storage import operator_notes, payment_store, recovery, statement_store
+from tollway.storage.audit import audit
+from tollway.storage.database import Database, SqliteDatabase, Work, is_retryable
+from tollway.storage.group_commit import GroupCommit, OpenKey
+from tollway.storage.posting import Posting, Reopen, Reopened
+from tollway.storage.recovery import BootMark, Stranded, read_boot_mark
+
+T = TypeVar("T")
+
+ROLLBACKS_MAX = 8
+"""How often a transaction that the database rolled back (deadlock) is tried again."""
+SETTLE_MAX = 500
+"""Calls that one transaction of recovery moves."""
+
+
+class BookStore:
+    """Keeps the promises of `Book` and `Statement`. One for each gateway process; `owner_id` is new at each start."""
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        owner_id: str,
+        now_ms: Callable[[], int],
+        limits: Limits = DEFAULT_LIMITS,
+        unfinal_units_max: int | None = None,
+        boot_mark: BootMark = read_boot_mark,
+        on_batch: Callable[[int], None] = lambda size: None,
+    ) -> None:
+        self._database = database
+        self._owner_id = owner_id
+        self._now_ms = now_ms
+        self._limits = limits
+        self._unfinal_units_max = unfinal_units_max
+        self._boot_mark = boot_mark
+        self._batches = GroupCommit(
+            database, posting=self._posting, batch_max=limits.claim_batch_max, on_batch=on_batch
+        )
+
+    async def open(self) -> None:
+        """Once at start, before the first claim: says that this gateway lives, finds out about a restore, and
+        settles what others left behind."""
+        now_ms = self._now_ms()
+        await self.renew_ownership(now_ms=now_ms)
+        await self.recover(now_ms=now_ms)
+
+    async def run(self) -> None:
+        """Writes the batches until `stop`. A task of the house, for as long as calls are made."""
+        await self._batches.run()
+
+    def stop(self) -> None:
+        """Lets `run` return when all that waits is written."""
+        self._batches.stop()
+
+    async def claim(self, claim: Claim) -> ClaimOutcome:
+        check_units(claim.price_units)
+        outcome = await self._batches.submit(claim)
+        assert not isinstance(outcome, Closed | Fenced | Reopened | None)
+        return outcome
+
+    async def close(self, close: Close) -> Closed | Fenced:
+        if not is_move_allowed(CallState.FORWARDING, close.after):
+            raise ValueError(f"a forwarding never ends in {close.after}")
+        outcome = await self._batches.submit(close)
+        assert isinstance(outcome, Closed | Fenced)
+        return outcome
+
+    def finish(self, finish: Finish) -> None:
+        self._batches.note(finish)
+
+    async def reopen(self, call_id: CallId, *, epoch: int, now_ms: int) -> Claimed | Fenced:
+        outcome = await self._batches.submit(Reopen(call_id=call_id, epoch=epoch))
+        if isinstance(outcome, Reopened):
+            return outcome.claimed
+        assert isinstance(outcome, Fenced)
+        return outcome
+
+    async def find_payments(self, tx_hash: TxHash) -> tuple[Payment, ...]:
+        return await self._database.read(partial(payment_store.find_payments, tx_hash=tx_hash))
+
+    async def record_payments(self, payments: Sequence[NewPayment], *, now_ms: int) -> tuple[Payment, ...]:
+        for payment in payments:
+            check_units(payment.value_units)
+        if not payments:
+            return ()
+        work = partial(payment_store.record_payments, payments=payments, now_ms=now_ms)
+        return await self._write(work)
+
+    async def find_repeat(self, payment_id: int, digest: bytes) -> OpenCall | None:
+        return await self._database.read(
+            partial(statement_store.find_repeat, payment_id=payment_id, digest=digest)
+        )
+
+    async def spending_calls(self, payment_id: int, *, limit: int) -> tuple[CallId, ...]:
+        work = partial(statement_store.spending_calls, payment_id=payment_id, limit=limit)
+        return await self._database.read(work)
+
+    async def debts(self, payer: Address) -> tuple[Debt, ...]:
+        return await self._database.read(partial(payment_store.debts, payer=payer))
+
+    async def resolve(self, call_id: CallId, after: CallState, *, now_ms: int) -> bool:
+        if after not in (CallState.RELEASED, CallState.CONSUMED):
+            raise ValueError("an unknown call is resolved to released or consumed")
+        return await self._write(partial(recovery.resolve, call_id=call_id, after=after, now_ms=now_ms))
+
+    async def renew_ownership(self, *, now_ms: int) -> None:
+        await self._write(
+            partial(recovery.renew, owner_id=self._owner_id, now_ms=now_ms, boot_mark=self._boot_mark)
+        )
+
+    async def recover(self, *, now_ms: int) -> int:
+        self._batches.retry_late()
+        stranded = await self._find_lost()
+        stranded += await self._database.read(
+            partial(
+                recovery.find_stranded,
+                owner_id=self._owner_id,
+                now_ms=now_ms,
+                lease_ms=int(self._limits.owner_lease_s * 1000),
+                hold_ms=self._limits.unknown_hold_s * 1000,
+                boot_mark=self._boot_mark,
+            )
+        )
+        moved = 0
+        for start in range(0, len(stranded), SETTLE_MAX):
+            some = stranded[start : start + SETTLE_MAX]
+            moved += await self._write(partial(recovery.settle, stranded=some, now_ms=now_ms))
+        await self._write(
+            partial(recovery.renew_boot_mark, owner_id=self._owner_id, boot_mark=self._boot_mark)
+        )
+        await self._keep_generation(now_ms)
+        return moved
+
+    async def _find_lost(self) -> list[Stranded]:
+        """Calls of this gateway that nobody here will close: claims whose answer was lost, closes that a crash of
+        the database server undid. Looked up first and compared after, because a new claim is noted as open before
+        it is written."""
+        found = await self._database.read(partial(recovery.find_own_forwarding, owner_id=self._owner_id))
+        lost = [(key, epoch) for key, epoch in found if not self._batches.is_open(OpenKey(key, epoch))]
+        return [
+            Stranded(
+                call_id=call_id,
+                epoch=epoch,
+                before=CallState.FORWARDING,
+                after=CallState.RELEASED if call_id in self._batches.doubtful else CallState.UNKNOWN,
+                clock_releases=False,
+            )
+            for call_id, epoch in lost
+        ]
+
+    async def audit(self) -> AuditReport:
+        return await self._database.read(audit)
+
+    async def release_held(self) -> int:
+        return await self._write(partial(operator_notes.release_held, now_ms=self._now_ms()))
+
+    async def unfinal_payments(self, *, limit: int) -> tuple[Payment, ...]:
+        work = partial(payment_store.unfinal_payments, limit=limit, now_ms=self._now_ms())
+        return await self._database.read(work)
+
+    async def mark_checked(
+        self, payment_id: int, *, is_final: bool, block_number: int, block_hash: bytes, now_ms: int
+    ) -> None:
+        await self._write(
+            partial(
+                payment_store.mark_checked,
+                payment_id=payment_id,
+                is_final=is_final,
+                block_number=block_number,
+                block_hash=block_hash,
+                now_ms=now_ms,
+            )
+        )
+
+    async def mark_gone(self, payment_id: int, *, now_ms: int) -> int:
+        return await self._write(partial(payment_store.mark_gone, payment_id=payment_id, now_ms=now_ms))
+
+    async def admit(self, tx_hash: TxHash, *, now_ms: int) -> None:
+        await self._write(partial(operator_notes.admit, tx_hash=tx_hash, now_ms=now_ms))
+
+    async def is_admitted(self, tx_hash: TxHash) -> bool:
+        return await self._database.read(partial(operator_notes.is_admitted, tx_hash=tx_hash))
+
+    async def note_ready(self, *, now_ms: int) -> None:
+        await self._write(partial(operator_notes.note_ready, now_ms=now_ms))
+
+    async def downtime_ms(self, *, since_ms: int, now_ms: int) -> int:
+        work = partial(operator_notes.downtime_ms, since_ms=since_ms, now_ms=now_ms)
+        return await self._database.read(work)
+
+    async def note_restored(self, *, now_ms: int) -> None:
+        """The operator says that the database was restored to an older moment. On SQLite it is found out."""
+        await self._write(partial(operator_notes.note_restored, now_ms=now_ms))
+
+    async def restored_before_ms(self) -> int | None:
+        return await self._database.read(operator_notes.restored_before_ms)
+
+    async def history(self, query: HistoryQuery) -> HistoryPage:
+        return await self._database.read(partial(statement_store.history, query=query))
+
+    async def find_call(self, call_id: CallId) -> CallRecord | None:
+        return await self._database.read(partial(statement_store.find_call, call_id=call_id))
+
+    async def payments_of(self, payer: Address, *, limit: int, offset: int) -> tuple[Payment, ...]:
+        work = partial(statement_store.payments_of, payer=payer, limit=limit, offset=offset)
+        return await self._database.read(work)
+
+    async def payments_in(self, payer: Address, tx_hash: TxHash) -> tuple[Payment, ...]:
+        return await self._database.read(partial(statement_store.payments_in, payer=payer, tx_hash=tx_hash))
+
+    async def calls_of(self, payment_id: int, *, limit: int) -> tuple[CallId, ...]:
+        work = partial(statement_store.calls_of, payment_id=payment_id, limit=limit)
+        return await self._database.read(work)
+
+    def _posting(self) -> Posting:
+        return Posting(
+            owner_id=self._owner_id,
+            now_ms=self._now_ms(),
+            attempts_max=self._limits.attempts_max,
+            unfinal_units_max=self._unfinal_units_max,
+        )
+
+    async def _write(self, work: Work[T]) -> T:
+        for _ in range(ROLLBACKS_MAX - 1):
+            try:
+                return await self._database.write(work)
+            except StorageUnavailable as exc:
+                if not is_retryable(exc):
+                    raise
+        return await self._database.write(work)
+
+    async def _keep_generation(self, now_ms: int) -> None:
+        """SQLite only: bumps the generation, in the database first, then in the file beside it."""
+        if not isinstance(self._database, SqliteDatabase):
+            return
+        path = operator_notes.mark_path(self._database.path)
+        marked = await asyncio.to_thread(operator_notes.read_mark, path)
+        number = await self._write(partial(operator_notes.bump_generation, marked=marked, now_ms=now_ms))
+        await asyncio.to_thread(operator_notes.write_mark, path, number)

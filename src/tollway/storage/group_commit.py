@@ -1,0 +1,263 @@
+"""One queue, one writer: whatever waits when the last batch is done is written as the next one. No timer.
+
+Callers wait on a future; the writer is `run`, a task of the house. Four things must never happen here: a claim that
+was committed and that nobody waits for stays open; one bad entry fails the others; a close is lost because the
+database was away for a moment; a claim of unknown outcome is answered without looking.
+"""
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple
+
+import structlog
+
+from tollway.errors import StorageUnavailable
+from tollway.identifiers import CallId
+from tollway.ledger.book import Claim, Claimed, Close, Finish
+from tollway.ledger.call import CallState
+from tollway.storage.database import Database, is_retryable
+from tollway.storage.posting import Entry, Outcome, Posting, PursesShort, Reopen, Reopened, post
+
+_log = structlog.get_logger(__name__)
+
+ROLLBACKS_MAX = 8
+"""How often a batch that the database rolled back (deadlock) is tried again."""
+DOUBTFUL_MAX = 10_000
+
+
+class OpenKey(NamedTuple):
+    call_id: CallId
+    epoch: int
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Waiting:
+    entry: Entry
+    future: asyncio.Future[Outcome] | None
+
+
+class GroupCommit:
+    """`open_keys`: the calls of this gateway that somebody here will close. `doubtful`: claims whose commit nobody
+    knows about; nothing was sent for them."""
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        posting: Callable[[], Posting],
+        batch_max: int,
+        on_batch: Callable[[int], None] = lambda size: None,
+    ) -> None:
+        self._database = database
+        self._posting = posting
+        self._batch_max = batch_max
+        self._on_batch = on_batch
+        self._queue: deque[_Waiting] = deque()
+        self._in_flight: list[_Waiting] = []
+        self._wake = asyncio.Event()
+        self._is_stopping = False
+        self._late: dict[CallId, Close] = {}
+        self._open: Counter[OpenKey] = Counter()
+        self.doubtful: dict[CallId, None] = {}
+
+    async def run(self) -> None:
+        """Writes until `stop` was called and the queue is empty. Run it once, as a task of the house."""
+        try:
+            while self._queue or not self._is_stopping:
+                if not self._queue:
+                    self._wake.clear()
+                    await self._wake.wait()
+                    continue
+                self._in_flight = self._take()
+                await self._commit(self._in_flight)
+                self._in_flight = []
+        finally:
+            self._is_stopping = True
+            for waiting in (*self._in_flight, *self._queue):
+                self._fail(waiting, StorageUnavailable("the books are closed"))
+            self._queue.clear()
+
+    def stop(self) -> None:
+        """Lets `run` return when everything that waits is written."""
+        self._is_stopping = True
+        self._wake.set()
+
+    async def submit(self, entry: Entry) -> Outcome:
+        """Writes the entry with the next batch. Cancelling the caller before the batch has begun withdraws a claim
+        or a reopen; later it is undone as soon as it is written. A close is written in any case."""
+        if self._is_stopping and not isinstance(entry, Close):
+            raise StorageUnavailable("the books are closing")
+        waiting = _Waiting(entry=entry, future=asyncio.get_running_loop().create_future())
+        assert waiting.future is not None
+        self._enqueue(waiting)
+        try:
+            return await waiting.future
+        except asyncio.CancelledError:
+            if not waiting.future.cancelled() and waiting.future.exception() is None:
+                self._undo(entry, waiting.future.result())
+            raise
+
+    def note(self, entry: Entry) -> None:
+        """Writes the entry with the next batch; nobody waits."""
+        self._enqueue(_Waiting(entry=entry, future=None))
+
+    def is_open(self, key: OpenKey) -> bool:
+        return key in self._open
+
+    def retry_late(self) -> None:
+        """Queues the closes again that failed while the database was away."""
+        late, self._late = self._late, {}
+        for close in late.values():
+            self.note(close)
+
+    def _enqueue(self, waiting: _Waiting) -> None:
+        key = _opened_key(waiting.entry)
+        if key is not None:
+            self._open[key] += 1
+        self._queue.append(waiting)
+        self._wake.set()
+
+    def _take(self) -> list[_Waiting]:
+        """The next batch, in order. A second entry for the same call waits for the next one."""
+        batch: list[_Waiting] = []
+        rest: deque[_Waiting] = deque()
+        seen: set[CallId] = set()
+        later: set[CallId] = set()
+        while self._queue and len(batch) < self._batch_max:
+            waiting = self._queue.popleft()
+            call_id = waiting.entry.call_id
+            is_finish = isinstance(waiting.entry, Finish)
+            if call_id in later or (call_id in seen and not is_finish):
+                later.add(call_id)
+                rest.append(waiting)
+                continue
+            if _is_withdrawn(waiting):
+                self._forget(waiting.entry)
+                continue
+            seen.add(call_id)
+            batch.append(waiting)
+        rest.extend(self._queue)
+        self._queue = rest
+        return batch
+
+    async def _commit(self, batch: list[_Waiting]) -> None:
+        if not batch:
+            return
+        self._on_batch(len(batch))
+        try:
+            outcomes = await self._write([waiting.entry for waiting in batch], is_retry=False)
+        except Exception as exc:  # noqa: BLE001 - the root of the books' task: no entry may end it
+            _log.warning("books_batch_failed", entries=len(batch), error=repr(exc))
+            await self._commit_singly(batch)
+            return
+        for waiting, outcome in zip(batch, outcomes, strict=True):
+            self._answer(waiting, outcome)
+
+    async def _commit_singly(self, batch: Sequence[_Waiting]) -> None:
+        """After a failure: each entry in a transaction of its own, so that only the bad one fails. When the database
+        is away, the first one finds out for all."""
+        failure: StorageUnavailable | None = None
+        for waiting in batch:
+            if failure is not None:
+                self._fail(waiting, failure)
+                continue
+            try:
+                (outcome,) = await self._write([waiting.entry], is_retry=True)
+            except Exception as exc:  # noqa: BLE001 - as above
+                _log.error("books_entry_failed", call_id=waiting.entry.call_id, error=repr(exc))
+                self._fail(waiting, StorageUnavailable())
+                failure = await self._find_failure()
+            else:
+                self._answer(waiting, outcome)
+
+    async def _find_failure(self) -> StorageUnavailable | None:
+        try:
+            await self._database.read(lambda connection: connection.exec_driver_sql("SELECT 1").scalar())
+        except StorageUnavailable as exc:
+            return exc
+        return None
+
+    async def _write(self, entries: list[Entry], *, is_retry: bool) -> list[Outcome]:
+        posting = replace(self._posting(), is_retry=is_retry)
+        is_durable = any(isinstance(entry, Claim | Reopen) for entry in entries)
+        for attempt in range(ROLLBACKS_MAX):
+            work = partial(post, entries=entries, posting=posting)
+            try:
+                return await self._database.write(work, flush=is_durable)
+            except PursesShort as short:
+                posting = replace(posting, purses=short.purses)
+            except StorageUnavailable as exc:
+                if not is_retryable(exc) or attempt + 1 == ROLLBACKS_MAX:
+                    raise
+        raise StorageUnavailable("the batch was rolled back too often")
+
+    def _answer(self, waiting: _Waiting, outcome: Outcome) -> None:
+        if not isinstance(outcome, Claimed | Reopened):
+            self._forget(waiting.entry)
+        if waiting.future is None:
+            return
+        if waiting.future.cancelled():
+            self._undo(waiting.entry, outcome)
+        else:
+            waiting.future.set_result(outcome)
+
+    def _undo(self, entry: Entry, outcome: Outcome) -> None:
+        """Nobody waits for this claim any more, so nothing was or will be sent for it."""
+        if isinstance(entry, Claim) and isinstance(outcome, Claimed):
+            self.note(_close_unsent(entry.call_id, outcome.epoch, CallState.RELEASED))
+        elif isinstance(entry, Reopen) and isinstance(outcome, Reopened):
+            self.note(_close_unsent(entry.call_id, outcome.claimed.epoch, outcome.before))
+
+    def _fail(self, waiting: _Waiting, failure: StorageUnavailable) -> None:
+        entry = waiting.entry
+        if isinstance(entry, Close):
+            self._late[entry.call_id] = entry
+        elif isinstance(entry, Claim):
+            self._forget(entry)
+            self.doubtful[entry.call_id] = None
+            while len(self.doubtful) > DOUBTFUL_MAX:
+                del self.doubtful[next(iter(self.doubtful))]
+        else:
+            self._forget(entry)
+        if waiting.future is not None and not waiting.future.done():
+            waiting.future.set_exception(failure)
+
+    def _forget(self, entry: Entry) -> None:
+        """Nobody here will close this call (any more)."""
+        if isinstance(entry, Close):
+            self._open.pop(OpenKey(entry.call_id, entry.epoch), None)
+            return
+        key = _opened_key(entry)
+        if key is not None and key in self._open:
+            self._open[key] -= 1
+            if self._open[key] <= 0:
+                del self._open[key]
+
+
+def _opened_key(entry: Entry) -> OpenKey | None:
+    if isinstance(entry, Claim):
+        return OpenKey(entry.call_id, 1)
+    if isinstance(entry, Reopen):
+        return OpenKey(entry.call_id, entry.epoch + 1)
+    return None
+
+
+def _is_withdrawn(waiting: _Waiting) -> bool:
+    is_move_in = isinstance(waiting.entry, Claim | Reopen)
+    return is_move_in and waiting.future is not None and waiting.future.cancelled()
+
+
+def _close_unsent(call_id: CallId, epoch: int, after: CallState) -> Close:
+    return Close(
+        call_id=call_id,
+        epoch=epoch,
+        after=after,
+        http_status=None,
+        upstream_status=None,
+        latency_ms=0,
+        upstream_latency_ms=None,
+        error="caller_left",
+    )

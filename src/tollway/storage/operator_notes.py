@@ -1,0 +1,114 @@
+"""What the operator and the house leave in the books: transactions let in, when the gateway was ready, restores.
+
+A restore of the database to an older moment forgets calls that were paid: every balance in it is held until the
+operator releases it. On SQLite it is found out: a generation counter in the database is bumped all the time, and a
+small file beside it keeps the last one. A database behind its file is an older one.
+"""
+
+from pathlib import Path
+
+from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from tollway.identifiers import TxHash
+from tollway.storage.book_tables import (
+    admission_table,
+    generation_table,
+    outage_table,
+    payment_table,
+    readiness_table,
+    restore_table,
+)
+
+GAP_MS = 60_000
+"""Between two notes of readiness further apart than this, no gateway was ready."""
+
+_ROW = 1  # the one row of a table that has one
+
+
+def admit(connection: Connection, tx_hash: TxHash, *, now_ms: int) -> None:
+    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
+    statement = dialect.insert(admission_table).values(tx_hash=tx_hash, admitted_ms=now_ms)
+    connection.execute(statement.on_conflict_do_nothing())
+
+
+def is_admitted(connection: Connection, tx_hash: TxHash) -> bool:
+    query = select(admission_table.c.admitted_ms).where(admission_table.c.tx_hash == tx_hash)
+    return connection.execute(query).first() is not None
+
+
+def note_ready(connection: Connection, *, now_ms: int) -> None:
+    """The first gateway that is back after a gap writes the outage down."""
+    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
+    first = dialect.insert(readiness_table).values(id=_ROW, ready_ms=now_ms).on_conflict_do_nothing()
+    connection.execute(first)
+    query = select(readiness_table.c.ready_ms).where(readiness_table.c.id == _ROW).with_for_update()
+    ready_ms = connection.execute(query).scalar_one()
+    if now_ms <= ready_ms:
+        return
+    if now_ms - ready_ms > GAP_MS:
+        outage = dialect.insert(outage_table).values(from_ms=ready_ms, to_ms=now_ms)
+        connection.execute(outage.on_conflict_do_nothing())
+    connection.execute(update(readiness_table).where(readiness_table.c.id == _ROW).values(ready_ms=now_ms))
+
+
+def downtime_ms(connection: Connection, *, since_ms: int, now_ms: int) -> int:
+    """Time before the first note of all counts as ready: a new gateway does not take old transfers for new."""
+    columns = outage_table.c
+    query = select(columns.from_ms, columns.to_ms).where(columns.to_ms > since_ms, columns.from_ms < now_ms)
+    gaps = [(row.from_ms, row.to_ms) for row in connection.execute(query)]
+    ready_ms = connection.execute(select(readiness_table.c.ready_ms)).scalar()
+    if ready_ms is not None and now_ms - ready_ms > GAP_MS:
+        gaps.append((ready_ms, now_ms))
+    return sum(max(0, min(to_ms, now_ms) - max(from_ms, since_ms)) for from_ms, to_ms in gaps)
+
+
+def note_restored(connection: Connection, *, now_ms: int) -> None:
+    """Holds every balance that is in the books now."""
+    connection.execute(insert(restore_table), {"noted_ms": now_ms})
+    connection.execute(update(payment_table).values(is_held=True))
+
+
+def restored_before_ms(connection: Connection) -> int | None:
+    query = select(func.max(restore_table.c.noted_ms)).where(restore_table.c.released_ms.is_(None))
+    return connection.execute(query).scalar_one()
+
+
+def release_held(connection: Connection, *, now_ms: int) -> int:
+    columns = restore_table.c
+    connection.execute(update(restore_table).where(columns.released_ms.is_(None)).values(released_ms=now_ms))
+    held = update(payment_table).where(payment_table.c.is_held).values(is_held=False)
+    return connection.execute(held).rowcount
+
+
+def bump_generation(connection: Connection, *, marked: int, now_ms: int) -> int:
+    """The next generation. `marked`: what the file beside the database says, 0 without one. A database behind it was
+    restored, and that is noted in the same transaction."""
+    found = connection.execute(select(generation_table.c.number)).scalar()
+    if found is None:
+        connection.execute(insert(generation_table), {"id": _ROW, "number": 0})
+    if marked > (found or 0):
+        note_restored(connection, now_ms=now_ms)
+    number = max(marked, found or 0) + 1
+    connection.execute(update(generation_table).where(generation_table.c.id == _ROW).values(number=number))
+    return number
+
+
+def mark_path(database_path: Path) -> Path:
+    """The file beside a SQLite database that keeps its generation."""
+    return database_path.with_name(database_path.name + ".generation")
+
+
+def read_mark(path: Path) -> int:
+    """0 when there is none, or none that can be read."""
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return 0
+
+
+def write_mark(path: Path, number: int) -> None:
+    """Whole or not at all, and only after the generation was committed: else a crash would look like a restore."""
+    draft = path.with_name(path.name + ".new")
+    draft.write_text(f"{number}\n")
+    draft.replace(path)

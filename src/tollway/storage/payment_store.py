@@ -1,0 +1,265 @@
+"""The payments in the books: recorded, re-read on the chain, gone from it, come back; and the debts that leaves.
+
+Plain functions over a connection; `book_store` runs them. A debt is what a `reorged` call lacks of its price; the
+next transfer into the same purse pays it, oldest call first, before anything else can be bought with it.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from sqlalchemy import ColumnElement, Connection, and_, func, literal_column, or_, select, union, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from tollway.identifiers import Address, CallId, ChainId, TxHash
+from tollway.ledger.book import Debt
+from tollway.ledger.call import CallState, NewPayment, Payment, PaymentState
+from tollway.ledger.claims import check_units, purse_of
+from tollway.ledger.parts import held_after, share_among_debts
+from tollway.storage.book_page import BookPage, LockedCall
+from tollway.storage.book_rows import parse_payment
+from tollway.storage.book_tables import call_table, payment_table, topup_table
+
+GONE_RECHECK_MS = 86_400_000
+"""For a day after a transaction left the chain it is looked for again."""
+CHUNK = 1_000
+"""Rows named in one statement; both drivers have a maximum of parameters."""
+
+
+def find_payments(connection: Connection, tx_hash: TxHash) -> tuple[Payment, ...]:
+    query = select(payment_table).where(payment_table.c.tx_hash == tx_hash).order_by(payment_table.c.id)
+    return tuple(map(parse_payment, connection.execute(query)))
+
+
+def record_payments(
+    connection: Connection, payments: Sequence[NewPayment], *, now_ms: int
+) -> tuple[Payment, ...]:
+    """Adds what is not there yet, lets gone ones come back, and pays debts from both."""
+    fresh = {_key(new) for new in sorted(payments, key=_key) if _insert(connection, new, now_ms)}
+    ids = {_key(new): _id_of(connection, new) for new in payments}
+    page = BookPage(connection)
+    page.lock_payments(ids.values())
+    arrived: list[int] = []
+    for new in payments:
+        payment_id = ids[_key(new)]
+        if page.payments[payment_id].state is PaymentState.GONE:
+            page.payments[payment_id] = _come_back(connection, page.payments[payment_id], new, now_ms)
+            arrived.append(payment_id)
+        elif _key(new) in fresh:
+            arrived.append(payment_id)
+    _pay_debts(connection, page, arrived, now_ms=now_ms)
+    page.write()
+    return tuple(page.payments[payment_id] for payment_id in dict.fromkeys(ids.values()))
+
+
+def debts(connection: Connection, payer: Address) -> tuple[Debt, ...]:
+    columns = call_table.c
+    helped = (
+        select(func.coalesce(func.sum(topup_table.c.units), 0))
+        .where(topup_table.c.call_id == columns.id)
+        .correlate(call_table)
+        .scalar_subquery()
+    )
+    query = select(
+        columns.chain_id,
+        columns.asset,
+        columns.pay_to,
+        columns.price_units,
+        columns.taken_units,
+        helped.label("helped"),
+    ).where(columns.payer == payer, _is_reorged())
+    owed: dict[tuple[int, str, bytes], int] = {}
+    for row in connection.execute(query):
+        key = (row.chain_id, row.asset, bytes(row.pay_to))
+        owed[key] = owed.get(key, 0) + row.price_units - row.taken_units - int(row.helped)
+    return tuple(
+        Debt(chain_id=ChainId(chain_id), asset=asset, payee=Address(payee), units=units)
+        for (chain_id, asset, payee), units in sorted(owed.items())
+    )
+
+
+def unfinal_payments(connection: Connection, *, limit: int, now_ms: int) -> tuple[Payment, ...]:
+    columns = payment_table.c
+    is_watched = or_(
+        columns.state == PaymentState.UNFINAL.value,
+        and_(columns.state == PaymentState.GONE.value, columns.gone_ms > now_ms - GONE_RECHECK_MS),
+    )
+    query = select(payment_table).where(is_watched).order_by(columns.checked_ms, columns.id).limit(limit)
+    return tuple(map(parse_payment, connection.execute(query)))
+
+
+def mark_checked(
+    connection: Connection,
+    payment_id: int,
+    *,
+    is_final: bool,
+    block_number: int,
+    block_hash: bytes,
+    now_ms: int,
+) -> None:
+    """A gone payment is only noted as looked at: to come back it needs the verdict again."""
+    columns = payment_table.c
+    at = update(payment_table).where(columns.id == payment_id)
+    connection.execute(at.values(checked_ms=now_ms))
+    connection.execute(
+        at.where(columns.state == PaymentState.UNFINAL.value).values(
+            state=(PaymentState.FINAL if is_final else PaymentState.UNFINAL).value,
+            block_number=block_number,
+            block_hash=block_hash,
+        )
+    )
+
+
+def mark_gone(connection: Connection, payment_id: int, *, now_ms: int) -> int:
+    """Only `unfinal` payments can leave the chain; returns the new debt."""
+    page = BookPage(connection)
+    page.lock_payments([payment_id])
+    payment = page.payments.get(payment_id)
+    if payment is None or payment.state is not PaymentState.UNFINAL:
+        return 0
+    page.payments[payment_id] = replace(payment, state=PaymentState.GONE, value_units=payment.taken_units)
+    connection.execute(
+        update(payment_table)
+        .where(payment_table.c.id == payment_id)
+        .values(state=PaymentState.GONE.value, gone_ms=now_ms, checked_ms=now_ms)
+    )
+    debt_units = 0
+    for chunk in _chunks(_drawing_calls(connection, payment_id)):
+        for call in page.lock_calls(chunk).values():
+            if call.state in (CallState.CONSUMED, CallState.REORGED):
+                debt_units += call.parts.get(payment_id, 0)
+                _lose_part(page, call, payment_id, now_ms=now_ms)
+    page.write()
+    return debt_units
+
+
+def _lose_part(page: BookPage, call: LockedCall, payment_id: int, *, now_ms: int) -> None:
+    if payment_id not in call.parts:
+        return
+    holding = held_after(
+        CallState.CONSUMED, parts=call.parts, price_units=call.price_units, gone={payment_id}
+    )
+    page.hold(call, holding.parts)
+    if holding.state is not call.state:
+        page.change(call, state=holding.state.value, moved_ms=now_ms)
+
+
+def _drawing_calls(connection: Connection, payment_id: int) -> list[CallId]:
+    shown = select(call_table.c.id).where(call_table.c.payment_id == payment_id, call_table.c.taken_units > 0)
+    helped = select(topup_table.c.call_id).where(topup_table.c.payment_id == payment_id)
+    return sorted(map(CallId, connection.execute(union(shown, helped)).scalars()))
+
+
+def _pay_debts(connection: Connection, page: BookPage, payment_ids: Iterable[int], *, now_ms: int) -> None:
+    paid: dict[CallId, LockedCall] = {}
+    for payment_id in payment_ids:
+        payment = page.payments[payment_id]
+        order = _debtors(connection, payment)
+        locked = page.lock_calls(order)
+        debtors = [paid.get(key, locked[key]) for key in order if key in locked]
+        owed = [
+            (call.id, call.price_units - sum(call.parts.values()))
+            for call in debtors
+            if call.state is CallState.REORGED
+        ]
+        shares = share_among_debts(page.payments[payment_id].rest_units, debts=owed)
+        for call in debtors:
+            share = shares.get(call.id, 0)
+            if share:
+                paid[call.id] = _pay_debt(page, call, payment_id, share, now_ms=now_ms)
+
+
+def _pay_debt(page: BookPage, call: LockedCall, payment_id: int, units: int, *, now_ms: int) -> LockedCall:
+    parts = {**call.parts, payment_id: call.parts.get(payment_id, 0) + units}
+    page.hold(call, parts)
+    if sum(parts.values()) >= call.price_units:
+        page.change(call, state=CallState.CONSUMED.value, moved_ms=now_ms)
+    return replace(call, parts=parts)
+
+
+def _debtors(connection: Connection, payment: Payment) -> list[CallId]:
+    columns = call_table.c
+    purse = purse_of(payment)
+    query = (
+        select(columns.id)
+        .where(columns.payer == purse.payer, columns.pay_to == purse.payee, columns.asset == purse.asset)
+        .where(columns.chain_id == purse.chain_id, _is_reorged())
+        .order_by(columns.created_ms, columns.id)
+        .limit(CHUNK)
+    )
+    return [CallId(call_id) for call_id in connection.execute(query).scalars()]
+
+
+def _is_reorged() -> ColumnElement[bool]:
+    return call_table.c.state == literal_column("'reorged'")
+
+
+def _insert(connection: Connection, new: NewPayment, now_ms: int) -> bool:
+    check_units(new.value_units)
+    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
+    statement = dialect.insert(payment_table).values(
+        chain_id=new.chain_id,
+        tx_hash=new.tx_hash,
+        asset=new.asset,
+        payer=new.payer,
+        payee=new.payee,
+        value_units=new.value_units,
+        taken_units=0,
+        calls=0,
+        state=(PaymentState.FINAL if new.is_final else PaymentState.UNFINAL).value,
+        block_number=new.block_number,
+        block_hash=new.block_hash,
+        block_time=new.block_time,
+        is_plain_ended=False,
+        is_held=False,
+        recorded_ms=now_ms,
+        checked_ms=now_ms,
+    )
+    return connection.execute(statement.on_conflict_do_nothing()).rowcount == 1
+
+
+def _come_back(connection: Connection, payment: Payment, new: NewPayment, now_ms: int) -> Payment:
+    """Running calls may still hold something of it, so its value is never set below that."""
+    check_units(new.value_units)
+    value_units = max(new.value_units, payment.taken_units)
+    state = PaymentState.FINAL if new.is_final else PaymentState.UNFINAL
+    connection.execute(
+        update(payment_table)
+        .where(payment_table.c.id == payment.id)
+        .values(
+            state=state.value,
+            value_units=value_units,
+            block_number=new.block_number,
+            block_hash=new.block_hash,
+            block_time=new.block_time,
+            gone_ms=None,
+            checked_ms=now_ms,
+        )
+    )
+    return replace(
+        payment,
+        state=state,
+        value_units=value_units,
+        block_number=new.block_number,
+        block_hash=new.block_hash,
+        block_time=new.block_time,
+    )
+
+
+def _key(new: NewPayment) -> tuple[bytes, int, str, bytes, bytes]:
+    return (new.tx_hash, new.chain_id, new.asset, new.payer, new.payee)
+
+
+def _id_of(connection: Connection, new: NewPayment) -> int:
+    columns = payment_table.c
+    query = select(columns.id).where(
+        columns.tx_hash == new.tx_hash,
+        columns.chain_id == new.chain_id,
+        columns.asset == new.asset,
+        columns.payer == new.payer,
+        columns.payee == new.payee,
+    )
+    return int(connection.execute(query).scalar_one())
+
+
+def _chunks(ids: Sequence[CallId]) -> Iterable[list[CallId]]:
+    return (list(ids[start : start + CHUNK]) for start in range(0, len(ids), CHUNK))

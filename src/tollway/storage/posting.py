@@ -1,0 +1,308 @@
+"""What one batch writes into the books: closes, reopens, claims, finishes, in one transaction. Synchronous.
+
+Who may have what is decided by `ledger/`; here the rows are locked, the decision is asked for, and its result is
+written. `post` may run again for the same entries after a failure whose outcome is unknown: a claim that is there
+already, a close or a reopen that already happened, is answered like the first time (`is_retry`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import ColumnElement, Connection, and_, bindparam, case, insert, select, update
+
+from tollway.identifiers import CallId, ChainId, TxHash
+from tollway.ledger.book import Claim, Claimed, ClaimOutcome, Close, Closed, Fenced, Finish, NonceUsed
+from tollway.ledger.call import CallState, PaymentState, Rail
+from tollway.ledger.claims import Decision, NonceKey, Purse, decide_claims, nonce_key, purses_short
+from tollway.storage.book_page import BookPage, LockedCall, drawn_from, topup_rows
+from tollway.storage.book_tables import call_table, payment_table, topup_table
+
+SIBLINGS_MAX = 256
+"""How many small payments of one purse may repair a short one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reopen:
+    """Run an open call again, under the claim that it has."""
+
+    call_id: CallId
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reopened:
+    """`before`: where the call goes back to when nobody waits for it any more."""
+
+    claimed: Claimed
+    before: CallState
+
+
+Entry = Claim | Close | Reopen | Finish
+Outcome = ClaimOutcome | Closed | Fenced | Reopened | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Posting:
+    """The circumstances under which a batch is written. `purses`: those whose siblings are locked too."""
+
+    owner_id: str
+    now_ms: int
+    attempts_max: int
+    unfinal_units_max: int | None
+    is_retry: bool = False
+    purses: frozenset[Purse] = frozenset()
+
+
+class PursesShort(Exception):
+    """The decision needs the siblings in `purses`. Nothing is written; post again with them, so that all locks are
+    taken in one order."""
+
+    def __init__(self, purses: frozenset[Purse]) -> None:
+        self.purses = purses
+        super().__init__()
+
+
+def post(connection: Connection, entries: Sequence[Entry], posting: Posting) -> list[Outcome]:
+    """Writes a batch in which no call has two entries besides its finish; one outcome for each, in order."""
+    return _Post(connection, posting).run(entries)
+
+
+class _Post:
+    def __init__(self, connection: Connection, posting: Posting) -> None:
+        self._connection = connection
+        self._posting = posting
+        self._page = BookPage(connection)
+        self._outcomes: dict[CallId, Outcome] = {}
+
+    def run(self, entries: Sequence[Entry]) -> list[Outcome]:
+        moves = [entry for entry in entries if isinstance(entry, Close | Reopen)]
+        claims = [entry for entry in entries if isinstance(entry, Claim)]
+        calls = self._lock(moves, claims)
+        for move in moves:
+            call = calls.get(move.call_id)
+            self._outcomes[move.call_id] = (
+                self._close(move, call) if isinstance(move, Close) else self._reopen(move, call)
+            )
+        self._page.write()
+        if self._posting.is_retry:
+            self._find_claimed(claims)
+        self._claim([claim for claim in claims if claim.call_id not in self._outcomes])
+        self._finish([entry for entry in entries if isinstance(entry, Finish)])
+        return [None if isinstance(entry, Finish) else self._outcomes[entry.call_id] for entry in entries]
+
+    def _lock(self, moves: Sequence[Close | Reopen], claims: Sequence[Claim]) -> dict[CallId, LockedCall]:
+        """Locks every row that the batch may change, payments first."""
+        seen = self._page.read_calls([move.call_id for move in moves])
+        drawn = {key for call in seen.values() for key in drawn_from(call)}
+        shown = {claim.payment_id for claim in claims if claim.payment_id is not None}
+        self._page.lock_payments(drawn | shown | self._sibling_ids(claims))
+        short = purses_short(claims, self._page.payments)
+        if not short <= self._posting.purses:
+            raise PursesShort(short | self._posting.purses)
+        return self._page.lock_calls(list(seen))
+
+    def _sibling_ids(self, claims: Sequence[Claim]) -> set[int]:
+        columns = payment_table.c
+        found: set[int] = set()
+        price_max = max((claim.price_units for claim in claims), default=0)
+        for purse in self._posting.purses:
+            rest = columns.value_units - columns.taken_units
+            query = (
+                select(columns.id)
+                .where(_in_purse(purse), columns.state != PaymentState.GONE.value, ~columns.is_held)
+                .where(rest > 0, rest < price_max)
+                .order_by(columns.block_number, columns.id)
+                .limit(SIBLINGS_MAX)
+            )
+            found.update(self._connection.execute(query).scalars())
+        if self._posting.unfinal_units_max is not None:
+            payers = {claim.payer for claim in claims if claim.payer is not None}
+            unfinal = and_(columns.payer.in_(payers), columns.state == PaymentState.UNFINAL.value)
+            found.update(self._connection.execute(select(columns.id).where(unfinal)).scalars())
+        return found
+
+    def _close(self, close: Close, call: LockedCall | None) -> Closed | Fenced:
+        if call is None or call.owner_id != self._posting.owner_id or call.epoch != close.epoch:
+            return Fenced()
+        if call.state is not CallState.FORWARDING:
+            is_done = self._posting.is_retry and call.state in (close.after, CallState.REORGED)
+            return Closed(rest_units=self._rest_of(call)) if is_done else Fenced()
+        completed = {"completed_ms": self._posting.now_ms} if close.after is CallState.RELEASED else {}
+        self._page.move(
+            call,
+            close.after,
+            http_status=close.http_status,
+            upstream_status=close.upstream_status,
+            latency_ms=close.latency_ms,
+            upstream_latency_ms=close.upstream_latency_ms,
+            error=close.error,
+            moved_ms=self._posting.now_ms,
+            **completed,
+        )
+        return Closed(rest_units=self._rest_of(call))
+
+    def _reopen(self, reopen: Reopen, call: LockedCall | None) -> Reopened | Fenced:
+        if call is None:
+            return Fenced()
+        owner_id = self._posting.owner_id
+        if self._posting.is_retry and (call.state, call.epoch, call.owner_id) == (
+            CallState.FORWARDING,
+            reopen.epoch + 1,
+            owner_id,
+        ):
+            return self._reopened(call, reopen, before=CallState.UNKNOWN)
+        if call.epoch != reopen.epoch or not self._is_repeatable(call):
+            return Fenced()
+        cut = "repeated" if call.state is CallState.CONSUMED else call.cut
+        self._page.move(
+            call,
+            CallState.FORWARDING,
+            epoch=call.epoch + 1,
+            attempts=call.attempts + 1,
+            owner_id=owner_id,
+            cut=cut,
+            clock_releases=True,
+            delivery=None,
+            completed_ms=None,
+            moved_ms=self._posting.now_ms,
+        )
+        return self._reopened(call, reopen, before=call.state)
+
+    def _is_repeatable(self, call: LockedCall) -> bool:
+        is_open = call.state is CallState.UNKNOWN or (call.state is CallState.CONSUMED and call.cut == "cut")
+        payments = (self._page.payments[key] for key in drawn_from(call))
+        is_paid = all(one.state is not PaymentState.GONE and not one.is_held for one in payments)
+        return is_open and is_paid and call.attempts < self._posting.attempts_max
+
+    def _reopened(self, call: LockedCall, reopen: Reopen, *, before: CallState) -> Reopened:
+        rest_units = self._rest_of(call) or 0
+        return Reopened(
+            claimed=Claimed(epoch=reopen.epoch + 1, rest_units=rest_units, rail=Rail(call.rail)),
+            before=before,
+        )
+
+    def _rest_of(self, call: LockedCall) -> int | None:
+        return None if call.payment_id is None else self._page.payments[call.payment_id].rest_units
+
+    def _find_claimed(self, claims: Sequence[Claim]) -> None:
+        """Claims of a batch that was committed although its answer was lost."""
+        for call in self._page.lock_calls([claim.call_id for claim in claims]).values():
+            if call.state is CallState.FORWARDING and call.owner_id == self._posting.owner_id:
+                rest_units = self._rest_of(call) or 0
+                self._outcomes[call.id] = Claimed(
+                    epoch=call.epoch, rest_units=rest_units, rail=Rail(call.rail)
+                )
+
+    def _claim(self, claims: Sequence[Claim]) -> None:
+        if not claims:
+            return
+        decisions, debits = decide_claims(
+            claims,
+            payments=self._page.payments.values(),
+            nonces=self._used_nonces(claims),
+            unfinal_units_max=self._posting.unfinal_units_max,
+        )
+        self._page.write_debits(debits)
+        rows = [self._call_row(one) for one in decisions if isinstance(one.outcome, Claimed)]
+        if rows:
+            self._connection.execute(insert(call_table), rows)
+        topups = [
+            row for one in decisions for row in topup_rows(one.claim.call_id, one.claim.payment_id, one.parts)
+        ]
+        if topups:
+            self._connection.execute(insert(topup_table), topups)
+        self._outcomes.update((decision.claim.call_id, decision.outcome) for decision in decisions)
+
+    def _used_nonces(self, claims: Sequence[Claim]) -> dict[NonceKey, NonceUsed]:
+        wanted = {key for key in map(nonce_key, claims) if key is not None}
+        if not wanted:
+            return {}
+        columns = call_table.c
+        query = select(columns.id, columns.state, columns.chain_id, columns.tx_hash, columns.nonce).where(
+            columns.tx_hash.in_({key.tx_hash for key in wanted}),
+            columns.nonce.in_({key.nonce for key in wanted}),
+            columns.nonce.is_not(None),
+            columns.state != CallState.RELEASED.value,
+        )
+        return {
+            NonceKey(ChainId(row.chain_id), TxHash(row.tx_hash), bytes(row.nonce)): NonceUsed(
+                call_id=CallId(row.id), state=CallState(row.state)
+            )
+            for row in self._connection.execute(query)
+        }
+
+    def _call_row(self, decision: Decision) -> dict[str, object]:
+        claim, outcome = decision.claim, decision.outcome
+        assert isinstance(outcome, Claimed)
+        return {
+            "id": claim.call_id,
+            "listing_id": claim.listing_id,
+            "listing_name": claim.listing_name,
+            "provider": claim.provider,
+            "payer": claim.payer,
+            "method": claim.method,
+            "path": claim.path,
+            "digest": claim.digest,
+            "state": CallState.FORWARDING.value,
+            "rail": outcome.rail.value,
+            "price": claim.price,
+            "price_units": claim.price_units,
+            "currency": claim.currency,
+            "payment_id": claim.payment_id,
+            "taken_units": decision.parts.get(claim.payment_id or 0, 0),
+            "chain_id": claim.chain_id,
+            "asset": claim.asset,
+            "decimals": claim.decimals or 0,
+            "tx_hash": claim.tx_hash,
+            "pay_to": claim.pay_to,
+            "nonce": claim.nonce,
+            "idempotency_key": claim.idempotency_key,
+            "request_id": claim.request_id,
+            "owner_id": self._posting.owner_id,
+            "epoch": outcome.epoch,
+            "attempts": 1,
+            "cut": "",
+            "clock_releases": True,
+            "created_ms": claim.created_ms,
+            "moved_ms": self._posting.now_ms,
+        }
+
+    def _finish(self, finishes: Sequence[Finish]) -> None:
+        if finishes:
+            self._connection.execute(_FINISH, [_finish_row(finish) for finish in finishes])
+
+
+def _in_purse(purse: Purse) -> ColumnElement[bool]:
+    columns = payment_table.c
+    return and_(
+        columns.payer == purse.payer,
+        columns.payee == purse.payee,
+        columns.asset == purse.asset,
+        columns.chain_id == purse.chain_id,
+    )
+
+
+_CUT_NOW = and_(bindparam("is_cut"), call_table.c.cut == "", call_table.c.state == CallState.CONSUMED.value)
+_FINISH = (
+    update(call_table)
+    .where(call_table.c.id == bindparam("at_id"), call_table.c.epoch == bindparam("at_epoch"))
+    .values(
+        delivery=bindparam("delivery"),
+        request_bytes=bindparam("request_bytes"),
+        response_bytes=bindparam("response_bytes"),
+        completed_ms=bindparam("completed_ms"),
+        cut=case((_CUT_NOW, "cut"), else_=call_table.c.cut),
+    )
+)
+
+
+def _finish_row(finish: Finish) -> dict[str, object]:
+    return {
+        "at_id": finish.call_id,
+        "at_epoch": finish.epoch,
+        "delivery": finish.delivery.value,
+        "request_bytes": finish.request_bytes,
+        "response_bytes": finish.response_bytes,
+        "completed_ms": finish.completed_ms,
+        "is_cut": finish.is_cut,
+    }

@@ -1,0 +1,159 @@
+"""Which gateways live, what the dead left open, and the proof that the books balance.
+
+A gateway is dead to the others when it has not renewed for its lease, by the database's clock on PostgreSQL; on
+SQLite one process serves, so everybody else is dead. A `boot_mark` names one life of the machine (SQLite) or of the
+database server (PostgreSQL): a close is written, not flushed, so a call that was left open by another life may have
+ended without a trace, and the clock alone never gives its price back.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy import ColumnElement, Connection, insert, literal_column, select, text, update
+
+from tollway.identifiers import CallId
+from tollway.ledger.call import CallState
+from tollway.storage.book_page import BookPage
+from tollway.storage.book_tables import call_table, owner_table
+
+BootMark = Callable[[Connection], str]
+
+STRANDED_MAX = 1_000
+"""How many calls one round of recovery looks at, of each kind."""
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stranded:
+    """A call to move on: only if it is still in that state and epoch."""
+
+    call_id: CallId
+    epoch: int
+    before: CallState
+    after: CallState
+    clock_releases: bool = True
+
+
+def read_boot_mark(connection: Connection) -> str:
+    """'' where it cannot be known: then every restart counts as a power loss."""
+    if connection.dialect.name == "postgresql":
+        return str(connection.execute(text("SELECT pg_postmaster_start_time()::text")).scalar_one())
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return ""
+
+
+def renew(connection: Connection, owner_id: str, *, now_ms: int, boot_mark: BootMark) -> None:
+    """The boot mark stays that of the first time, until recovery has looked at what another life may have lost."""
+    seen_ms = _clock_ms(connection, now_ms)
+    at = update(owner_table).where(owner_table.c.id == owner_id).values(seen_ms=seen_ms)
+    if connection.execute(at).rowcount == 0:
+        row = {"id": owner_id, "started_ms": seen_ms, "seen_ms": seen_ms, "boot_mark": boot_mark(connection)}
+        connection.execute(insert(owner_table), row)
+
+
+def renew_boot_mark(connection: Connection, owner_id: str, *, boot_mark: BootMark) -> None:
+    at = update(owner_table).where(owner_table.c.id == owner_id)
+    connection.execute(at.values(boot_mark=boot_mark(connection)))
+
+
+def find_own_forwarding(connection: Connection, owner_id: str) -> list[tuple[CallId, int]]:
+    columns = call_table.c
+    query = select(columns.id, columns.epoch).where(columns.owner_id == owner_id, _is("forwarding"))
+    return [(CallId(row.id), row.epoch) for row in connection.execute(query)]
+
+
+def find_stranded(
+    connection: Connection, owner_id: str, *, now_ms: int, lease_ms: int, hold_ms: int, boot_mark: BootMark
+) -> list[Stranded]:
+    """What dead gateways were forwarding, and the unknown calls that the clock releases now."""
+    columns = call_table.c
+    marks = _boot_marks(connection)
+    living = _living(connection, owner_id, now_ms=now_ms, lease_ms=lease_ms)
+    mark = boot_mark(connection)
+    left = (
+        select(columns.id, columns.epoch, columns.owner_id)
+        .where(_is("forwarding"), columns.owner_id.not_in(living))
+        .limit(STRANDED_MAX)
+    )
+    stranded = [
+        Stranded(
+            call_id=CallId(row.id),
+            epoch=row.epoch,
+            before=CallState.FORWARDING,
+            after=CallState.UNKNOWN,
+            clock_releases=bool(mark) and marks.get(row.owner_id) == mark,
+        )
+        for row in connection.execute(left)
+    ]
+    expired = (
+        select(columns.id, columns.epoch)
+        .where(_is("unknown"), columns.moved_ms <= now_ms - hold_ms, columns.clock_releases)
+        .limit(STRANDED_MAX)
+    )
+    stranded += [
+        Stranded(call_id=CallId(row.id), epoch=row.epoch, before=CallState.UNKNOWN, after=CallState.RELEASED)
+        for row in connection.execute(expired)
+    ]
+    return stranded
+
+
+def settle(connection: Connection, stranded: Sequence[Stranded], *, now_ms: int) -> int:
+    """Moves what is still as it was found; returns how many calls moved."""
+    page = BookPage(connection)
+    calls = page.lock_with_payments([one.call_id for one in stranded])
+    moved = 0
+    for one in stranded:
+        call = calls.get(one.call_id)
+        if call is None or call.state is not one.before or call.epoch != one.epoch:
+            continue
+        if one.before is CallState.UNKNOWN:
+            page.move(call, one.after, moved_ms=now_ms)
+        else:
+            page.move(
+                call, one.after, moved_ms=now_ms, clock_releases=one.clock_releases, completed_ms=now_ms
+            )
+        moved += 1
+    page.write()
+    return moved
+
+
+def resolve(connection: Connection, call_id: CallId, after: CallState, *, now_ms: int) -> bool:
+    page = BookPage(connection)
+    call = page.lock_with_payments([call_id]).get(call_id)
+    if call is None or call.state is not CallState.UNKNOWN:
+        return False
+    page.move(call, after, moved_ms=now_ms)
+    page.write()
+    return True
+
+
+def _living(connection: Connection, owner_id: str, *, now_ms: int, lease_ms: int) -> Collection[str]:
+    if connection.dialect.name != "postgresql":
+        return [owner_id]
+    seen_after = _clock_ms(connection, now_ms) - lease_ms
+    query = select(owner_table.c.id).where(owner_table.c.seen_ms > seen_after)
+    return {owner_id, *connection.execute(query).scalars()}
+
+
+def _boot_marks(connection: Connection) -> dict[str, str]:
+    """Of the owners of open calls only; the table keeps every gateway that ever was."""
+    columns = owner_table.c
+    open_owners = select(call_table.c.owner_id).where(_is("forwarding"))
+    query = select(columns.id, columns.boot_mark).where(columns.id.in_(open_owners))
+    return {row.id: row.boot_mark for row in connection.execute(query)}
+
+
+def _clock_ms(connection: Connection, now_ms: int) -> int:
+    """The database's clock where gateways share one, so that theirs need not agree."""
+    if connection.dialect.name != "postgresql":
+        return now_ms
+    query = text("SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000 AS BIGINT)")
+    return int(connection.execute(query).scalar_one())
+
+
+def _is(state: str) -> ColumnElement[bool]:
+    return call_table.c.state == literal_column(f"'{state}'")

@@ -1,0 +1,576 @@
+"""The books in memory: the twin of `storage.book_store`, for tests of other rooms. Keeps nothing.
+
+It passes the same contract suite and asks the same rules in `ledger/`. `away` makes every method raise
+`StorageUnavailable`. `another` is a second gateway over the same books.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+from tollway.errors import StorageUnavailable
+from tollway.identifiers import Address, CallId, TxHash
+from tollway.ledger.book import (
+    AuditReport,
+    Claim,
+    Claimed,
+    ClaimOutcome,
+    Close,
+    Closed,
+    Debt,
+    Fenced,
+    Finish,
+    NonceUsed,
+    OpenCall,
+)
+from tollway.ledger.call import (
+    TAKING,
+    CallRecord,
+    CallState,
+    NewPayment,
+    Payment,
+    PaymentState,
+    Rail,
+    is_move_allowed,
+)
+from tollway.ledger.claims import NonceKey, Purse, check_units, decide_claims, nonce_key, purse_of
+from tollway.ledger.parts import Parts, held_after, share_among_debts
+from tollway.ledger.statement import HistoryPage, HistoryQuery, HistoryStatus
+from tollway.limits import DEFAULT_LIMITS, Limits
+
+TOTAL_MAX = 10_000
+GAP_MS = 60_000
+GONE_RECHECK_MS = 86_400_000
+
+
+@dataclass(slots=True, kw_only=True)
+class _Call:
+    claim: Claim
+    rail: Rail
+    owner_id: str
+    parts: Parts
+    moved_ms: int
+    state: CallState = CallState.FORWARDING
+    epoch: int = 1
+    attempts: int = 1
+    cut: str = ""
+    close: Close | None = None
+    finish: Finish | None = None
+    completed_ms: int | None = None
+
+    @property
+    def order(self) -> tuple[int, CallId]:
+        return (self.claim.created_ms, self.claim.call_id)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Rows:
+    """What all gateways share. A payment is kept with its value on the chain, also when it is gone."""
+
+    payments: dict[int, Payment] = field(default_factory=dict)
+    checked_ms: dict[int, int] = field(default_factory=dict)
+    gone_ms: dict[int, int] = field(default_factory=dict)
+    calls: dict[CallId, _Call] = field(default_factory=dict)
+    seen_ms: dict[str, int] = field(default_factory=dict)
+    admitted: set[TxHash] = field(default_factory=set)
+    ready_ms: int | None = None
+    outages: list[tuple[int, int]] = field(default_factory=list)
+    restored_ms: int | None = None
+
+
+class MemoryBook:
+    """Keeps the promises of `Book` and `Statement`, within one process."""
+
+    def __init__(
+        self,
+        *,
+        now_ms: Callable[[], int],
+        owner_id: str = "memory",
+        limits: Limits = DEFAULT_LIMITS,
+        unfinal_units_max: int | None = None,
+    ) -> None:
+        self._now_ms = now_ms
+        self._owner_id = owner_id
+        self._limits = limits
+        self._unfinal_units_max = unfinal_units_max
+        self._rows = _Rows()
+        self.away = False
+
+    def another(self, owner_id: str) -> Self:
+        """A second gateway over the same books."""
+        other = type(self)(
+            now_ms=self._now_ms,
+            owner_id=owner_id,
+            limits=self._limits,
+            unfinal_units_max=self._unfinal_units_max,
+        )
+        other._rows = self._rows
+        return other
+
+    async def find_payments(self, tx_hash: TxHash) -> tuple[Payment, ...]:
+        self._answer()
+        return tuple(_shown(one) for one in self._rows.payments.values() if one.tx_hash == tx_hash)
+
+    async def record_payments(self, payments: Sequence[NewPayment], *, now_ms: int) -> tuple[Payment, ...]:
+        self._answer()
+        for new in payments:
+            check_units(new.value_units)
+        ids = [self._record(new, now_ms) for new in payments]
+        return tuple(_shown(self._rows.payments[key]) for key in dict.fromkeys(ids))
+
+    async def claim(self, claim: Claim) -> ClaimOutcome:
+        check_units(claim.price_units)
+        self._answer()
+        if claim.call_id in self._rows.calls:
+            raise StorageUnavailable
+        (decision,), debits = decide_claims(
+            [claim],
+            payments=[_shown(one) for one in self._rows.payments.values()],
+            nonces=self._nonces(),
+            unfinal_units_max=self._unfinal_units_max,
+        )
+        if not isinstance(decision.outcome, Claimed):
+            return decision.outcome
+        for debit in debits:
+            self._rows.payments[debit.payment_id] = replace(
+                self._rows.payments[debit.payment_id],
+                taken_units=debit.taken_units,
+                calls=debit.calls,
+                is_plain_ended=debit.is_plain_ended,
+            )
+        self._rows.calls[claim.call_id] = _Call(
+            claim=claim,
+            rail=decision.outcome.rail,
+            owner_id=self._owner_id,
+            parts=decision.parts,
+            moved_ms=self._now_ms(),
+        )
+        return decision.outcome
+
+    async def close(self, close: Close) -> Closed | Fenced:
+        if not is_move_allowed(CallState.FORWARDING, close.after):
+            raise ValueError(f"a forwarding never ends in {close.after}")
+        self._answer()
+        call = self._rows.calls.get(close.call_id)
+        if call is None or (call.state, call.epoch, call.owner_id) != (
+            CallState.FORWARDING,
+            close.epoch,
+            self._owner_id,
+        ):
+            return Fenced()
+        self._move(call, close.after)
+        call.close = close
+        if close.after is CallState.RELEASED:
+            call.completed_ms = self._now_ms()
+        return Closed(rest_units=self._rest_of(call))
+
+    def finish(self, finish: Finish) -> None:
+        call = self._rows.calls.get(finish.call_id)
+        if self.away or call is None or call.epoch != finish.epoch:
+            return
+        call.finish, call.completed_ms = finish, finish.completed_ms
+        if finish.is_cut and call.state is CallState.CONSUMED and not call.cut:
+            call.cut = "cut"
+
+    async def find_repeat(self, payment_id: int, digest: bytes) -> OpenCall | None:
+        self._answer()
+        found = [
+            call
+            for call in self._newest_first()
+            if call.claim.payment_id == payment_id
+            and call.claim.digest == digest
+            and (_is_open(call) or _is_cut(call))
+        ]
+        if not found:
+            return None
+        call = found[0]
+        return OpenCall(
+            call_id=call.claim.call_id, state=call.state, epoch=call.epoch, attempts=call.attempts
+        )
+
+    async def reopen(self, call_id: CallId, *, epoch: int, now_ms: int) -> Claimed | Fenced:
+        self._answer()
+        call = self._rows.calls.get(call_id)
+        if call is None or call.epoch != epoch or not self._is_repeatable(call):
+            return Fenced()
+        if call.state is CallState.CONSUMED:
+            call.cut = "repeated"
+        self._move(call, CallState.FORWARDING)
+        call.epoch += 1
+        call.attempts += 1
+        call.owner_id, call.finish, call.completed_ms = self._owner_id, None, None
+        return Claimed(epoch=call.epoch, rest_units=self._rest_of(call) or 0, rail=call.rail)
+
+    async def spending_calls(self, payment_id: int, *, limit: int) -> tuple[CallId, ...]:
+        self._answer()
+        spending = [call for call in self._newest_first() if call.parts.get(payment_id, 0)]
+        return tuple(call.claim.call_id for call in spending[:limit])
+
+    async def debts(self, payer: Address) -> tuple[Debt, ...]:
+        self._answer()
+        owed: dict[Purse, int] = {}
+        for call in self._rows.calls.values():
+            if call.claim.payer == payer and call.state is CallState.REORGED:
+                purse = _purse_of_claim(call.claim)
+                owed[purse] = owed.get(purse, 0) + _owed_units(call)
+        return tuple(
+            Debt(chain_id=purse.chain_id, asset=purse.asset, payee=purse.payee, units=units)
+            for purse, units in sorted(owed.items())
+        )
+
+    async def resolve(self, call_id: CallId, after: CallState, *, now_ms: int) -> bool:
+        if after not in (CallState.RELEASED, CallState.CONSUMED):
+            raise ValueError("an unknown call is resolved to released or consumed")
+        self._answer()
+        call = self._rows.calls.get(call_id)
+        if call is None or call.state is not CallState.UNKNOWN:
+            return False
+        self._move(call, after)
+        return True
+
+    async def renew_ownership(self, *, now_ms: int) -> None:
+        self._answer()
+        self._rows.seen_ms[self._owner_id] = now_ms
+
+    async def recover(self, *, now_ms: int) -> int:
+        self._answer()
+        lease_ms, hold_ms = self._limits.owner_lease_s * 1000, self._limits.unknown_hold_s * 1000
+        living = {owner for owner, seen in self._rows.seen_ms.items() if seen > now_ms - lease_ms}
+        stranded = [
+            call
+            for call in self._rows.calls.values()
+            if call.state is CallState.FORWARDING and call.owner_id not in {*living, self._owner_id}
+        ]
+        expired = [
+            call
+            for call in self._rows.calls.values()
+            if call.state is CallState.UNKNOWN and call.moved_ms <= now_ms - hold_ms
+        ]
+        for call in stranded:
+            self._move(call, CallState.UNKNOWN)
+            call.completed_ms = now_ms
+        for call in expired:
+            self._move(call, CallState.RELEASED)
+        return len(stranded) + len(expired)
+
+    async def audit(self) -> AuditReport:
+        self._answer()
+        held: dict[int, int] = {}
+        wrong: list[str] = []
+        for call in self._rows.calls.values():
+            for key, units in call.parts.items():
+                held[key] = held.get(key, 0) + units
+            if call.claim.payment_id is not None and not _holds_right(call):
+                wrong.append(f"call {call.claim.call_id} is {call.state}")
+        for payment in self._rows.payments.values():
+            if payment.taken_units != held.get(payment.id, 0):
+                wrong.append(f"payment {payment.id} in {payment.tx_hash}")
+        unknown = [one.claim.call_id for one in self._rows.calls.values() if one.state is CallState.UNKNOWN]
+        return AuditReport(
+            payments=len(self._rows.payments),
+            calls=len(self._rows.calls),
+            wrong=tuple(wrong),
+            held_calls=tuple(unknown),
+            held_payments=tuple(str(one.tx_hash) for one in self._rows.payments.values() if one.is_held),
+        )
+
+    async def release_held(self) -> int:
+        self._answer()
+        held = [payment for payment in self._rows.payments.values() if payment.is_held]
+        for payment in held:
+            self._rows.payments[payment.id] = replace(payment, is_held=False)
+        self._rows.restored_ms = None
+        return len(held)
+
+    async def unfinal_payments(self, *, limit: int) -> tuple[Payment, ...]:
+        self._answer()
+        since_ms = self._now_ms() - GONE_RECHECK_MS
+        watched = [
+            payment
+            for payment in self._rows.payments.values()
+            if payment.state is PaymentState.UNFINAL
+            or (payment.state is PaymentState.GONE and self._rows.gone_ms[payment.id] > since_ms)
+        ]
+        watched.sort(key=lambda one: (self._rows.checked_ms[one.id], one.id))
+        return tuple(map(_shown, watched[:limit]))
+
+    async def mark_checked(
+        self, payment_id: int, *, is_final: bool, block_number: int, block_hash: bytes, now_ms: int
+    ) -> None:
+        self._answer()
+        payment = self._rows.payments.get(payment_id)
+        if payment is None:
+            return
+        self._rows.checked_ms[payment_id] = now_ms
+        if payment.state is PaymentState.UNFINAL:
+            state = PaymentState.FINAL if is_final else PaymentState.UNFINAL
+            self._rows.payments[payment_id] = replace(
+                payment, state=state, block_number=block_number, block_hash=block_hash
+            )
+
+    async def mark_gone(self, payment_id: int, *, now_ms: int) -> int:
+        self._answer()
+        payment = self._rows.payments.get(payment_id)
+        if payment is None or payment.state is not PaymentState.UNFINAL:
+            return 0
+        self._rows.payments[payment_id] = replace(payment, state=PaymentState.GONE)
+        self._rows.gone_ms[payment_id] = self._rows.checked_ms[payment_id] = now_ms
+        debt_units = 0
+        for call in self._rows.calls.values():
+            if call.state in (CallState.CONSUMED, CallState.REORGED) and payment_id in call.parts:
+                debt_units += call.parts[payment_id]
+                holding = held_after(
+                    CallState.CONSUMED,
+                    parts=call.parts,
+                    price_units=call.claim.price_units,
+                    gone={payment_id},
+                )
+                self._hold(call, holding.parts)
+                call.state, call.moved_ms = holding.state, now_ms
+        return debt_units
+
+    async def admit(self, tx_hash: TxHash, *, now_ms: int) -> None:
+        self._answer()
+        self._rows.admitted.add(tx_hash)
+
+    async def is_admitted(self, tx_hash: TxHash) -> bool:
+        self._answer()
+        return tx_hash in self._rows.admitted
+
+    async def note_ready(self, *, now_ms: int) -> None:
+        self._answer()
+        ready_ms = self._rows.ready_ms
+        if ready_ms is not None and now_ms - ready_ms > GAP_MS:
+            self._rows.outages.append((ready_ms, now_ms))
+        self._rows.ready_ms = max(now_ms, ready_ms or 0)
+
+    async def downtime_ms(self, *, since_ms: int, now_ms: int) -> int:
+        self._answer()
+        gaps = list(self._rows.outages)
+        if self._rows.ready_ms is not None and now_ms - self._rows.ready_ms > GAP_MS:
+            gaps.append((self._rows.ready_ms, now_ms))
+        return sum(max(0, min(to_ms, now_ms) - max(from_ms, since_ms)) for from_ms, to_ms in gaps)
+
+    async def note_restored(self, *, now_ms: int) -> None:
+        self._answer()
+        self._rows.restored_ms = now_ms
+        self._rows.payments = {
+            key: replace(payment, is_held=True) for key, payment in self._rows.payments.items()
+        }
+
+    async def restored_before_ms(self) -> int | None:
+        self._answer()
+        return self._rows.restored_ms
+
+    async def history(self, query: HistoryQuery) -> HistoryPage:
+        self._answer()
+        calls = [call for call in self._newest_first() if _is_asked_for(call, query)]
+        is_filtered = any(
+            one is not None for one in (query.listing_id, query.status, query.from_ms, query.to_ms)
+        )
+        is_beyond = is_filtered and len(calls) > TOTAL_MAX
+        total = TOTAL_MAX if is_beyond else len(calls)
+        if query.before is not None:
+            place = self._rows.calls.get(query.before)
+            calls = [call for call in calls if place is not None and call.order < place.order]
+        shown = calls[query.offset : query.offset + query.limit]
+        return HistoryPage(calls=tuple(map(_record, shown)), total=total, is_lower_bound=is_beyond)
+
+    async def find_call(self, call_id: CallId) -> CallRecord | None:
+        self._answer()
+        call = self._rows.calls.get(call_id)
+        return None if call is None else _record(call)
+
+    async def payments_of(self, payer: Address, *, limit: int, offset: int) -> tuple[Payment, ...]:
+        self._answer()
+        own = [_shown(one) for one in self._rows.payments.values() if one.payer == payer]
+        own.sort(key=lambda one: (one.block_time, one.id), reverse=True)
+        return tuple(own[offset : offset + limit])
+
+    async def payments_in(self, payer: Address, tx_hash: TxHash) -> tuple[Payment, ...]:
+        return tuple(one for one in await self.find_payments(tx_hash) if one.payer == payer)
+
+    async def calls_of(self, payment_id: int, *, limit: int) -> tuple[CallId, ...]:
+        self._answer()
+        own = [
+            call
+            for call in self._newest_first()
+            if call.claim.payment_id == payment_id or payment_id in call.parts
+        ]
+        return tuple(call.claim.call_id for call in own[:limit])
+
+    def _answer(self) -> None:
+        if self.away:
+            raise StorageUnavailable
+
+    def _newest_first(self) -> list[_Call]:
+        return sorted(self._rows.calls.values(), key=lambda call: call.order, reverse=True)
+
+    def _nonces(self) -> dict[NonceKey, NonceUsed]:
+        held = (call for call in self._rows.calls.values() if call.state is not CallState.RELEASED)
+        keyed = ((nonce_key(call.claim), call) for call in held)
+        return {
+            key: NonceUsed(call_id=call.claim.call_id, state=call.state)
+            for key, call in keyed
+            if key is not None
+        }
+
+    def _record(self, new: NewPayment, now_ms: int) -> int:
+        old = next((one for one in self._rows.payments.values() if _key(one) == _key(new)), None)
+        if old is not None and old.state is not PaymentState.GONE:
+            return old.id
+        payment_id = old.id if old is not None else len(self._rows.payments) + 1
+        taken_units = old.taken_units if old is not None else 0
+        self._rows.payments[payment_id] = Payment(
+            id=payment_id,
+            chain_id=new.chain_id,
+            tx_hash=new.tx_hash,
+            asset=new.asset,
+            payer=new.payer,
+            payee=new.payee,
+            value_units=max(new.value_units, taken_units),
+            taken_units=taken_units,
+            state=PaymentState.FINAL if new.is_final else PaymentState.UNFINAL,
+            block_number=new.block_number,
+            block_hash=new.block_hash,
+            block_time=new.block_time,
+            is_plain_ended=old is not None and old.is_plain_ended,
+            is_held=old is not None and old.is_held,
+            calls=old.calls if old is not None else 0,
+        )
+        self._rows.checked_ms[payment_id] = now_ms
+        self._pay_debts(self._rows.payments[payment_id])
+        return payment_id
+
+    def _pay_debts(self, payment: Payment) -> None:
+        debtors = [
+            call
+            for call in reversed(self._newest_first())
+            if call.state is CallState.REORGED and _purse_of_claim(call.claim) == purse_of(payment)
+        ]
+        owed = [(call.claim.call_id, _owed_units(call)) for call in debtors]
+        for call_id, units in share_among_debts(payment.rest_units, debts=owed).items():
+            call = self._rows.calls[call_id]
+            self._hold(call, {**call.parts, payment.id: call.parts.get(payment.id, 0) + units})
+            if _owed_units(call) == 0:
+                call.state = CallState.CONSUMED
+
+    def _move(self, call: _Call, after: CallState) -> None:
+        assert is_move_allowed(call.state, after), f"{call.state} -> {after}"
+        gone = {key for key in call.parts if self._rows.payments[key].state is PaymentState.GONE}
+        holding = held_after(after, parts=call.parts, price_units=call.claim.price_units, gone=gone)
+        self._hold(call, holding.parts)
+        call.state, call.moved_ms = holding.state, self._now_ms()
+
+    def _hold(self, call: _Call, parts: Parts) -> None:
+        for key in {*call.parts, *parts}:
+            payment = self._rows.payments[key]
+            taken_units = payment.taken_units + parts.get(key, 0) - call.parts.get(key, 0)
+            self._rows.payments[key] = replace(payment, taken_units=taken_units)
+        call.parts = parts
+
+    def _is_repeatable(self, call: _Call) -> bool:
+        drawn = {*call.parts} | ({call.claim.payment_id} if call.claim.payment_id is not None else set())
+        payments = [self._rows.payments[key] for key in drawn]
+        is_paid = all(one.state is not PaymentState.GONE and not one.is_held for one in payments)
+        is_open = call.state is CallState.UNKNOWN or _is_cut(call)
+        return is_open and is_paid and call.attempts < self._limits.attempts_max
+
+    def _rest_of(self, call: _Call) -> int | None:
+        if call.claim.payment_id is None:
+            return None
+        return _shown(self._rows.payments[call.claim.payment_id]).rest_units
+
+
+def _shown(payment: Payment) -> Payment:
+    if payment.state is not PaymentState.GONE:
+        return payment
+    return replace(payment, value_units=payment.taken_units)
+
+
+def _key(payment: Payment | NewPayment) -> tuple[object, ...]:
+    return (payment.chain_id, payment.tx_hash, payment.asset, payment.payer, payment.payee)
+
+
+def _purse_of_claim(claim: Claim) -> Purse:
+    assert claim.chain_id is not None
+    assert claim.asset is not None
+    assert claim.payer is not None
+    assert claim.pay_to is not None
+    return Purse(claim.chain_id, claim.asset, claim.payer, claim.pay_to)
+
+
+def _owed_units(call: _Call) -> int:
+    return call.claim.price_units - sum(call.parts.values())
+
+
+def _holds_right(call: _Call) -> bool:
+    held_units, price_units = sum(call.parts.values()), call.claim.price_units
+    if call.state in TAKING:
+        return held_units == price_units
+    return held_units == 0 if call.state is CallState.RELEASED else held_units < price_units
+
+
+def _is_open(call: _Call) -> bool:
+    return call.state in (CallState.FORWARDING, CallState.UNKNOWN)
+
+
+def _is_cut(call: _Call) -> bool:
+    return call.state is CallState.CONSUMED and call.cut == "cut"
+
+
+def _is_asked_for(call: _Call, query: HistoryQuery) -> bool:
+    claim = call.claim
+    checks: Iterable[bool] = (
+        (claim.payer if query.role == "payer" else claim.provider) == query.wallet,
+        query.listing_id is None or claim.listing_id == query.listing_id,
+        query.from_ms is None or claim.created_ms >= query.from_ms,
+        query.to_ms is None or claim.created_ms <= query.to_ms,
+        query.status is None or _status(call) == query.status,
+    )
+    return all(checks)
+
+
+def _status(call: _Call) -> HistoryStatus:
+    if call.state in (CallState.FORWARDING, CallState.SETTLING):
+        return "pending"
+    if call.state is CallState.UNKNOWN:
+        return "unknown"
+    upstream_status = None if call.close is None else call.close.upstream_status
+    is_good = call.state is not CallState.RELEASED and upstream_status is not None and upstream_status < 400
+    return "succeeded" if is_good else "failed"
+
+
+def _record(call: _Call) -> CallRecord:
+    claim, close, finish = call.claim, call.close, call.finish
+    return CallRecord(
+        id=claim.call_id,
+        listing_id=claim.listing_id,
+        listing_name=claim.listing_name,
+        provider=claim.provider,
+        payer=claim.payer,
+        method=claim.method,
+        path=claim.path,
+        state=call.state,
+        rail=call.rail,
+        price=claim.price,
+        price_units=claim.price_units,
+        currency=claim.currency,
+        chain_id=claim.chain_id,
+        asset=claim.asset,
+        decimals=claim.decimals or 0,
+        tx_hash=claim.tx_hash,
+        pay_to=claim.pay_to,
+        http_status=close.http_status if close else None,
+        upstream_status=close.upstream_status if close else None,
+        request_bytes=finish.request_bytes if finish else None,
+        response_bytes=finish.response_bytes if finish else None,
+        latency_ms=close.latency_ms if close else None,
+        upstream_latency_ms=close.upstream_latency_ms if close else None,
+        delivery=finish.delivery if finish else None,
+        idempotency_key=claim.idempotency_key,
+        request_id=claim.request_id,
+        error=close.error if close else None,
+        created_ms=claim.created_ms,
+        completed_ms=call.completed_ms,
+    )
