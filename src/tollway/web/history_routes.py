@@ -1,0 +1,301 @@
+"""A wallet's calls and payments, as the books have them: `/history` and `/payments`. Reads only, except that a
+provider may decide a call whose outcome is unknown. It never shows one wallet what belongs to another.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, cast
+
+from fastapi import APIRouter, Depends, Request
+
+from tollway.errors import Code, FieldError, Problem, Refusal
+from tollway.identifiers import Address, CallId, ChainId, ListingId, TxHash, format_network
+from tollway.identity.authenticator import Identity
+from tollway.ledger.book import Book
+from tollway.ledger.call import CallRecord, CallState, Payment, PaymentState
+from tollway.ledger.statement import HistoryQuery, HistoryStatus, Statement
+from tollway.money import Asset
+from tollway.web.json_body import parse_json_object
+from tollway.web.wire import Query, format_time, parse_time
+
+HISTORY_LIMIT_DEFAULT, HISTORY_LIMIT_MAX = 50, 1_000
+OFFSET_MAX = 10_000
+PAYMENTS_LIMIT_MAX = 100
+CALLS_SHOWN_MAX = 100
+"""Of one payment, newest first."""
+
+HISTORY_PARAMETERS = ("apiId", "limit", "offset", "status", "from", "to", "before", "role")
+_STATUSES = ("pending", "succeeded", "failed", "unknown")
+_ERROR_STATUS_MIN = 400
+
+Wallet = Callable[[Request], Awaitable[Identity]]
+FindAsset = Callable[[ChainId, str], Asset | None]
+"""The asset that the books call by that key on that chain; None when it is configured no more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sighting:
+    """What the chains say about a transaction that the books do not know. `chain_id`: where it was seen."""
+
+    state: Literal["unseen", "pending", "refused"]
+    reason: str | None = None
+    chain_id: ChainId | None = None
+
+
+Lookup = Callable[[TxHash, Address], Awaitable[Sighting | None]]
+"""Asks the chains about a transaction for a payer. None: no chain could be asked about it."""
+
+
+def history_router(
+    *,
+    statement: Statement,
+    book: Book,
+    wallet: Wallet,
+    lookup: Lookup,
+    find_asset: FindAsset,
+    now_ms: Callable[[], int],
+) -> APIRouter:
+    """The five routes under `/api/v2`. `wallet` proves who asks, before anything is validated."""
+    router = APIRouter(prefix="/api/v2")
+    Caller = Annotated[Identity, Depends(wallet)]  # noqa: N806 - a type
+
+    @router.get("/history")
+    async def list_history(request: Request, caller: Caller) -> dict[str, Any]:
+        as_of_ms = now_ms()
+        query = _read_history_query(request, caller.address)
+        page = await statement.history(query)
+        answer: dict[str, Any] = {
+            "calls": [call_json(call, find_asset) for call in page.calls],
+            "total": page.total,
+            "limit": query.limit,
+            "offset": query.offset,
+            "asOf": format_time(as_of_ms if query.to_ms is None else min(as_of_ms, query.to_ms)),
+        }
+        if page.is_lower_bound:
+            answer["totalIsLowerBound"] = True
+        return answer
+
+    @router.get("/history/{call_id}")
+    async def show_call(request: Request, call_id: str, caller: Caller) -> dict[str, Any]:
+        Query(request.scope["query_string"], known=()).finish()
+        return call_json(await _find_call(statement, call_id, caller), find_asset)
+
+    @router.post("/history/{call_id}/resolution")
+    async def resolve_call(request: Request, call_id: str, caller: Caller) -> dict[str, Any]:
+        call = await _find_call(statement, call_id, caller)
+        if call.provider != caller.address:
+            raise _refusal(Code.NOT_PROVIDER, "Only the provider decides what became of a call.")
+        outcome = _read_outcome(await request.body())
+        if not await book.resolve(call.id, outcome, now_ms=now_ms()) and not _is_settled_as(call, outcome):
+            raise _refusal(
+                Code.PRECONDITION_FAILED, "The outcome of this call is not unknown.", "not_unknown"
+            )
+        return call_json(await _find_call(statement, call_id, caller), find_asset)
+
+    @router.get("/payments")
+    async def list_payments(request: Request, caller: Caller) -> dict[str, Any]:
+        query = Query(request.scope["query_string"], known=("limit", "offset"))
+        limit = query.whole("limit", default=HISTORY_LIMIT_DEFAULT, least=1, most=PAYMENTS_LIMIT_MAX)
+        offset = query.whole("offset", default=0, least=0, most=OFFSET_MAX)
+        query.finish()
+        payments = await statement.payments_of(caller.address, limit=limit, offset=offset)
+        shown = [await _show_payment(payment, statement, find_asset) for payment in payments]
+        return {"payments": shown, "limit": limit, "offset": offset}
+
+    @router.get("/payments/{transaction}")
+    async def show_payment(request: Request, transaction: str, caller: Caller) -> dict[str, Any]:
+        Query(request.scope["query_string"], known=()).finish()
+        tx_hash = _parse_transaction(transaction)
+        payments = await statement.payments_in(caller.address, tx_hash)
+        if not payments:
+            return _sighting_json(tx_hash, caller.address, await lookup(tx_hash, caller.address))
+        first, *others = [await _show_payment(payment, statement, find_asset) for payment in payments]
+        return {**first, "others": others} if others else first
+
+    return router
+
+
+def call_json(call: CallRecord, find_asset: FindAsset) -> dict[str, Any]:
+    """A record of `/history`. No body and no query of the call was ever kept."""
+    return {
+        "id": call.id,
+        "apiId": call.listing_id,
+        "apiName": call.listing_name,
+        "provider": str(call.provider),
+        "payer": _text(call.payer),
+        "method": call.method,
+        "path": call.path,
+        "status": call_status(call),
+        "httpStatus": call.http_status,
+        "upstreamStatus": call.upstream_status,
+        "price": call.price,
+        "currency": call.currency,
+        "payment": _call_payment_json(call, find_asset),
+        "requestBytes": call.request_bytes,
+        "responseBytes": call.response_bytes,
+        "latencyMs": call.latency_ms,
+        "upstreamLatencyMs": call.upstream_latency_ms,
+        "idempotencyKey": call.idempotency_key,
+        "requestId": call.request_id,
+        "error": call.error,
+        "createdAt": format_time(call.created_ms),
+        "completedAt": None if call.completed_ms is None else format_time(call.completed_ms),
+    }
+
+
+def call_status(call: CallRecord) -> HistoryStatus:
+    """What became of the call, in the words of the wire. A reorged call keeps what its answer made it."""
+    match call.state:
+        case CallState.FORWARDING | CallState.SETTLING:
+            return "pending"
+        case CallState.UNKNOWN:
+            return "unknown"
+        case CallState.RELEASED:
+            return "failed"
+        case CallState.CONSUMED | CallState.REORGED:
+            is_good = call.upstream_status is not None and call.upstream_status < _ERROR_STATUS_MIN
+            return "succeeded" if is_good else "failed"
+
+
+_PAYMENT_STATES = {
+    CallState.FORWARDING: "held",
+    CallState.SETTLING: "held",
+    CallState.UNKNOWN: "held",
+    CallState.CONSUMED: "charged",
+    CallState.RELEASED: "released",
+    CallState.REORGED: "reorged",
+}
+
+
+def _call_payment_json(call: CallRecord, find_asset: FindAsset) -> dict[str, Any]:
+    asset = _call_asset(call, find_asset)
+    return {
+        "state": "none" if asset is None else _PAYMENT_STATES[call.state],
+        "rail": call.rail.value,
+        "network": None if asset is None else asset.network,
+        "asset": None if asset is None else asset.caip19,
+        "transaction": _text(call.tx_hash),
+        "amount": None if asset is None else str(asset.to_base_units(call.price_units)),
+        "payTo": _text(call.pay_to),
+    }
+
+
+def _call_asset(call: CallRecord, find_asset: FindAsset) -> Asset | None:
+    """The asset that paid; None for a free call. One that is configured no more is described by the record itself."""
+    if call.chain_id is None or call.asset is None:
+        return None
+    configured = find_asset(call.chain_id, call.asset)
+    if configured is not None:
+        return configured
+    token = None if call.asset == "native" else Address.parse(call.asset)
+    return Asset(chain_id=call.chain_id, token=token, symbol=call.currency, decimals=call.decimals)
+
+
+async def _show_payment(payment: Payment, statement: Statement, find_asset: FindAsset) -> dict[str, Any]:
+    asset = find_asset(payment.chain_id, payment.asset)
+    network = format_network(payment.chain_id)
+    # A gone payment is worth nothing, whatever its running calls still hold of it.
+    credit_units = 0 if payment.state is PaymentState.GONE else payment.rest_units
+    return {
+        "transaction": str(payment.tx_hash),
+        "network": network,
+        "asset": asset.caip19 if asset else f"{network}/{_asset_reference(payment.asset)}",
+        "payer": str(payment.payer),
+        "payee": str(payment.payee),
+        "amount": str(asset.to_base_units(payment.value_units)) if asset else None,
+        "credit": str(asset.to_base_units(credit_units)) if asset else None,
+        "state": _payment_state(payment),
+        "reason": "held_after_restore" if payment.is_held else None,
+        "calls": list(await statement.calls_of(payment.id, limit=CALLS_SHOWN_MAX)),
+    }
+
+
+def _asset_reference(key: str) -> str:
+    return "slip44:60" if key == "native" else f"erc20:{key}"
+
+
+def _payment_state(payment: Payment) -> str:
+    if payment.state is PaymentState.GONE:
+        return "reorged"
+    return "credited" if payment.rest_units > 0 else "spent"
+
+
+def _sighting_json(tx_hash: TxHash, payer: Address, sighting: Sighting | None) -> dict[str, Any]:
+    if sighting is None:
+        raise _refusal(Code.PAYMENT_NOT_FOUND, "Nothing is known about this transaction.")
+    return {
+        "transaction": str(tx_hash),
+        "network": None if sighting.chain_id is None else format_network(sighting.chain_id),
+        "asset": None,
+        "payer": str(payer),
+        "payee": None,
+        "amount": None,
+        "credit": None,
+        "state": sighting.state,
+        "reason": sighting.reason,
+        "calls": [],
+    }
+
+
+def _read_history_query(request: Request, wallet: Address) -> HistoryQuery:
+    query = Query(request.scope["query_string"], known=HISTORY_PARAMETERS)
+    listing_id, before = query.text("apiId", length_max=64), query.text("before", length_max=64)
+    read = HistoryQuery(
+        wallet=wallet,
+        role="provider" if query.choice("role", ("payer", "provider")) == "provider" else "payer",
+        listing_id=None if listing_id is None else ListingId(listing_id),
+        status=cast(HistoryStatus | None, query.choice("status", _STATUSES)),
+        from_ms=query.parsed("from", parse_time),
+        to_ms=query.parsed("to", parse_time),
+        before=None if before is None else CallId(before),
+        limit=query.whole("limit", default=HISTORY_LIMIT_DEFAULT, least=1, most=HISTORY_LIMIT_MAX),
+        offset=query.whole("offset", default=0, least=0, most=OFFSET_MAX),
+    )
+    query.finish()
+    return read
+
+
+async def _find_call(statement: Statement, call_id: str, caller: Identity) -> CallRecord:
+    """The call, for its payer and its provider; for anybody else there is none."""
+    call = await statement.find_call(CallId(call_id)) if len(call_id) <= 64 else None
+    if call is None or caller.address not in (call.payer, call.provider):
+        raise _refusal(Code.CALL_NOT_FOUND, "There is no such call, or it is not yours to see.")
+    return call
+
+
+def _read_outcome(raw: bytes) -> CallState:
+    body = parse_json_object(raw)
+    errors = [
+        FieldError(code="unknown", detail="there is no such member", pointer="/" + name[:64])
+        for name in body
+        if name != "outcome"
+    ]
+    outcome = body.get("outcome")
+    if outcome not in ("released", "consumed"):
+        detail = "must be released or consumed"
+        errors.append(FieldError(code="unknown_value", detail=detail, pointer="/outcome"))
+    if errors:
+        raise Refusal(
+            Problem(code=Code.VALIDATION_FAILED, detail="The resolution is not valid.", errors=tuple(errors))
+        )
+    return CallState(str(outcome))
+
+
+def _is_settled_as(call: CallRecord, outcome: CallState) -> bool:
+    """The decision was made before, and it was this one: saying it again changes nothing."""
+    return call.state is outcome and call.upstream_status is None
+
+
+def _parse_transaction(text: str) -> TxHash:
+    try:
+        return TxHash.parse(text)
+    except ValueError as exc:
+        raise _refusal(Code.INVALID_REQUEST, f"{exc}.") from exc
+
+
+def _text(value: Address | TxHash | None) -> str | None:
+    return None if value is None else str(value)
+
+
+def _refusal(code: Code, detail: str, reason: str | None = None) -> Refusal:
+    return Refusal(Problem(code=code, detail=detail, reason=reason))

@@ -1,0 +1,416 @@
+"""`/history` and `/payments`: the public record to the letter, each wallet its own, and what a provider may decide."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI, Request
+
+from tollway.errors import Code, Problem, Refusal
+from tollway.identifiers import Address, CallId, ChainId, ListingId, TxHash
+from tollway.identity.authenticator import Identity
+from tollway.ledger.call import CallRecord, CallState, Delivery, Payment, PaymentState, Rail
+from tollway.ledger.statement import HistoryPage, HistoryQuery
+from tollway.money import Asset
+from tollway.web.history_routes import Sighting, call_status, history_router
+from tollway.web.problems import install_handlers
+from tollway.web.wire import format_time
+
+PAYER, PROVIDER, STRANGER = Address(b"p" * 20), Address(b"q" * 20), Address(b"s" * 20)
+NOW_MS = 1_795_252_500_007
+TX = TxHash(b"t" * 32)
+CHAIN = ChainId(84532)
+USDC = Asset(
+    chain_id=CHAIN,
+    token=Address.parse("0x036CbD53842c5426634e7929541eC2318f3dCF7e"),
+    symbol="USDC",
+    decimals=6,
+)
+ETHER = Asset(chain_id=CHAIN, token=None, symbol="ETH", decimals=18)
+
+CALL = CallRecord(
+    id=CallId("call_1"),
+    listing_id=ListingId("api_1"),
+    listing_name="Weather",
+    provider=PROVIDER,
+    payer=PAYER,
+    method="GET",
+    path="/v1/cities/berlin",
+    state=CallState.CONSUMED,
+    rail=Rail.TX,
+    price="0.01",
+    price_units=10_000,
+    currency="USDC",
+    chain_id=CHAIN,
+    asset=USDC.key,
+    decimals=6,
+    tx_hash=TX,
+    pay_to=PROVIDER,
+    http_status=200,
+    upstream_status=200,
+    request_bytes=0,
+    response_bytes=512,
+    latency_ms=31,
+    upstream_latency_ms=30,
+    delivery=Delivery.COMPLETE,
+    idempotency_key=None,
+    request_id="req_12345678",
+    error=None,
+    created_ms=NOW_MS,
+    completed_ms=NOW_MS + 31,
+)
+FREE = replace(
+    CALL, rail=Rail.NONE, price="0", price_units=0, chain_id=None, asset=None, tx_hash=None, pay_to=None
+)
+PAYMENT = Payment(
+    id=7,
+    chain_id=CHAIN,
+    tx_hash=TX,
+    asset=USDC.key,
+    payer=PAYER,
+    payee=PROVIDER,
+    value_units=30_000,
+    taken_units=10_000,
+    state=PaymentState.UNFINAL,
+    block_number=1,
+    block_hash=b"b" * 32,
+    block_time=1,
+)
+
+
+class Shelves:
+    """A statement and a book that hold what a test put there."""
+
+    def __init__(self, calls: Sequence[CallRecord] = (), payments: Sequence[Payment] = ()) -> None:
+        self.calls = {call.id: call for call in calls}
+        self.payments = tuple(payments)
+        self.asked: list[HistoryQuery] = []
+        self.is_lower_bound = False
+
+    async def history(self, query: HistoryQuery) -> HistoryPage:
+        self.asked.append(query)
+        calls = tuple(self.calls.values())
+        return HistoryPage(calls=calls, total=len(calls), is_lower_bound=self.is_lower_bound)
+
+    async def find_call(self, call_id: CallId) -> CallRecord | None:
+        return self.calls.get(call_id)
+
+    async def payments_of(self, payer: Address, *, limit: int, offset: int) -> tuple[Payment, ...]:
+        return tuple(payment for payment in self.payments if payment.payer == payer)[offset : offset + limit]
+
+    async def payments_in(self, payer: Address, tx_hash: TxHash) -> tuple[Payment, ...]:
+        return tuple(p for p in self.payments if (p.payer, p.tx_hash) == (payer, tx_hash))
+
+    async def calls_of(self, payment_id: int, *, limit: int) -> tuple[CallId, ...]:
+        return (CallId("call_1"),)
+
+    async def resolve(self, call_id: CallId, after: CallState, *, now_ms: int) -> bool:
+        call = self.calls[call_id]
+        if call.state is not CallState.UNKNOWN:
+            return False
+        self.calls[call_id] = replace(call, state=after)
+        return True
+
+
+async def ask(
+    shelves: Shelves,
+    path: str,
+    *,
+    wallet: Address | None = PAYER,
+    method: str = "GET",
+    body: bytes | None = None,
+    sighting: Sighting | None = None,
+    assets: Sequence[Asset] = (USDC, ETHER),
+) -> httpx.Response:
+    async def authenticate(request: Request) -> Identity:
+        if wallet is None:
+            raise Refusal(Problem(code=Code.AUTHENTICATION_REQUIRED, detail="Who are you?"))
+        return Identity(address=wallet, method="session", chain_id=None)
+
+    async def lookup(tx_hash: TxHash, payer: Address) -> Sighting | None:
+        return sighting
+
+    router = history_router(
+        statement=shelves,
+        book=shelves,  # type: ignore[arg-type]  # only `resolve` is asked here
+        wallet=authenticate,
+        lookup=lookup,
+        find_asset=lambda chain_id, key: next(
+            (asset for asset in assets if (asset.chain_id, asset.key) == (chain_id, key)), None
+        ),
+        now_ms=lambda: NOW_MS,
+    )
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app.include_router(router)
+    install_handlers(app, "https://gw.example.com")
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gw") as client:
+        return await client.request(method, "/api/v2" + path, content=body)
+
+
+async def test_a_record_has_the_public_members_and_no_others() -> None:
+    answer = await ask(Shelves([CALL]), "/history/call_1")
+    assert answer.json() == {
+        "id": "call_1",
+        "apiId": "api_1",
+        "apiName": "Weather",
+        "provider": str(PROVIDER),
+        "payer": str(PAYER),
+        "method": "GET",
+        "path": "/v1/cities/berlin",
+        "status": "succeeded",
+        "httpStatus": 200,
+        "upstreamStatus": 200,
+        "price": "0.01",
+        "currency": "USDC",
+        "payment": {
+            "state": "charged",
+            "rail": "tx",
+            "network": "eip155:84532",
+            "asset": "eip155:84532/erc20:0x036cbd53842c5426634e7929541ec2318f3dcf7e",
+            "transaction": str(TX),
+            "amount": "10000",
+            "payTo": str(PROVIDER),
+        },
+        "requestBytes": 0,
+        "responseBytes": 512,
+        "latencyMs": 31,
+        "upstreamLatencyMs": 30,
+        "idempotencyKey": None,
+        "requestId": "req_12345678",
+        "error": None,
+        "createdAt": "2026-11-21T09:15:00.007Z",
+        "completedAt": "2026-11-21T09:15:00.038Z",
+    }
+
+
+@pytest.mark.parametrize(
+    ("state", "upstream", "status", "payment_state"),
+    [
+        (CallState.FORWARDING, None, "pending", "held"),
+        (CallState.SETTLING, 200, "pending", "held"),
+        (CallState.CONSUMED, 200, "succeeded", "charged"),
+        (CallState.CONSUMED, 304, "succeeded", "charged"),
+        (CallState.CONSUMED, 399, "succeeded", "charged"),
+        (CallState.CONSUMED, 400, "failed", "charged"),
+        (CallState.CONSUMED, None, "failed", "charged"),
+        (CallState.RELEASED, 500, "failed", "released"),
+        (CallState.UNKNOWN, None, "unknown", "held"),
+        (CallState.REORGED, 200, "succeeded", "reorged"),
+        (CallState.REORGED, 404, "failed", "reorged"),
+    ],
+)
+async def test_states_are_told_in_the_words_of_the_wire(
+    state: CallState, upstream: int | None, status: str, payment_state: str
+) -> None:
+    call = replace(CALL, state=state, upstream_status=upstream)
+    assert call_status(call) == status
+    shown = (await ask(Shelves([call]), "/history/call_1")).json()
+    assert (shown["status"], shown["payment"]["state"]) == (status, payment_state)
+
+
+async def test_a_free_call_has_no_payment() -> None:
+    payment = (await ask(Shelves([FREE]), "/history/call_1")).json()["payment"]
+    assert payment == {
+        "state": "none",
+        "rail": "none",
+        "network": None,
+        "asset": None,
+        "transaction": None,
+        "amount": None,
+        "payTo": None,
+    }
+
+
+async def test_amounts_are_base_units_of_the_asset() -> None:
+    call = replace(CALL, asset="native", currency="ETH", price_units=2, decimals=9)
+    assert (await ask(Shelves([call]), "/history/call_1")).json()["payment"]["amount"] == "2000000000"
+
+
+@pytest.mark.parametrize(("wallet", "status"), [(PAYER, 200), (PROVIDER, 200), (STRANGER, 404), (None, 401)])
+async def test_a_call_is_shown_to_its_payer_and_its_provider_only(
+    wallet: Address | None, status: int
+) -> None:
+    assert (await ask(Shelves([CALL]), "/history/call_1", wallet=wallet)).status_code == status
+
+
+@pytest.mark.parametrize("call_id", ["call_2", "x" * 100, "%00"])
+async def test_an_unknown_call_is_a_404(call_id: str) -> None:
+    answer = await ask(Shelves([CALL]), f"/history/{call_id}")
+    assert (answer.status_code, answer.json()["code"]) == (404, "call_not_found")
+
+
+async def test_a_page_says_what_it_is_a_page_of() -> None:
+    shelves = Shelves([CALL])
+    page = (await ask(shelves, "/history")).json()
+    assert [call["id"] for call in page.pop("calls")] == ["call_1"]
+    assert page == {"total": 1, "limit": 50, "offset": 0, "asOf": format_time(NOW_MS)}
+    assert shelves.asked == [HistoryQuery(wallet=PAYER)]
+
+
+async def test_every_filter_reaches_the_books() -> None:
+    shelves = Shelves()
+    path = (
+        "/history?apiId=api_1&limit=1000&offset=10000&status=failed&from=2026-11-20T00:00:00Z"
+        "&to=2026-11-21T09:15:00.007Z&before=call_9&role=provider"
+    )
+    assert (await ask(shelves, path)).status_code == 200
+    (asked,) = shelves.asked
+    assert asked == HistoryQuery(
+        wallet=PAYER,
+        role="provider",
+        listing_id=ListingId("api_1"),
+        status="failed",
+        from_ms=1_795_132_800_000,
+        to_ms=NOW_MS,
+        before=CallId("call_9"),
+        limit=1_000,
+        offset=10_000,
+    )
+
+
+@pytest.mark.parametrize(
+    ("to_ms", "as_of_ms"), [(NOW_MS - 5, NOW_MS - 5), (NOW_MS, NOW_MS), (NOW_MS + 5, NOW_MS)]
+)
+async def test_as_of_never_lies_in_the_future(to_ms: int, as_of_ms: int) -> None:
+    page = (await ask(Shelves(), f"/history?to={format_time(to_ms)}")).json()
+    assert page["asOf"] == format_time(as_of_ms)
+
+
+async def test_a_total_that_was_not_counted_to_its_end_says_so() -> None:
+    shelves = Shelves()
+    shelves.is_lower_bound = True
+    assert (await ask(shelves, "/history?status=failed")).json()["totalIsLowerBound"] is True
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["limit=0", "limit=1001", "limit=x", "limit=1e1", "offset=-1", "offset=10001", "status=done", "from=now",
+     "role=owner", "page=1", "limit=1&limit=2", "to=2026-11-21", "apiId=" + "x" * 65],
+)  # fmt: skip
+async def test_a_bad_query_is_named_and_the_books_are_not_asked(query: str) -> None:
+    shelves = Shelves()
+    answer = await ask(shelves, f"/history?{query}")
+    assert (answer.status_code, answer.json()["code"]) == (422, "validation_failed")
+    assert answer.json()["errors"][0]["parameter"] == query.split("=")[0]
+    assert shelves.asked == []
+
+
+async def test_who_asks_is_settled_before_what_is_asked() -> None:
+    assert (await ask(Shelves(), "/history?limit=x", wallet=None)).status_code == 401
+
+
+UNKNOWN = replace(CALL, state=CallState.UNKNOWN, upstream_status=None)
+
+
+@pytest.mark.parametrize(("outcome", "status"), [("released", "failed"), ("consumed", "failed")])
+async def test_the_provider_decides_an_unknown_call(outcome: str, status: str) -> None:
+    shelves = Shelves([UNKNOWN])
+    body = b'{"outcome":"%s"}' % outcome.encode()
+    answer = await ask(shelves, "/history/call_1/resolution", wallet=PROVIDER, method="POST", body=body)
+    assert (answer.status_code, answer.json()["status"]) == (200, status)
+    again = await ask(shelves, "/history/call_1/resolution", wallet=PROVIDER, method="POST", body=body)
+    assert again.status_code == 200
+    assert shelves.calls[UNKNOWN.id].state is CallState(outcome)
+
+
+@pytest.mark.parametrize(
+    ("call", "wallet", "body", "code"),
+    [
+        (UNKNOWN, PAYER, b'{"outcome":"released"}', "not_provider"),
+        (UNKNOWN, STRANGER, b'{"outcome":"released"}', "call_not_found"),
+        (UNKNOWN, None, b"{", "authentication_required"),
+        (UNKNOWN, PROVIDER, b"{", "invalid_request"),
+        (UNKNOWN, PROVIDER, b"[]", "validation_failed"),
+        (UNKNOWN, PROVIDER, b"{}", "validation_failed"),
+        (UNKNOWN, PROVIDER, b'{"outcome":"unknown"}', "validation_failed"),
+        (UNKNOWN, PROVIDER, b'{"outcome":["released"]}', "validation_failed"),
+        (UNKNOWN, PROVIDER, b'{"outcome":"released","why":1}', "validation_failed"),
+        (CALL, PROVIDER, b'{"outcome":"released"}', "precondition_failed"),
+        (CALL, PROVIDER, b'{"outcome":"consumed"}', "precondition_failed"),
+    ],
+)
+async def test_a_resolution_is_refused_and_nothing_changes(
+    call: CallRecord, wallet: Address | None, body: bytes, code: str
+) -> None:
+    shelves = Shelves([call])
+    answer = await ask(shelves, "/history/call_1/resolution", wallet=wallet, method="POST", body=body)
+    assert answer.json()["code"] == code
+    assert shelves.calls[call.id] == call
+
+
+@pytest.mark.parametrize(
+    ("changes", "state", "credit", "reason"),
+    [
+        ({}, "credited", "20000", None),
+        ({"state": PaymentState.FINAL}, "credited", "20000", None),
+        ({"taken_units": 30_000}, "spent", "0", None),
+        ({"state": PaymentState.GONE, "value_units": 10_000}, "reorged", "0", None),
+        ({"is_held": True}, "credited", "20000", "held_after_restore"),
+    ],
+)
+async def test_what_became_of_a_payment(
+    changes: dict[str, Any], state: str, credit: str, reason: str | None
+) -> None:
+    payment = replace(PAYMENT, **changes)
+    answer = (await ask(Shelves(payments=[payment]), f"/payments/{str(TX).upper()}")).json()
+    assert answer == {
+        "transaction": str(TX),
+        "network": "eip155:84532",
+        "asset": USDC.caip19,
+        "payer": str(PAYER),
+        "payee": str(PROVIDER),
+        "amount": str(payment.value_units),
+        "credit": credit,
+        "state": state,
+        "reason": reason,
+        "calls": ["call_1"],
+    }
+
+
+async def test_several_payments_in_one_transaction_are_all_shown() -> None:
+    other = replace(PAYMENT, id=8, payee=STRANGER)
+    answer = (await ask(Shelves(payments=[PAYMENT, other]), f"/payments/{TX}")).json()
+    assert answer["payee"] == str(PROVIDER)
+    assert [payment["payee"] for payment in answer["others"]] == [str(STRANGER)]
+
+
+async def test_a_payment_in_a_forgotten_asset_has_no_amount() -> None:
+    answer = (await ask(Shelves(payments=[PAYMENT]), f"/payments/{TX}", assets=())).json()
+    assert (answer["amount"], answer["credit"], answer["asset"]) == (None, None, USDC.caip19)
+
+
+@pytest.mark.parametrize(
+    ("sighting", "state", "network"),
+    [
+        (Sighting(state="unseen"), "unseen", None),
+        (Sighting(state="pending", chain_id=CHAIN), "pending", "eip155:84532"),
+        (Sighting(state="refused", reason="failed", chain_id=CHAIN), "refused", "eip155:84532"),
+    ],
+)
+async def test_a_payment_that_the_books_do_not_know_is_looked_up(
+    sighting: Sighting, state: str, network: str | None
+) -> None:
+    answer = (await ask(Shelves(), f"/payments/{TX}", sighting=sighting)).json()
+    assert (answer["state"], answer["network"], answer["reason"]) == (state, network, sighting.reason)
+    assert answer["calls"] == []
+
+
+async def test_the_payments_of_others_are_not_shown() -> None:
+    shelves = Shelves(payments=[PAYMENT])
+    answer = await ask(shelves, f"/payments/{TX}", wallet=STRANGER)
+    assert (answer.status_code, answer.json()["code"]) == (404, "payment_not_found")
+    assert (await ask(shelves, "/payments", wallet=STRANGER)).json()["payments"] == []
+
+
+@pytest.mark.parametrize("transaction", ["0x12", "ab" * 32, "0x" + "zz" * 32])
+async def test_a_malformed_hash_is_refused(transaction: str) -> None:
+    answer = await ask(Shelves(), f"/payments/{transaction}")
+    assert (answer.status_code, answer.json()["code"]) == (400, "invalid_request")
+
+
+async def test_payments_are_listed_in_pages() -> None:
+    answer = (await ask(Shelves(payments=[PAYMENT]), "/payments?limit=1&offset=0")).json()
+    assert (len(answer["payments"]), answer["limit"], answer["offset"]) == (1, 1, 0)
+    assert (await ask(Shelves(), "/payments?limit=101")).status_code == 422
