@@ -1,0 +1,157 @@
+"""Contract wallets at the door, on a real EVM: ERC-1271 wallets good and bad, ERC-6492 before the wallet stands."""
+
+from collections.abc import AsyncIterator
+from itertools import count
+
+import pytest
+from eth_abi.abi import encode
+from eth_account import Account
+
+from tollway.chain.rpc import ChainEndpoints, RpcReader
+from tollway.errors import ChainUnavailable, Code, Refusal
+from tollway.identifiers import Address, ChainId, keccak256
+from tollway.identity.front_desk import FrontDesk
+from tollway.identity.public_origin import parse_origin
+from tollway.identity.signatures import SignatureJudge, eip191_digest
+from tollway.limits import DEFAULT_LIMITS
+from tollway.testing.memory_sessions import MemorySessions
+
+DIGEST = keccak256(b"what was signed")
+WRAPPED = bytes.fromhex("6492" * 16)
+SALT = b"\x05" * 32
+NOW_MS = 1_795_239_000_000
+
+
+def sign(account, digest: bytes = DIGEST) -> bytes:
+    return bytes(Account.unsafe_sign_hash(digest, account.key).signature)
+
+
+@pytest.fixture
+async def chains(chain) -> AsyncIterator[RpcReader]:
+    endpoints = {ChainId(chain.chain_id): ChainEndpoints(urls=(chain.rpc_url,))}
+    async with RpcReader(endpoints, limits=DEFAULT_LIMITS) as reader:
+        yield reader
+
+
+@pytest.fixture
+def judge(chains: RpcReader) -> SignatureJudge:
+    return SignatureJudge(chains, limits=DEFAULT_LIMITS)
+
+
+@pytest.fixture
+def chain_id(chain) -> ChainId:
+    return ChainId(chain.chain_id)
+
+
+@pytest.fixture
+async def future(scenes, caller, chain):
+    """A wallet of `caller` that does not stand yet: its address, and how to wrap its owner's signature."""
+    factory = await scenes.deploy("OwnedWalletFactory")
+    arguments = (str(caller.address), SALT)
+    asked = {
+        "to": str(factory.address),
+        "data": "0x" + factory.artifact.function("addressOf").encode(arguments).hex(),
+    }
+    address = Address(bytes.fromhex((await chain.rpc("eth_call", asked, "latest"))[-40:]))
+    making = factory.artifact.function("create").encode(arguments)
+
+    def wrap(inner: bytes) -> bytes:
+        return encode(["address", "bytes", "bytes"], [str(factory.address), making, inner]) + WRAPPED
+
+    async def build() -> None:
+        await scenes.mined(await chain.transact(factory, "create", *arguments, key=caller.key))
+
+    return address, wrap, build
+
+
+async def test_a_contract_wallet_is_its_owner(scenes, judge, chain_id, caller, stranger) -> None:
+    wallet = await scenes.deploy("OwnedWallet", str(caller.address))
+    for ask in (judge.is_signed_by, judge.is_signed_by_visitor):
+        assert await ask(wallet.address, DIGEST, sign(caller), [chain_id])
+        assert not await ask(wallet.address, DIGEST, sign(stranger), [chain_id])
+        assert not await ask(wallet.address, keccak256(b"else"), sign(caller), [chain_id])
+        assert not await ask(stranger.address, DIGEST, sign(caller), [chain_id])
+
+
+@pytest.mark.parametrize(
+    ("name", "is_signed"),
+    [
+        ("YesWallet", True),
+        ("MisalignedWallet", False),
+        ("RevertingWallet", False),
+        ("GasBurnerWallet", False),
+        ("ReturnBombWallet", False),
+    ],
+)
+async def test_only_a_wallet_that_says_yes_in_so_many_words_signs(
+    scenes, judge, chain_id, name: str, is_signed: bool
+) -> None:
+    wallet = await scenes.deploy(name)
+    assert await judge.is_signed_by(wallet.address, DIGEST, b"anything", [chain_id]) is is_signed
+
+
+async def test_a_wallet_that_does_not_stand_yet_signs_for_visitors_only(
+    judge, chain_id, caller, stranger, future
+) -> None:
+    address, wrap, _build = future
+    assert await judge.is_signed_by_visitor(address, DIGEST, wrap(sign(caller)), [chain_id])
+    assert not await judge.is_signed_by_visitor(address, DIGEST, wrap(sign(stranger)), [chain_id])
+    assert not await judge.is_signed_by_visitor(stranger.address, DIGEST, wrap(sign(caller)), [chain_id])
+    assert not await judge.is_signed_by(address, DIGEST, wrap(sign(caller)), [chain_id])
+
+
+async def test_a_wrapped_signature_counts_after_the_wallet_was_made(judge, chain_id, caller, future) -> None:
+    address, wrap, build = future
+    await build()
+    assert await judge.is_signed_by_visitor(address, DIGEST, wrap(sign(caller)), [chain_id])
+    assert await judge.is_signed_by_visitor(address, DIGEST, sign(caller), [chain_id])
+
+
+async def test_rubbish_in_a_wrapping_is_no(judge, chain_id, caller) -> None:
+    for inner in (WRAPPED, b"\xff" * 96 + WRAPPED, b"\x00" * 4_000 + WRAPPED):
+        assert not await judge.is_signed_by_visitor(caller.address, DIGEST, inner, [chain_id])
+
+
+async def test_a_delegated_account_signs_by_its_contract_and_by_its_key(
+    scenes, judge, chain, chain_id, caller, stranger
+) -> None:
+    """EIP-7702: the code of an account that delegates is 0xef0100 and the contract's address."""
+    contract = await scenes.deploy("OwnedWallet", str(stranger.address))
+    await chain.set_code(caller.address, bytes.fromhex("ef0100") + contract.address)
+    assert await judge.is_signed_by(caller.address, DIGEST, sign(stranger), [chain_id])
+    assert await judge.is_signed_by(caller.address, DIGEST, sign(caller), [chain_id])
+
+
+async def test_a_node_that_is_gone_is_not_a_no(chain_id) -> None:
+    async with RpcReader(
+        {chain_id: ChainEndpoints(urls=("http://127.0.0.1:9/",))}, limits=DEFAULT_LIMITS
+    ) as gone:
+        judge = SignatureJudge(gone, limits=DEFAULT_LIMITS)
+        with pytest.raises(ChainUnavailable):
+            await judge.is_signed_by(Address(b"\xc0" * 20), DIGEST, b"anything", [chain_id])
+
+
+class Unmetered:
+    def charge(self, *, client_address: str, signer: str) -> int | None:
+        return None
+
+
+async def test_a_future_wallet_opens_a_session(judge, chain_id, caller, stranger, future) -> None:
+    address, wrap, _build = future
+    numbers = count(1)
+    desk = FrontDesk(
+        MemorySessions(),
+        judge,
+        Unmetered(),
+        origin=parse_origin("http://127.0.0.1:8402"),
+        limits=DEFAULT_LIMITS,
+        now_ms=lambda: NOW_MS,
+        entropy=lambda size: next(numbers).to_bytes(size, "big"),
+    )
+    text = (await desk.invite()).write(address=address, chain_id=chain_id)
+    digest = eip191_digest(text.encode())
+    with pytest.raises(Refusal) as caught:
+        await desk.open_session(text=text, signature=wrap(sign(stranger, digest)), client_address="")
+    assert caught.value.problem.code is Code.INVALID_SIGNATURE
+    admission = await desk.open_session(text=text, signature=wrap(sign(caller, digest)), client_address="")
+    assert (await desk.find_session(admission.token)).address == address
