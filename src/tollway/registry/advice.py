@@ -1,0 +1,70 @@
+"""What a provider should know about a listing that is well formed and still may not do what he expects. Pure."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tollway.identifiers import ChainId
+from tollway.money import Asset, Price
+from tollway.registry.listing import Listing
+from tollway.registry.pricing import payable_assets
+
+_STOCK_PRICE_NANO_MAX = 10**9
+"""Stock x402 clients pay at most one dollar a call unless their owner allows more."""
+
+# Where they know USDC by default, among the networks that a preset exists for (x402 core 2.27, x402-py 2.25).
+_STOCK_USDC_NETWORKS = frozenset(ChainId(number) for number in (1, 137, 8453, 42161, 84532, 421614))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """A warning: `code` for machines, `detail` for people, `pointer` (RFC 6901) to the field it is about."""
+
+    code: str
+    detail: str
+    pointer: str
+
+
+PAYTO_SHARED = Advice(
+    code="payto_shared",
+    detail="Another provider's listing names the same wallet. A payment to it can be shown there too.",
+    pointer="/payTo",
+)
+ENDPOINT_UNPROTECTED = Advice(
+    code="endpoint_unprotected",
+    detail="The endpoint answers without the listing's secret, so that anybody can call it unpaid.",
+    pointer="/endpoint",
+)
+
+
+def advise(listing: Listing, assets: Iterable[Asset]) -> tuple[Advice, ...]:
+    """Warnings that follow from the listing alone."""
+    prices = [listing.price, *(operation.price for operation in listing.operations)]
+    if all(price.is_free for price in prices):
+        return ()
+    found = []
+    payable = payable_assets(assets, currency=listing.currency, networks=listing.networks)
+    if not any(_is_stock(asset) for asset in payable):
+        found.append(
+            Advice(
+                code="unusual_currency",
+                detail="Stock x402 clients do not pay in this currency on these networks by default.",
+                pointer="/currency",
+            )
+        )
+    elif _dearest(prices).nano > _STOCK_PRICE_NANO_MAX:
+        found.append(
+            Advice(
+                code="price_above_client_default",
+                detail="Stock x402 clients pay at most 1 dollar a call by default.",
+                pointer="/pricePerRequest",
+            )
+        )
+    return tuple(found)
+
+
+def _is_stock(asset: Asset) -> bool:
+    return asset.symbol == "USDC" and asset.token is not None and asset.chain_id in _STOCK_USDC_NETWORKS
+
+
+def _dearest(prices: Iterable[Price]) -> Price:
+    return max(prices, key=lambda price: price.nano)

@@ -1,0 +1,358 @@
+"""The routes of the registry: list, publish, read, edit and retire listings.
+
+It tells the story of each request in order (who asks, which listing, may he, what does the body say, does the endpoint
+pass) and leaves every rule to the room that owns it. It never shows an upstream secret.
+"""
+
+import math
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
+from urllib.parse import parse_qsl
+
+from fastapi import APIRouter, Request, Response
+from limits import RateLimitItemPerHour
+from limits.storage import MemoryStorage
+from limits.strategies import MovingWindowRateLimiter
+
+from tollway.errors import (
+    Code,
+    EndpointNotAllowed,
+    FieldError,
+    Problem,
+    Refusal,
+    UpstreamBadResponse,
+    UpstreamTimeout,
+    UpstreamUnreachable,
+)
+from tollway.identifiers import Address, ListingId, format_id
+from tollway.limits import Limits
+from tollway.outbound.policy import Endpoint, EndpointRefused, parse_endpoint
+from tollway.registry.advice import ENDPOINT_UNPROTECTED, PAYTO_SHARED, Advice, advise
+from tollway.registry.catalog import Catalog, Revised
+from tollway.registry.draft import Draft, edit_listing, open_listing, parse_draft
+from tollway.registry.draft_rules import ENDPOINT_POLICY, DraftRules, EndpointFault
+from tollway.registry.listing import Listing
+from tollway.registry.upstream_rules import find_document_fault
+from tollway.web.json_body import parse_json_object
+from tollway.web.listing_query import parse_listing_query
+from tollway.web.listing_wire import (
+    ListingShape,
+    advice_json,
+    etag_of,
+    has_etag,
+    is_same_revision,
+    is_same_weakly,
+    page_json,
+    page_links,
+    render_json,
+)
+from tollway.web.problems import describe_errors, rate_limit_members
+from tollway.web.wire import Query
+
+EDITS_MAX = 3
+"""An edit without `If-Match` that somebody else overtakes is tried again on the newer state."""
+
+DRY_RUN_ID = ListingId("api_00000000000000000000000000")
+"""Stands for the id that a dry run does not make; it is shown as null."""
+
+_POLICY_REASONS = frozenset({"address", "port"})
+
+
+class HasAddress(Protocol):
+    """What the routes need of a proven identity."""
+
+    @property
+    def address(self) -> Address: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListingDesk:
+    """The collaborators of the routes.
+
+    `authenticate` reads the body and proves a wallet, or raises Refusal. `probe` resolves and judges an endpoint, or
+    raises `EndpointNotAllowed`. `is_unprotected` asks an endpoint whether it answers without the listing's secret.
+    `fetch_document` reads an `openapiUrl` through the outbound dialer. The last two may be absent.
+    `allowlist` None: anybody may publish.
+    """
+
+    catalog: Catalog
+    rules: DraftRules
+    shape: ListingShape
+    limits: Limits
+    authenticate: Callable[[Request], Awaitable[HasAddress]]
+    probe: Callable[[Endpoint], Awaitable[None]]
+    is_blocked: Callable[[Address], bool]
+    allowlist: frozenset[Address] | None
+    now_ms: Callable[[], int]
+    entropy: Callable[[int], bytes]
+    is_unprotected: Callable[[Endpoint], Awaitable[bool]] | None = None
+    fetch_document: Callable[[str], Awaitable[bytes]] | None = None
+
+
+def endpoint_judge(*, allow_private: bool) -> Callable[[str], EndpointFault | None]:
+    """`DraftRules.judge_endpoint` from the outbound policy."""
+
+    def judge(endpoint: str) -> EndpointFault | None:
+        parsed = parse_endpoint(endpoint, allow_private=allow_private)
+        if isinstance(parsed, Endpoint):
+            return None
+        return EndpointFault(detail=parsed.detail, is_policy=parsed.reason in _POLICY_REASONS)
+
+    return judge
+
+
+def listing_router(desk: ListingDesk) -> APIRouter:
+    """`/api/v2/apis` and `/api/v2/apis/{apiId}`."""
+    routes = ListingRoutes(desk)
+    router = APIRouter(prefix="/api/v2", tags=["registry"])
+    router.add_api_route("/apis", routes.list_page, methods=["GET"])
+    router.add_api_route("/apis", routes.create, methods=["POST"])
+    router.add_api_route("/apis/{apiId}", routes.show, methods=["GET"])
+    router.add_api_route("/apis/{apiId}", routes.update, methods=["PUT"])
+    router.add_api_route("/apis/{apiId}", routes.retire, methods=["DELETE"])
+    return router
+
+
+class ListingRoutes:
+    """Safe to call from many tasks at once."""
+
+    def __init__(self, desk: ListingDesk) -> None:
+        self._desk = desk
+        self._meter = RegistrationMeter(per_hour=desk.limits.registrations_per_hour)
+
+    async def list_page(self, request: Request) -> Response:
+        raw: bytes = request.scope["query_string"]
+        query = parse_listing_query(raw)
+        page = await self._desk.catalog.search(query)
+        given = parse_qsl(raw.decode("ascii", "replace"), keep_blank_values=True)
+        link = page_links(f"{self._desk.shape.public_url}/api/v2/apis", given, page, query)
+        return _answer(render_json(page_json(self._desk.shape, page, query)), {"Link": link})
+
+    async def show(self, request: Request) -> Response:
+        listing = await self._find(request)
+        if listing.suspended_ms is not None:
+            raise Refusal(
+                Problem(
+                    code=Code.API_PAUSED, detail="The operator has suspended this API.", reason="suspended"
+                )
+            )
+        body = render_json(self._desk.shape.details(listing))
+        headers = {"ETag": etag_of(listing, body), "Cache-Control": "no-cache"}
+        known = request.headers.get("if-none-match")
+        if known is not None and has_etag(known, headers["ETag"], same=is_same_weakly):
+            return Response(status_code=304, headers=headers)
+        return _answer(body, headers)
+
+    async def create(self, request: Request) -> Response:
+        provider = await self._admit(request)
+        is_dry_run = _read_dry_run(request)
+        draft = await self._read_draft(request, previous=None)
+        if is_dry_run:
+            return await self._preview(draft, provider)
+        self._meter.check(provider)
+        now_ms = self._desk.now_ms()
+        listing_id = ListingId(format_id("api", now_ms=now_ms, entropy=self._desk.entropy(10)))
+        listing = open_listing(draft, listing_id=listing_id, provider=provider, now_ms=now_ms)
+        warnings = await self._advise(listing)
+        self._meter.charge(provider)
+        await self._desk.catalog.publish(listing)
+        headers = {"Location": self._desk.shape.url_of(listing.id)}
+        return self._show_written(listing, warnings, headers, status=201)
+
+    async def update(self, request: Request) -> Response:
+        provider = (await self._desk.authenticate(request)).address
+        for _ in range(EDITS_MAX):
+            previous = await self._find_own(request, provider)
+            self._refuse_blocked(provider)
+            draft = await self._read_draft(request, previous=previous)
+            listing = edit_listing(draft, previous, now_ms=self._desk.now_ms())
+            outcome = await self._desk.catalog.revise(listing, expected_revision=previous.revision)
+            if isinstance(outcome, Revised):
+                warnings = await self._advise(outcome.listing)
+                return self._show_written(outcome.listing, warnings, {}, status=200)
+        raise _overtaken()
+
+    async def retire(self, request: Request) -> Response:
+        provider = (await self._desk.authenticate(request)).address
+        for _ in range(EDITS_MAX):
+            previous = await self._find_own(request, provider)
+            now_ms = self._desk.now_ms()
+            # The secret has no use any more, so it is not kept.
+            retired = replace(previous, retired_ms=now_ms, updated_ms=now_ms, upstream_auth=None)
+            outcome = await self._desk.catalog.revise(retired, expected_revision=previous.revision)
+            if isinstance(outcome, Revised):
+                return Response(status_code=204)
+        raise _overtaken()
+
+    # ---- Who may.
+
+    async def _admit(self, request: Request) -> Address:
+        """The wallet that may publish here."""
+        provider = (await self._desk.authenticate(request)).address
+        self._refuse_blocked(provider)
+        allowlist = self._desk.allowlist
+        if allowlist is not None and provider not in allowlist:
+            detail = "This gateway lists APIs of wallets that its operator has invited."
+            raise Refusal(Problem(code=Code.WALLET_BLOCKED, detail=detail, reason="not_on_allowlist"))
+        return provider
+
+    def _refuse_blocked(self, wallet: Address) -> None:
+        if self._desk.is_blocked(wallet):
+            raise Refusal(Problem(code=Code.WALLET_BLOCKED, detail="The operator has blocked this wallet."))
+
+    async def _find(self, request: Request) -> Listing:
+        shelf = await self._desk.catalog.find(ListingId(request.path_params["apiId"]))
+        if shelf is None:
+            raise Refusal(Problem(code=Code.API_NOT_FOUND, detail="There is no API with this id."))
+        if shelf.listing.retired_ms is not None:
+            raise Refusal(Problem(code=Code.API_RETIRED, detail="The provider has retired this API."))
+        return shelf.listing
+
+    async def _find_own(self, request: Request, provider: Address) -> Listing:
+        """The listing as it is now, when it is this provider's and is still what `If-Match` says."""
+        listing = await self._find(request)
+        if listing.provider != provider:
+            detail = "Only the wallet that published this API may change it."
+            raise Refusal(Problem(code=Code.NOT_PROVIDER, detail=detail))
+        wanted = request.headers.get("if-match")
+        etag = etag_of(listing, b"")
+        if wanted is not None and not has_etag(wanted, etag, same=is_same_revision):
+            detail = f"The API has changed; it is at revision {listing.revision} now."
+            raise Refusal(Problem(code=Code.PRECONDITION_FAILED, detail=detail))
+        return listing
+
+    # ---- What the body says.
+
+    async def _read_draft(self, request: Request, *, previous: Listing | None) -> Draft:
+        """The body, judged whole: its form, then its endpoint, then its document."""
+        _check_media_type(request)
+        parsed = parse_draft(parse_json_object(await request.body()), self._desk.rules, previous=previous)
+        if isinstance(parsed, tuple):
+            raise Refusal(_describe(parsed))
+        if previous is None or previous.endpoint != parsed.endpoint:  # a dead name must not stop other edits
+            await self._desk.probe(self._parse_endpoint(parsed))
+        if not parsed.is_document_wanted:
+            return parsed
+        assert parsed.openapi_url is not None
+        return await self._with_document(parsed, parsed.openapi_url)
+
+    def _parse_endpoint(self, draft: Draft) -> Endpoint:
+        allow_private = self._desk.rules.allow_private_endpoints
+        endpoint = parse_endpoint(draft.endpoint, allow_private=allow_private)
+        if isinstance(endpoint, EndpointRefused):
+            raise EndpointNotAllowed(endpoint.detail)
+        return endpoint
+
+    async def _with_document(self, draft: Draft, url: str) -> Draft:
+        if self._desk.fetch_document is None:
+            return replace(draft, openapi=None)
+        try:
+            document = parse_json_object(await self._desk.fetch_document(url))
+        except (
+            EndpointNotAllowed,
+            UpstreamUnreachable,
+            UpstreamBadResponse,
+            UpstreamTimeout,
+            Refusal,
+        ) as exc:
+            raise _refuse_document("could not be read as a JSON document") from exc
+        fault = find_document_fault(document)
+        if fault is not None:
+            raise _refuse_document(fault)
+        return replace(draft, openapi=document)
+
+    # ---- What is answered.
+
+    async def _advise(self, listing: Listing) -> tuple[Advice, ...]:
+        desk = self._desk
+        found = list(advise(listing, desk.rules.assets))
+        if await desk.catalog.is_payee_shared(listing.pay_to, listing.provider):
+            found.append(PAYTO_SHARED)
+        if desk.is_unprotected is not None and not listing.price.is_free:
+            endpoint = parse_endpoint(listing.endpoint, allow_private=desk.rules.allow_private_endpoints)
+            if isinstance(endpoint, Endpoint) and await desk.is_unprotected(endpoint):
+                found.append(ENDPOINT_UNPROTECTED)
+        return tuple(found)
+
+    async def _preview(self, draft: Draft, provider: Address) -> Response:
+        """What a create would have made. Nothing has an id yet, so nothing links to it."""
+        now_ms = self._desk.now_ms()
+        listing = open_listing(draft, listing_id=DRY_RUN_ID, provider=provider, now_ms=now_ms)
+        warnings = advice_json(await self._advise(listing))
+        shown = {**self._desk.shape.details(listing), "id": None, "links": {}, "dryRun": True}
+        return _answer(render_json({**shown, "warnings": warnings}), {"Cache-Control": "no-store"})
+
+    def _show_written(
+        self, listing: Listing, warnings: tuple[Advice, ...], headers: dict[str, str], *, status: int
+    ) -> Response:
+        shown = self._desk.shape.details(listing)
+        headers["ETag"] = etag_of(listing, render_json(shown))
+        body = render_json({**shown, "warnings": advice_json(warnings)})
+        return _answer(body, {**headers, "Cache-Control": "no-store"}, status=status)
+
+
+class RegistrationMeter:
+    """Listings created per wallet in a sliding hour. Per process; only created ones count."""
+
+    def __init__(self, *, per_hour: int) -> None:
+        self._per_hour = per_hour
+        self._limiter = MovingWindowRateLimiter(MemoryStorage())
+        self._item = RateLimitItemPerHour(per_hour, namespace="registration")
+
+    def check(self, wallet: Address) -> None:
+        """Raises Refusal (429) when the wallet has created its share."""
+        if not self._limiter.test(self._item, wallet.hex()):
+            raise self._refusal(wallet)
+
+    def charge(self, wallet: Address) -> None:
+        """Counts one; raises like `check` when others came first meanwhile."""
+        if not self._limiter.hit(self._item, wallet.hex()):
+            raise self._refusal(wallet)
+
+    def _refusal(self, wallet: Address) -> Refusal:
+        stats = self._limiter.get_window_stats(self._item, wallet.hex())
+        return Refusal(
+            Problem(
+                code=Code.RATE_LIMITED,
+                detail=f"A wallet may create {self._per_hour} listings an hour.",
+                retry_after_s=max(1, math.ceil(stats.reset_time - time.time())),
+                members=rate_limit_members(policy="registrations", limit=self._per_hour, window_s=3600),
+            )
+        )
+
+
+def _answer(body: bytes, headers: dict[str, str], *, status: int = 200) -> Response:
+    return Response(body, status_code=status, media_type="application/json", headers=headers)
+
+
+def _read_dry_run(request: Request) -> bool:
+    query = Query(request.scope["query_string"], known=("dryRun",))
+    is_dry_run = query.choice("dryRun", ("true", "false")) == "true"
+    query.finish()
+    return is_dry_run
+
+
+def _check_media_type(request: Request) -> None:
+    media_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if media_type != "application/json" and not media_type.endswith("+json"):
+        detail = "Send the body as application/json."
+        raise Refusal(Problem(code=Code.UNSUPPORTED_MEDIA_TYPE, detail=detail))
+
+
+def _describe(errors: tuple[FieldError, ...]) -> Problem:
+    """A body whose only fault is where its endpoint leads is well formed: that has a code of its own."""
+    if all(error.code == ENDPOINT_POLICY for error in errors):
+        return Problem(code=Code.ENDPOINT_NOT_ALLOWED, detail=errors[0].detail, errors=errors)
+    return Problem(code=Code.VALIDATION_FAILED, detail=describe_errors(errors), errors=errors)
+
+
+def _refuse_document(detail: str) -> Refusal:
+    error = FieldError(code="openapi", detail=detail, pointer="/openapiUrl")
+    return Refusal(Problem(code=Code.VALIDATION_FAILED, detail=f"The document {detail}.", errors=(error,)))
+
+
+def _overtaken() -> Refusal:
+    detail = "The API was changed by somebody else at the same moment. Read it and try again."
+    return Refusal(Problem(code=Code.PRECONDITION_FAILED, detail=detail))
