@@ -212,6 +212,8 @@ class TollwayClient(_Client):
         return read_answer(response, trip.content)
 
     def _read(self, response: httpx.Response, *, bytes_max: int) -> bytes:
+        if response.is_stream_consumed:  # a transport that reads ahead, such as httpx.MockTransport
+            return response.content
         chunks: list[bytes] = []
         size = 0
         try:
@@ -371,6 +373,8 @@ class AsyncTollwayClient(_Client):
         return read_answer(response, trip.content)
 
     async def _read(self, response: httpx.Response, *, bytes_max: int) -> bytes:
+        if response.is_stream_consumed:  # a transport that reads ahead, such as httpx.MockTransport
+            return response.content
         chunks: list[bytes] = []
         size = 0
         try:

@@ -241,7 +241,8 @@ def _send_signed(transfer: Transfer, rules: Rules) -> Flow[Answer]:
             proof = yield from _sign(transfer, rules)
             is_signed_anew = True
             continue
-        pause_s = min(outcome.retry_after_s or RETRY_AFTER_S, RETRY_AFTER_MAX_S)
+        told_s = outcome.retry_after_s
+        pause_s = RETRY_AFTER_S if told_s is None else min(told_s, RETRY_AFTER_MAX_S)
         if outcome.code not in SAME_PROOF_AGAIN or waited_s + pause_s > rules.patience.wait_s:
             return outcome
         yield Pause(seconds=pause_s)
@@ -264,7 +265,8 @@ def _judge(transfer: Transfer, answer: Answer) -> Flow[_Verdict]:
     """What the answer to a signed call means for its payment. Everything unknown is handed to the caller."""
     code = answer.code
     if code == Code.PAYMENT_ALREADY_USED.value:
-        yield Learn(tx_hash=transfer.tx_hash, state=TransferState.CONFIRMED, rest=0)
+        if (answer.problem or {}).get("paymentState") != "held":  # held prices come back as credit
+            yield Learn(tx_hash=transfer.tx_hash, state=TransferState.CONFIRMED, rest=0)
         return _Spent()
     if code == Code.PAYMENT_INSUFFICIENT.value:
         missing = read_missing(answer.problem or {}, transfer.asset)

@@ -1,0 +1,433 @@
+"""Whole calls over a fake gateway and a fake chain, with both clients."""
+
+import inspect
+import json
+
+import httpx
+import pytest
+
+from tollway.client import (
+    AsyncTollwayClient,
+    BudgetExhausted,
+    CallHeld,
+    CannotPay,
+    GatewayRefused,
+    GatewayUnreachable,
+    NodeUnreachable,
+    Patience,
+    PaymentPending,
+    PaymentRefused,
+    PriceAboveMax,
+    TollwayClient,
+)
+from tollway.client.spending import SpendingStore
+
+API = "api_1"
+PRICE = 10_000
+CHAIN = 84532
+GATEWAY = "http://gateway.test"
+
+
+async def do(outcome):
+    return await outcome if inspect.isawaitable(outcome) else outcome
+
+
+@pytest.fixture(params=[TollwayClient, AsyncTollwayClient], ids=["sync", "async"])
+async def make(request, gateway, wallet, store_path):
+    made = []
+
+    def build(**options):
+        told = {
+            "wallet": wallet,
+            "rpc_urls": {CHAIN: "http://node.test/secret-key"},
+            "store_path": store_path,
+            "patience": Patience(poll_s=0.001, wait_s=0.02),
+            "transport": httpx.MockTransport(gateway.handle),
+            "now_ms": lambda: 1_700_000_000_000,
+            **options,
+        }
+        client = request.param(GATEWAY, **told)
+        made.append(client)
+        return client
+
+    yield build
+    for client in made:
+        await do(client.close())
+
+
+async def test_pays_a_402_and_calls_with_a_bound_signature(make, gateway, chain):
+    answer = await do(make().call(API, "/quote/ETH?x=%20y", method="POST", json={"a": 1}))
+    assert answer.status_code == 200
+    assert answer.json() == {"path": f"/api/v2/gateway/{API}/quote/ETH", "body": '{"a":1}'}
+    assert answer.payment.state == "charged"
+    assert answer.payment.transaction in chain.mined
+    assert answer.payment.network == "eip155:84532"
+    assert gateway.seen[-1].headers["x-payment-network"] == "eip155:84532"
+    assert gateway.seen[-1].headers["tollway-max-price"] == "1"
+    assert len(chain.broadcasts) == 1
+
+
+async def test_second_call_spends_known_credit_without_asking_first(make, gateway, chain):
+    client = make()
+    await do(client.call(API, prepay=3))
+    before = len(gateway.seen)
+    for _ in range(2):
+        assert (await do(client.call(API))).status_code == 200
+    assert len(gateway.seen) == before + 2
+    assert len(chain.broadcasts) == 1
+    assert gateway.served == 3
+
+
+async def test_credit_outlives_the_process(make, gateway, chain):
+    await do(make().call(API, prepay=2))
+    assert (await do(make().call(API))).status_code == 200
+    assert len(chain.broadcasts) == 1
+
+
+async def test_spent_credit_is_followed_by_a_fresh_payment(make, gateway, chain):
+    client = make()
+    for _ in range(3):
+        await do(client.call(API))
+    assert len(chain.broadcasts) == 3
+    assert gateway.served == 3
+
+
+async def test_credit_that_others_spent_is_written_off(make, gateway, chain):
+    client = make()
+    await do(client.call(API, prepay=2))
+    tx = next(iter(gateway.taken))
+    gateway.taken[tx] = 2 * PRICE
+    assert (await do(client.call(API))).status_code == 200
+    assert [t.rest for t in client.payments()] == [0, 0]
+    assert len(chain.broadcasts) == 2
+
+
+async def test_underpayment_is_repaired_by_the_difference(make, gateway, chain):
+    client = make()
+    await do(client.call(API, prepay=2))
+    gateway.price = 15_000
+    assert (await do(client.call(API))).status_code == 200
+    assert [t.amount for t in client.payments()] == [20_000, 5_000]
+
+
+async def test_free_listing_pays_nothing(make, gateway, chain):
+    gateway.price = 0
+    answer = await do(make().call(API))
+    assert answer.text == "free"
+    assert answer.payment.transaction is None
+    assert chain.asked == []
+
+
+async def test_refuses_a_price_above_the_callers(make, gateway, chain):
+    with pytest.raises(PriceAboveMax):
+        await do(make(max_price="0.009 USDC").call(API))
+    with pytest.raises(PriceAboveMax):
+        await do(make(max_price="1 ETH").call(API))
+    assert chain.broadcasts == []
+
+
+async def test_refuses_to_exceed_the_budget_and_counts_over_processes(make, gateway, chain):
+    await do(make(budget="0.02 USDC").call(API))
+    await do(make(budget="0.02 USDC").call(API))
+    with pytest.raises(BudgetExhausted, match=r"0\.02 of 0\.02 USDC"):
+        await do(make(budget="0.02 USDC").call(API))
+    assert len(chain.broadcasts) == 2
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        pytest.param({"decimals": 18, "amount": "10000000000000000"}, id="decimals"),
+        pytest.param({"symbol": "DAI"}, id="symbol of a known token"),
+        pytest.param({"token": "0x" + "33" * 20, "symbol": "DAI"}, id="symbol of an unknown token"),
+        pytest.param({"token": None, "symbol": "USDC", "decimals": 18}, id="native posing as a dollar"),
+    ],
+)
+async def test_does_not_believe_what_a_gateway_says_about_an_asset(make, gateway, chain, lie):
+    option = {name: value for name, value in gateway.option(**lie).items() if value is not None}
+    gateway.options = [option]
+    with pytest.raises(CannotPay, match="not what the gateway says"):
+        await do(make().call(API))
+    assert chain.broadcasts == []
+
+
+async def test_takes_an_unknown_token_whose_contract_says_the_same(make, gateway, chain):
+    gateway.options = [gateway.option(token="0x" + "33" * 20)]
+    assert (await do(make().call(API))).status_code == 200
+
+
+async def test_takes_the_first_offer_that_the_wallet_can_pay(make, gateway, chain):
+    gateway.options = [
+        {"rail": "x402", "version": 2},
+        gateway.option(network="eip155:8453", chainId=8453),
+        gateway.option(),
+    ]
+    assert (await do(make().call(API))).status_code == 200
+
+
+async def test_names_what_is_missing_when_the_wallet_is_empty(make, gateway, chain):
+    chain.usdc = PRICE - 1
+    with pytest.raises(CannotPay, match=r"holds 0\.009999"):
+        await do(make().call(API))
+    chain.usdc, chain.wei = PRICE, 10
+    with pytest.raises(CannotPay, match="gas"):
+        await do(make().call(API))
+    assert chain.broadcasts == []
+
+
+async def test_refuses_a_node_of_another_chain(make, gateway, chain):
+    chain.chain_id = 1
+    with pytest.raises(CannotPay, match="serves chain 1"):
+        await do(make().call(API))
+
+
+async def test_a_node_that_is_away_before_signing_costs_nothing(make, gateway, chain):
+    chain.is_away = True
+    client = make()
+    with pytest.raises(NodeUnreachable) as caught:
+        await do(client.call(API))
+    assert caught.value.is_retryable
+    assert "secret-key" not in str(caught.value)
+    assert client.payments() == ()
+
+
+async def test_pending_payment_is_continued_never_repeated(make, gateway, chain):
+    chain.is_mining = False
+    for _ in range(3):
+        with pytest.raises(PaymentPending) as caught:
+            await do(make().call(API))
+        assert caught.value.is_retryable
+    assert len(set(chain.broadcasts)) == 1
+    chain.mine()
+    client = make()
+    assert (await do(client.call(API))).status_code == 200
+    assert len(client.payments()) == 1
+
+
+async def test_pays_in_native_currency_when_the_caller_allows_it(make, gateway, chain):
+    gateway.options = [{k: v for k, v in gateway.option(symbol="ETH", decimals=18).items() if k != "token"}]
+    answer = await do(make(max_price="0.001 ETH").call(API))
+    assert answer.status_code == 200
+
+
+async def test_a_failed_transfer_is_reported_and_does_not_count(make, gateway, chain):
+    chain.status = 0
+    client = make(budget="0.01")
+    with pytest.raises(CannotPay, match="failed on the chain"):
+        await do(client.call(API))
+    chain.status = 1
+    chain.mined.clear()
+    chain.pool = {"0xother": b""}
+    assert (await do(client.call(API))).status_code == 200
+
+
+def refusal(status, code, **members):
+    def answer(_request):
+        return httpx.Response(
+            status,
+            content=json.dumps({"code": code, "detail": code, **members}),
+            headers={"content-type": "application/problem+json", "retry-after": "0"},
+        )
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    "code", ["payment_pending", "chain_unavailable", "storage_unavailable", "overloaded"]
+)
+async def test_not_yet_is_asked_again_with_the_same_proof(make, gateway, chain, code):
+    client = make(patience=Patience(poll_s=0.001, wait_s=30))
+    await do(client.call(API, prepay=2))
+    gateway.answers = [refusal(503, code, retryable=True), refusal(503, code)]
+    assert (await do(client.call(API))).status_code == 200
+    proofs = {request.headers["x-signature"] for request in gateway.seen[-3:]}
+    assert len(proofs) == 1
+    assert len(chain.broadcasts) == 1
+
+
+async def test_held_call_is_reported_with_its_url_and_never_paid_again(make, gateway, chain):
+    client = make()
+    await do(client.call(API, prepay=2))
+    url = f"{GATEWAY}/api/v2/history/call_7"
+    gateway.answers = [refusal(504, "upstream_timeout", paymentState="held", callId="call_7", call=url)]
+    with pytest.raises(CallHeld) as caught:
+        await do(client.call(API, method="POST"))
+    assert (caught.value.call_id, caught.value.call_url) == ("call_7", url)
+    assert len(chain.broadcasts) == 1
+
+
+async def test_released_failure_is_handed_over_and_keeps_the_credit(make, gateway, chain):
+    client = make()
+    await do(client.call(API, prepay=2))
+    gateway.answers = [refusal(502, "upstream_unreachable", paymentState="released")]
+    answer = await do(client.call(API))
+    assert (answer.status_code, answer.payment.state) == (502, "released")
+    assert client.payments()[0].rest == PRICE
+    assert (await do(client.call(API))).status_code == 200
+
+
+async def test_refused_payment_is_never_followed_by_another(make, gateway, chain):
+    client = make()
+    await do(client.call(API, prepay=2))
+    no = refusal(402, "payment_verification_failed", reason="wrong_recipient")
+    for _ in range(2):
+        gateway.answers = [no]
+        with pytest.raises(PaymentRefused) as caught:
+            await do(client.call(API))
+        assert caught.value.reason == "wrong_recipient"
+    assert len(chain.broadcasts) == 1
+    assert (await do(client.call(API))).status_code == 200  # the gateway has thought better of it
+
+
+async def test_abandoned_payment_frees_its_payee(make, gateway, chain):
+    client = make()
+    await do(client.call(API, prepay=2))
+    gateway.answers = [refusal(402, "payment_verification_failed")]
+    with pytest.raises(PaymentRefused) as caught:
+        await do(client.call(API))
+    assert client.abandon(str(caught.value.transaction))
+    assert (await do(client.call(API))).status_code == 200
+    assert len(chain.broadcasts) == 2
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [(409, "payment_already_used"), (402, "payment_insufficient"), (402, "payment_required"), (504, "x")],
+)
+async def test_an_upstreams_words_never_make_a_caller_pay(make, gateway, chain, status, code):
+    client = make()
+    await do(client.call(API, prepay=2))
+
+    def relayed(_request):
+        headers = gateway.relayed("released", rest=PRICE, status=status)
+        content = json.dumps({"code": code, "paymentState": "held"})
+        return httpx.Response(
+            status, content=content, headers={**headers, "content-type": "application/problem+json"}
+        )
+
+    gateway.answers = [relayed]
+    answer = await do(client.call(API))
+    assert answer.status_code == status
+    assert len(chain.broadcasts) == 1
+    assert client.payments()[0].rest == PRICE
+
+
+async def test_broken_connection_after_sending_is_not_repeated_for_a_post(make, gateway, chain):
+    client = make()
+    await do(client.call(API, prepay=3))
+
+    def breaks(_request):
+        raise httpx.ReadError("reset")
+
+    gateway.answers = [breaks]
+    with pytest.raises(GatewayUnreachable) as caught:
+        await do(client.call(API, method="POST"))
+    assert (caught.value.is_sent, caught.value.is_retryable) == (True, False)
+    gateway.answers = [breaks]
+    assert (await do(client.call(API, method="POST", idempotency_key="k"))).status_code == 200
+    gateway.answers = [breaks]
+    assert (await do(client.call(API))).status_code == 200
+    assert len(chain.broadcasts) == 1
+
+
+async def test_expired_signature_is_signed_anew_once(make, gateway, chain):
+    client = make()
+    await do(client.call(API, prepay=2))
+    gateway.answers = [refusal(401, "signature_expired")]
+    assert (await do(client.call(API))).status_code == 200
+    assert gateway.seen[-1].headers["x-signature"] != gateway.seen[-2].headers["x-signature"]
+
+
+async def test_reused_nonce_is_never_signed_anew(make, gateway, chain):
+    client = make()
+    await do(client.call(API, prepay=2))
+    gateway.answers = [refusal(401, "nonce_reused", callId="call_9", paymentState="charged")]
+    with pytest.raises(CallHeld):
+        await do(client.call(API))
+
+
+async def test_head_learns_the_terms_by_get(make, gateway, chain):
+    gateway.answers = [lambda request: httpx.Response(402)]
+    assert (await do(make().call(API, method="HEAD"))).status_code == 200
+    assert [request.method for request in gateway.seen] == ["HEAD", "GET", "HEAD"]
+
+
+async def test_without_a_wallet_only_free_listings_can_be_called(make, gateway, chain):
+    with pytest.raises(CannotPay, match="no wallet"):
+        await do(make(wallet=None).call(API))
+
+
+async def test_streams_an_answer(gateway, wallet, store_path, chain):
+    options = {
+        "wallet": wallet,
+        "rpc_urls": {CHAIN: "http://node.test"},
+        "transport": httpx.MockTransport(gateway.handle),
+        "store_path": store_path,
+    }
+    with TollwayClient(GATEWAY, **options) as client, client.stream(API, "/s") as answer:
+        assert answer.payment.state == "charged"
+        assert b"".join(answer.iter_bytes()).startswith(b"{")
+    async with AsyncTollwayClient(GATEWAY, **options) as client, client.stream(API, "/s") as answer:
+        assert (await answer.aread()).startswith(b"{")
+
+
+@pytest.mark.parametrize(
+    ("path", "options"),
+    [
+        ("/../../apis", {}),
+        ("/x", {"headers": {"X-Payment-Tx": "0x"}}),
+        ("/x", {"json": 1, "content": b""}),
+        ("/x", {"prepay": 0}),
+    ],
+)
+async def test_refuses_what_cannot_be_sent(make, gateway, path, options):
+    with pytest.raises(ValueError):
+        await do(make().call(API, path, **options))
+    assert gateway.seen == []
+
+
+async def test_refuses_an_api_id_that_is_a_path(make, gateway):
+    with pytest.raises(ValueError):
+        await do(make().call("../apis", ""))
+
+
+async def test_control_requests_are_signed_and_read(make, gateway):
+    gateway.answers = [lambda request: httpx.Response(201, json={"id": "api_9"})]
+    client = make()
+    assert (await do(client.publish({"name": "x"})))["id"] == "api_9"
+    request = gateway.seen[0]
+    assert request.url.path == "/api/v2/apis"
+    assert 'keyid="erc8128:84532:' in request.headers["signature-input"]
+    assert "content-digest" in request.headers
+    gateway.answers = [lambda request: httpx.Response(200, json={"apis": [], "total": 0})]
+    assert (await do(client.list(q="weather now", verified=True)))["total"] == 0
+    assert gateway.seen[1].url.raw_path == b"/api/v2/apis?q=weather%20now&verified=true"
+    assert "signature" not in gateway.seen[1].headers
+
+
+async def test_control_refusals_carry_the_problem(make, gateway):
+    gateway.answers = [refusal(404, "api_not_found")]
+    with pytest.raises(GatewayRefused) as caught:
+        await do(make().show("api_0"))
+    assert (caught.value.status, caught.value.code) == (404, "api_not_found")
+
+
+async def test_crash_between_store_and_broadcast_broadcasts_the_same_bytes(make, gateway, chain, store):
+    class PulledPlug(BaseException):
+        pass
+
+    def crash(_self, raw):
+        raise PulledPlug
+
+    original = type(chain)._eth_sendRawTransaction
+    type(chain)._eth_sendRawTransaction = crash
+    try:
+        with pytest.raises(PulledPlug):
+            await do(make().call(API))
+    finally:
+        type(chain)._eth_sendRawTransaction = original
+    (stored,) = store.unresolved(make().payments()[0].payer)
+    assert chain.broadcasts == []
+    assert (await do(make().call(API))).status_code == 200
+    assert set(chain.broadcasts) == {stored.raw}
+    assert isinstance(store, SpendingStore)
