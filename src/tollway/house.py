@@ -18,24 +18,37 @@ from types import TracebackType
 from typing import Self
 
 import structlog
+from fastapi import APIRouter
 from prometheus_client import CollectorRegistry, make_asgi_app
+from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from tollway.chain.rpc import ChainEndpoints, RpcReader
 from tollway.chain.rules import ChainRules
 from tollway.chain.watcher import Watcher
-from tollway.errors import ChainUnavailable, SettingsInvalid, StorageUnavailable
+from tollway.errors import (
+    ChainUnavailable,
+    SettingsInvalid,
+    StorageUnavailable,
+    TollwayError,
+    UpstreamBadResponse,
+)
 from tollway.gateway.forward import Passage
 from tollway.gateway.meters import Meters
 from tollway.gateway.serve import Gateway, GatewayName
-from tollway.identifiers import ChainId
-from tollway.identity.authenticator import Authenticator
+from tollway.identifiers import ChainId, TxHash
+from tollway.identity.authenticator import Authenticator, Identity
 from tollway.identity.front_desk import FrontDesk
 from tollway.identity.public_origin import PublicOrigin, parse_origin
 from tollway.identity.signatures import SignatureJudge
 from tollway.ledger.call import Payment
+from tollway.limits import MIB
+from tollway.money import Asset
 from tollway.outbound.dialer import Dialer
+from tollway.outbound.policy import Endpoint
+from tollway.payments.sighting import Lookout
 from tollway.payments.till import Till
+from tollway.registry.draft_rules import DraftRules
 from tollway.registry.listing import Shelf
 from tollway.settings import Settings, ensure_secret_key
 from tollway.storage.book_store import BookStore
@@ -51,7 +64,8 @@ from tollway.web.authentication import make_challenge, wallet_dependency
 from tollway.web.call_routes import CallRoutes
 from tollway.web.health_routes import health_router
 from tollway.web.history_routes import history_router
-from tollway.web.listing_routes import listing_router
+from tollway.web.listing_routes import ListingDesk, endpoint_judge, listing_router
+from tollway.web.listing_wire import ListingShape
 from tollway.web.middleware import parse_proxies, read_client_address, read_request_id
 from tollway.web.nonce_meter import NonceMeter
 from tollway.web.server import HttpServer
@@ -63,6 +77,10 @@ CHAIN_CHECK_INTERVAL_S = 60.0
 PRUNE_INTERVAL_S = 300.0
 MODERATION_INTERVAL_S = 1.0
 READY_NOTE_INTERVAL_S = 20.0
+DOCUMENT_BYTES_MAX = MIB
+PROBE_DEADLINE_S = 3.0
+
+_NO_TRANSACTION = TxHash(32)  # any question to the books tells whether they answer
 
 
 class House:
@@ -88,7 +106,13 @@ class House:
         origin = parse_origin(settings.public_url)
         self.sealer = Sealer(settings.secret_key.reveal(), entropy=secrets.token_bytes)
         self.catalog = CatalogStore(self.database, sealer=self.sealer, now_ms=now_ms)
-        self.book = BookStore(self.database, owner_id=uuid.uuid4().hex, limits=limits, now_ms=now_ms)
+        self.book = BookStore(
+            self.database,
+            owner_id=uuid.uuid4().hex,
+            limits=limits,
+            now_ms=now_ms,
+            on_batch=self.metrics.claims_batch_size.observe,
+        )
         self.sessions = SqlSessions(self.database)
         self.moderation = ModerationStore(self.database)
         self.chains = RpcReader(
@@ -177,9 +201,16 @@ class House:
         return build_app(
             call_app=calls,
             routers=[
-                listing_router(),
-                history_router(),
-                signin_router(self.desk, nonce_meter, limits=limits),
+                listing_router(self._listing_desk(wallet)),
+                history_router(
+                    statement=self.book,
+                    book=self.book,
+                    wallet=wallet,
+                    lookup=Lookout(self.chains, meter=self.meters).sight,
+                    find_asset=self._find_asset,
+                    now_ms=now_ms,
+                ),
+                _under_base(signin_router(self.desk, nonce_meter, limits=limits)),
                 health_router(self.check_ready),
             ],
             public_url=settings.public_url,
@@ -191,8 +222,63 @@ class House:
             trusted_proxies=settings.trusted_proxies,
         )
 
+    def _listing_desk(self, wallet: Callable[[Request], Awaitable[Identity]]) -> ListingDesk:
+        settings = self.settings
+        assets = tuple(asset for rules in self.rules.values() for asset in rules.assets)
+        return ListingDesk(
+            catalog=self.catalog,
+            rules=DraftRules(
+                assets=assets,
+                main_networks=frozenset(
+                    chain_id for chain_id, rules in self.rules.items() if rules.kind == "main"
+                ),
+                allow_private_endpoints=settings.allow_private_endpoints,
+                judge_endpoint=endpoint_judge(allow_private=settings.allow_private_endpoints),
+            ),
+            shape=ListingShape(
+                public_url=settings.public_url,
+                assets=assets,
+                confirmations_for=lambda asset, units: self.rules[asset.chain_id].confirmations_for(
+                    asset, units
+                ),
+            ),
+            limits=settings.limits,
+            authenticate=wallet,
+            probe=self.dialer.probe,
+            is_blocked=self.moderation.is_blocked,
+            allowlist=settings.allowlist if settings.registration == "allowlist" else None,
+            now_ms=now_ms,
+            entropy=secrets.token_bytes,
+            is_unprotected=self._is_unprotected,
+            fetch_document=self._fetch_document,
+        )
+
+    async def _is_unprotected(self, endpoint: Endpoint) -> bool:
+        """Whether the endpoint answers 2xx to somebody without the listing's secret."""
+        try:
+            answer = await self.dialer.fetch(
+                endpoint.href, bytes_max=DOCUMENT_BYTES_MAX, deadline_s=PROBE_DEADLINE_S
+            )
+        except TollwayError:
+            return False
+        return 200 <= answer.status <= 299
+
+    async def _fetch_document(self, url: str) -> bytes:
+        answer = await self.dialer.fetch(
+            url, bytes_max=DOCUMENT_BYTES_MAX, deadline_s=self.settings.limits.connect_deadline_s
+        )
+        if answer.status != 200:
+            raise UpstreamBadResponse(f"The server answered {answer.status}.")
+        return answer.body
+
     async def _find_older_terms(self, shelf: Shelf, moment_ms: int) -> Shelf:
         return replace(shelf, versions=await self.catalog.terms_since(shelf.listing.id, moment_ms))
+
+    def _find_asset(self, chain_id: ChainId, key: str) -> Asset | None:
+        rules = self.rules.get(chain_id)
+        return (
+            next((asset for asset in rules.assets if asset.key == key), None) if rules is not None else None
+        )
 
     def _on_gone(self, payment: Payment) -> None:
         self.till.forget_payer(payment.payer)
@@ -224,10 +310,8 @@ class House:
         self._stack.push_async_callback(self.chains.close)
         self._stack.push_async_callback(self.dialer.close)
         await self.book.open()
-        self._stack.push_async_callback(self.book.close)
         await self.moderation.refresh()
         await self.check_chains()
-        await self.book.recover(now_ms=now_ms())
         group = await self._stack.enter_async_context(_Background())
         limits = self.settings.limits
         group.every(limits.owner_renew_s, self._renew)
@@ -237,6 +321,13 @@ class House:
         group.every(MODERATION_INTERVAL_S, self.moderation.refresh)
         group.every(READY_NOTE_INTERVAL_S, self._note_ready)
         group.start(self.watcher.run())
+        writing = group.start(self.book.run())
+        self._stack.push_async_callback(self._stop_writing, writing)
+
+    async def _stop_writing(self, writing: asyncio.Task[None]) -> None:
+        """Everything that was promised is written before the database closes."""
+        self.book.stop()
+        await asyncio.wait([writing], timeout=self.settings.limits.drain_deadline_s)
 
     def _lock_database(self) -> None:
         """One gateway process for a SQLite file; the kernel frees the lock when the process dies."""
@@ -294,7 +385,7 @@ class House:
         """What `/readyz` shows: the books answer, and each network's nodes serve the chain they should."""
         checks = {f"chain_{chain_id}": is_right for chain_id, is_right in self._chain_states.items()}
         try:
-            await self.book.is_reachable()
+            await self.book.is_admitted(_NO_TRANSACTION)
             checks["storage"] = True
         except StorageUnavailable:
             checks["storage"] = False
@@ -348,8 +439,10 @@ class _Background:
             task.cancel()
         await self._group.__aexit__(None, None, None)
 
-    def start(self, job: Coroutine[None, None, None]) -> None:
-        self._tasks.append(self._group.create_task(job))
+    def start(self, job: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = self._group.create_task(job)
+        self._tasks.append(task)
+        return task
 
     def every(self, interval_s: float, job: Callable[[], Awaitable[object]]) -> None:
         self.start(_repeat(interval_s, job))
@@ -362,6 +455,12 @@ async def _repeat(interval_s: float, job: Callable[[], Awaitable[object]]) -> No
         except Exception:  # noqa: BLE001 - a task root: logged, and tried again
             _log.exception("background_job_failed", job=getattr(job, "__name__", "job"))
         await asyncio.sleep(interval_s)
+
+
+def _under_base(router: APIRouter) -> APIRouter:
+    based = APIRouter(prefix="/api/v2")
+    based.include_router(router)
+    return based
 
 
 def now_ms() -> int:

@@ -118,6 +118,12 @@ class Till:
         """Read this transaction from the books again next time (its payment turned out unspendable)."""
         self._known.pop(tx_hash, None)
 
+    def forget_payer(self, payer: Address) -> None:
+        """The same for all payments of a wallet: one of them has left the chain, so it may be in debt."""
+        for tx_hash, payments in list(self._known.items()):
+            if any(payment.payer == payer for payment in payments):
+                del self._known[tx_hash]
+
     def note_spent(self, payment: Payment) -> None:
         """A payment has bought something: its later calls need not be asked from the books whether they are first."""
         kept = self._known.get(payment.tx_hash, ())

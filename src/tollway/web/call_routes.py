@@ -26,7 +26,6 @@ from tollway.gateway.exchange import (
     Offer,
     Outcome,
 )
-from tollway.gateway.headers import EXPOSED_HEADERS
 from tollway.gateway.serve import Gateway
 from tollway.gateway.target import split_target
 from tollway.identifiers import ChainId, ListingId
@@ -39,10 +38,6 @@ from tollway.web.wire import format_time
 
 _log = structlog.get_logger(__name__)
 
-_CORS = (
-    (b"access-control-allow-origin", b"*"),
-    (b"access-control-expose-headers", EXPOSED_HEADERS.encode()),
-)
 
 
 class CallRoutes:
@@ -181,7 +176,6 @@ class CallRoutes:
         status, headers, content = render_problem(
             problem, public_url=self._public_url, request_id=request_id, instance=instance
         )
-        headers += _CORS
         headers += declined.headers
         if not any(name == b"tollway-payment-state" for name, _ in declined.headers):
             headers.append((b"tollway-payment-state", (problem.payment_state or "none").encode()))

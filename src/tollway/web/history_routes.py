@@ -3,8 +3,7 @@ provider may decide a call whose outcome is unknown. It never shows one wallet w
 """
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, cast
 
 from fastapi import APIRouter, Depends, Request
 
@@ -15,6 +14,7 @@ from tollway.ledger.book import Book
 from tollway.ledger.call import CallRecord, CallState, Payment, PaymentState
 from tollway.ledger.statement import HistoryQuery, HistoryStatus, Statement
 from tollway.money import Asset
+from tollway.payments.sighting import Sighting
 from tollway.web.json_body import parse_json_object
 from tollway.web.wire import Query, format_time, parse_time
 
@@ -31,15 +31,6 @@ _ERROR_STATUS_MIN = 400
 Wallet = Callable[[Request], Awaitable[Identity]]
 FindAsset = Callable[[ChainId, str], Asset | None]
 """The asset that the books call by that key on that chain; None when it is configured no more."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sighting:
-    """What the chains say about a transaction that the books do not know. `chain_id`: where it was seen."""
-
-    state: Literal["unseen", "pending", "refused"]
-    reason: str | None = None
-    chain_id: ChainId | None = None
 
 
 Lookup = Callable[[TxHash, Address], Awaitable[Sighting | None]]

@@ -6,6 +6,7 @@ ours alone, and a kernel timer that frees connections whose reader has stopped r
 
 import asyncio
 import contextlib
+import math
 import os
 import socket
 import sys
@@ -51,7 +52,7 @@ class HttpServer:
             ),
         )
         # Bounds the drain: without it, one stalled reader would keep the process for ever.
-        self._server.workers_kill_timeout = limits.drain_deadline_s
+        self._server.workers_kill_timeout = math.ceil(limits.drain_deadline_s)
 
     async def serve(self) -> None:
         """Runs until `stop`, then until the calls in flight are done, at most `drain_deadline_s`. Raises PortTaken."""
@@ -79,7 +80,7 @@ class HttpServer:
 
     def stop(self) -> None:
         """Stops accepting; `serve` returns when the calls in flight are done. Safe to call twice."""
-        self._server.stop()
+        self._server.stop()  # type: ignore[no-untyped-call]  # granian's own method has no annotations
 
     async def _arm_kernel_timer(self) -> None:
         """Accepted sockets inherit TCP_USER_TIMEOUT: a peer that acknowledges nothing for so long is reset."""

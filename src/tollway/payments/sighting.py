@@ -1,0 +1,75 @@
+"""What the chains say about a transaction that the books do not know yet: for a payer who asks what became of it.
+
+It judges nothing and records nothing; showing the transaction with a call is what does.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from tollway.chain.reader import ChainReader, NotMined
+from tollway.errors import ChainUnavailable, Code, Problem, Refusal
+from tollway.identifiers import Address, ChainId, TxHash
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sighting:
+    """`unseen`: known to no chain, or mined and never shown here. `chain_id`: where it was seen."""
+
+    state: Literal["unseen", "pending", "refused"]
+    reason: str | None = None
+    chain_id: ChainId | None = None
+
+
+class LookupMeter(Protocol):
+    """Counts chain look-ups. Answers None when one more is allowed, else the seconds to wait."""
+
+    def charge(self, *, client_address: str, signer: str) -> int | None: ...
+
+
+class Lookout:
+    """Asks every configured chain about one transaction. Safe to use from many tasks at once."""
+
+    def __init__(self, chains: ChainReader, *, meter: LookupMeter) -> None:
+        self._chains = chains
+        self._meter = meter
+
+    async def sight(self, tx_hash: TxHash, payer: Address) -> Sighting | None:
+        """None when not every chain could be asked and none knew it. Raises Refusal (`rate_limited`)."""
+        wait_s = self._meter.charge(client_address=f"wallet {payer}", signer=str(payer))
+        if wait_s is not None:
+            raise Refusal(
+                Problem(
+                    code=Code.RATE_LIMITED,
+                    detail="Too many transactions were looked up on the chain for this wallet.",
+                    retry_after_s=wait_s,
+                )
+            )
+        sightings = [await self._sight_on(chain_id, tx_hash) for chain_id in self._chains.chain_ids]
+        return _most_telling(sightings)
+
+    async def _sight_on(self, chain_id: ChainId, tx_hash: TxHash) -> Sighting | None:
+        try:
+            facts = await self._chains.fetch_facts(chain_id, tx_hash)
+        except ChainUnavailable:
+            return None
+        if isinstance(facts, NotMined):
+            return (
+                Sighting(state="pending", reason="not_mined", chain_id=chain_id)
+                if facts.is_pending
+                else _UNSEEN
+            )
+        if not facts.succeeded:
+            return Sighting(state="refused", reason="transaction_failed", chain_id=chain_id)
+        return Sighting(state="unseen", reason="not_shown", chain_id=chain_id)
+
+
+_UNSEEN = Sighting(state="unseen", reason="unknown_transaction")
+
+
+def _most_telling(sightings: Iterable[Sighting | None]) -> Sighting | None:
+    answers = list(sightings)
+    found = [answer for answer in answers if answer is not None and answer.chain_id is not None]
+    if found:
+        return found[0]
+    return None if None in answers or not answers else _UNSEEN
