@@ -1,7 +1,388 @@
-"""Commands of the operator."""
+"""Commands of the operator: serve, migrate, audit, admit, moderate, doctor.
+
+People get sentences on a terminal; pipes and `--json` get JSON. What changes the books of a running gateway does so
+only where two processes may write.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, Protocol
 
 import typer
 
+from tollway.chain.reader import ChainReader
+from tollway.cli.doctor import Finding, examine
+from tollway.errors import ChainUnavailable, SettingsInvalid, StorageUnavailable, TollwayError
+from tollway.identifiers import Address, ListingId, TxHash
+from tollway.ledger.book import Book
+from tollway.registry.catalog import Catalog, Revised
+from tollway.registry.listing import Listing
+from tollway.registry.moderation import Moderation
+from tollway.settings import Secret, Settings, load_settings
+from tollway.storage.database import Database, ProcessLock, SqliteDatabase, is_shared_write_safe
+from tollway.storage.migrate import schema_state, upgrade
+from tollway.telemetry import configure_logging
 
-def register(app: typer.Typer, *, wallet: typer.Typer, listing: typer.Typer) -> None:
+DONE, FAILED, USAGE, LATER = 0, 1, 2, 3
+"""Exit codes."""
+
+REVISE_ATTEMPTS = 5
+
+Config = Annotated[
+    Path | None,
+    typer.Option("--config", help="The settings file; default: TOLLWAY_CONFIG, then tollway.toml."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON, also on a terminal.")]
+
+
+class Desk(Protocol):
+    """The rooms that an operator works in. A `House` that is not opened is one."""
+
+    @property
+    def settings(self) -> Settings: ...
+    @property
+    def database(self) -> Database: ...
+    @property
+    def catalog(self) -> Catalog: ...
+    @property
+    def book(self) -> Book: ...
+    @property
+    def moderation(self) -> Moderation: ...
+    @property
+    def chains(self) -> ChainReader: ...
+
+
+Access = Literal["look", "read", "write"]
+"""`look`: even where there is no database yet."""
+
+MakeDesk = Callable[[Settings], Desk]
+
+
+class CommandFailed(Exception):
+    """Ends a command with a sentence and an exit code."""
+
+    def __init__(self, detail: str, *, exit_code: int = FAILED) -> None:
+        self.exit_code = exit_code
+        super().__init__(detail)
+
+
+def furnish_desk(settings: Settings) -> Desk:
+    """The real rooms, wired but not opened."""
+    from tollway.house import House  # the trader's commands do not wait for the server to load
+
+    return House(settings)
+
+
+def register(
+    app: typer.Typer,
+    *,
+    wallet: typer.Typer,
+    listing: typer.Typer,
+    make_desk: MakeDesk = furnish_desk,
+) -> None:
     """Adds the operator's commands."""
+    _register_running(app, make_desk)
+    _register_books(app, make_desk)
+    _register_moderation(wallet, listing, make_desk)
+
+
+def _register_running(app: typer.Typer, make_desk: MakeDesk) -> None:
+    @app.command()
+    def serve(config: Config = None) -> None:
+        """Runs the gateway until SIGINT or SIGTERM."""
+        import uvloop
+
+        from tollway import house
+
+        with _failures_told(as_json=False):
+            settings = load_settings(os.environ, config=config)
+            configure_logging(level=settings.log_level, style=settings.log_format)
+            uvloop.run(house.run(settings))
+
+    @app.command()
+    def migrate(config: Config = None, as_json: AsJson = False) -> None:
+        """Brings the database to this version. Safe to run again."""
+
+        async def work(desk: Desk) -> None:
+            state = await schema_state(desk.database)
+            if state == "foreign":
+                raise CommandFailed("the database was written by a newer version of Tollway")
+            await upgrade(desk.database)
+            _show({"before": state, "now": "current"}, [f"database: {state} -> current"], as_json)
+
+        _run(work, make_desk, config, as_json=as_json, access="write")
+
+    @app.command()
+    def doctor(config: Config = None, as_json: AsJson = False) -> None:
+        """Checks settings, database, chains and clock. Changes nothing."""
+
+        async def work(desk: Desk) -> None:
+            async with _opened_chains(desk.chains):
+                found = await examine(
+                    given,
+                    database=desk.database,
+                    chains=desk.chains,
+                    fetch_status=_fetch_status,
+                    now_s=time.time(),
+                )
+            lines = [f"{finding.level:8} {finding.check}: {finding.detail}" for finding in found]
+            _show({"findings": [asdict(finding) for finding in found]}, lines, as_json)
+            if _has_failed(found):
+                raise typer.Exit(FAILED)
+
+        with _failures_told(as_json=as_json):
+            given = load_settings(os.environ, config=config)
+            # Without a key of its own yet, the desk gets one for the moment, so that no file is made.
+            wired = given if given.secret_key else replace(given, secret_key=Secret(os.urandom(32)))
+            asyncio.run(_at_desk(make_desk, wired, work, access="look"))
+
+
+def _register_books(app: typer.Typer, make_desk: MakeDesk) -> None:
+    @app.command()
+    def audit(
+        release: Annotated[
+            bool, typer.Option("--release", help="Let balances held after a restore be spent again.")
+        ] = False,
+        config: Config = None,
+        as_json: AsJson = False,
+    ) -> None:
+        """Proves that every balance equals its calls, and lists what is held."""
+
+        async def work(desk: Desk) -> None:
+            report = await desk.book.audit()
+            if release and not report.is_balanced:
+                raise CommandFailed(
+                    "the books do not balance; nothing was released: " + "; ".join(report.wrong)
+                )
+            released = await desk.book.release_held() if release else 0
+            answer = {
+                "balanced": report.is_balanced,
+                "payments": report.payments,
+                "calls": report.calls,
+                "wrong": list(report.wrong),
+                "heldCalls": list(report.held_calls),
+                "heldPayments": list(report.held_payments),
+                "released": released,
+            }
+            verdict = "the books balance" if report.is_balanced else "THE BOOKS DO NOT BALANCE"
+            lines = [f"{verdict}: {report.payments} payments, {report.calls} calls"]
+            lines += [f"wrong: {line}" for line in report.wrong]
+            lines += [f"held call: {call_id}" for call_id in report.held_calls]
+            lines += [f"held payment: {payment}" for payment in report.held_payments]
+            lines += [f"released: {released}"] if release else []
+            _show(answer, lines, as_json)
+            if not report.is_balanced:
+                raise typer.Exit(FAILED)
+
+        _run(work, make_desk, config, as_json=as_json, access="write" if release else "read")
+
+    @app.command()
+    def admit(
+        transaction: Annotated[str, typer.Argument(metavar="TX", help="The transaction hash.")],
+        config: Config = None,
+        as_json: AsJson = False,
+    ) -> None:
+        """Lets a transaction be shown although it is too old, or mined before a restore."""
+        tx_hash = _parse(TxHash.parse, transaction)
+
+        async def work(desk: Desk) -> None:
+            await desk.book.admit(tx_hash, now_ms=_now_ms())
+            _show({"transaction": str(tx_hash), "admitted": True}, [f"{tx_hash} may be shown"], as_json)
+
+        _run(work, make_desk, config, as_json=as_json, access="write")
+
+
+def _register_moderation(wallet: typer.Typer, listing: typer.Typer, make_desk: MakeDesk) -> None:
+    ListingArgument = Annotated[str, typer.Argument(metavar="ID", help="The listing's id.")]  # noqa: N806
+    WalletArgument = Annotated[str, typer.Argument(metavar="ADDRESS", help="The wallet.")]  # noqa: N806
+
+    @listing.command()
+    def suspend(listing_id: ListingArgument, config: Config = None, as_json: AsJson = False) -> None:
+        """Takes a listing out of the lists and stops its calls. What was paid stays."""
+        work = _moderate_listing(listing_id, suspended_ms=_now_ms(), as_json=as_json)
+        _run(work, make_desk, config, as_json=as_json, access="write")
+
+    @listing.command()
+    def restore(listing_id: ListingArgument, config: Config = None, as_json: AsJson = False) -> None:
+        """Puts a suspended listing back."""
+        work = _moderate_listing(listing_id, suspended_ms=None, as_json=as_json)
+        _run(work, make_desk, config, as_json=as_json, access="write")
+
+    @wallet.command()
+    def block(
+        address: WalletArgument,
+        reason: Annotated[str, typer.Option("--reason", help="For your own memory.")] = "",
+        config: Config = None,
+        as_json: AsJson = False,
+    ) -> None:
+        """Serves a wallet no more, as a caller and as a provider."""
+        blocked = _parse(Address.parse, address)
+
+        async def work(desk: Desk) -> None:
+            is_new = await desk.moderation.block(blocked, reason=reason, now_ms=_now_ms())
+            line = f"{blocked} is blocked" + ("" if is_new else " already")
+            _show({"wallet": str(blocked), "blocked": True, "changed": is_new}, [line], as_json)
+
+        _run(work, make_desk, config, as_json=as_json, access="write")
+
+    @wallet.command()
+    def unblock(address: WalletArgument, config: Config = None, as_json: AsJson = False) -> None:
+        """Serves a wallet again."""
+        unblocked = _parse(Address.parse, address)
+
+        async def work(desk: Desk) -> None:
+            was_blocked = await desk.moderation.unblock(unblocked)
+            line = f"{unblocked} is served again" if was_blocked else f"{unblocked} was not blocked"
+            _show({"wallet": str(unblocked), "blocked": False, "changed": was_blocked}, [line], as_json)
+
+        _run(work, make_desk, config, as_json=as_json, access="write")
+
+
+def _moderate_listing(
+    listing_id: str, *, suspended_ms: int | None, as_json: bool
+) -> Callable[[Desk], Awaitable[None]]:
+    async def work(desk: Desk) -> None:
+        listing = await _revise_suspension(desk.catalog, ListingId(listing_id), suspended_ms)
+        is_suspended = listing.suspended_ms is not None
+        line = f"{listing.id} ({listing.name}) is {'suspended' if is_suspended else 'served'}"
+        _show({"id": listing.id, "suspended": is_suspended}, [line], as_json)
+
+    return work
+
+
+async def _revise_suspension(catalog: Catalog, listing_id: ListingId, suspended_ms: int | None) -> Listing:
+    for _ in range(REVISE_ATTEMPTS):
+        shelf = await catalog.find(listing_id)
+        if shelf is None or shelf.listing.retired_ms is not None:
+            raise CommandFailed(f"there is no listing {listing_id} in service")
+        if (shelf.listing.suspended_ms is None) == (suspended_ms is None):
+            return shelf.listing
+        changed = replace(shelf.listing, suspended_ms=suspended_ms)
+        outcome = await catalog.revise(changed, expected_revision=shelf.listing.revision)
+        if isinstance(outcome, Revised):
+            return outcome.listing
+    raise CommandFailed("the listing keeps changing; try again", exit_code=LATER)
+
+
+def _run(
+    work: Callable[[Desk], Awaitable[None]],
+    make_desk: MakeDesk,
+    config: Path | None,
+    *,
+    as_json: bool,
+    access: Access,
+) -> None:
+    with _failures_told(as_json=as_json):
+        settings = load_settings(os.environ, config=config)
+        asyncio.run(_at_desk(make_desk, settings, work, access=access))
+
+
+async def _at_desk(
+    make_desk: MakeDesk, settings: Settings, work: Callable[[Desk], Awaitable[None]], *, access: Access
+) -> None:
+    desk = make_desk(settings)
+    with _permit(desk.database, access):
+        if access == "write":
+            await desk.database.open()  # on SQLite this opens the writer, which reading does without
+        try:
+            await work(desk)
+        finally:
+            await desk.database.close()
+
+
+@contextlib.contextmanager
+def _permit(database: Database, access: Access) -> Iterator[None]:
+    """Keeps a second writer out of a SQLite file whose library cannot bear one, and a reader from making a file."""
+    if not isinstance(database, SqliteDatabase) or access == "look":
+        yield
+        return
+    if access == "read":
+        if not database.path.exists():
+            raise CommandFailed(f"there is no database at {database.path} yet; run tollway migrate or serve")
+        yield
+        return
+    database.path.parent.mkdir(parents=True, exist_ok=True)
+    lock = ProcessLock(Path(f"{database.path}.lock"))
+    try:
+        if not lock.acquire() and not is_shared_write_safe():
+            raise CommandFailed(
+                "a gateway is serving from this file, and this SQLite cannot bear two writers; stop the gateway first",
+                exit_code=LATER,
+            )
+        yield
+    finally:
+        lock.release()
+
+
+@contextlib.asynccontextmanager
+async def _opened_chains(chains: ChainReader) -> AsyncIterator[None]:
+    """A reader that asks real nodes is opened inside the loop that uses it; one in memory needs no opening."""
+    if isinstance(chains, contextlib.AbstractAsyncContextManager):
+        async with chains:
+            yield
+    else:
+        yield
+
+
+@contextlib.contextmanager
+def _failures_told(*, as_json: bool) -> Iterator[None]:
+    """Turns failures into a sentence and an exit code."""
+    try:
+        yield
+    except SettingsInvalid as exc:
+        _complain(exc.problems, exc.problem.code.value, as_json=as_json)
+        raise typer.Exit(USAGE) from exc
+    except CommandFailed as exc:
+        _complain([str(exc)], "command_failed", as_json=as_json)
+        raise typer.Exit(exc.exit_code) from exc
+    except TollwayError as exc:
+        _complain([exc.problem.detail], exc.problem.code.value, as_json=as_json)
+        is_passing = isinstance(exc, StorageUnavailable | ChainUnavailable)
+        raise typer.Exit(LATER if is_passing else FAILED) from exc
+
+
+def _complain(problems: list[str], code: str, *, as_json: bool) -> None:
+    if as_json or not sys.stderr.isatty():
+        print(json.dumps({"error": {"code": code, "problems": problems}}), file=sys.stderr)
+        return
+    for problem in problems:
+        print(f"error: {problem}", file=sys.stderr)
+
+
+def _show(answer: Mapping[str, Any], lines: list[str], as_json: bool) -> None:
+    if as_json or not sys.stdout.isatty():
+        print(json.dumps(answer, indent=2))
+    else:
+        print("\n".join(lines))
+
+
+def _parse(parse: Callable[[str], Any], text: str) -> Any:
+    try:
+        return parse(text)
+    except ValueError as exc:
+        raise typer.BadParameter(str(exc)) from exc
+
+
+def _has_failed(found: tuple[Finding, ...]) -> bool:
+    return any(finding.level == "failed" for finding in found)
+
+
+async def _fetch_status(url: str) -> int | None:
+    import httpx
+
+    try:
+        async with httpx.AsyncClient(timeout=5.0, trust_env=False) as client:
+            return (await client.get(url)).status_code
+    except httpx.HTTPError:
+        return None
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,157 @@
+"""`tollway doctor`: looks at a gateway's settings, database, chains and clock, and says what is wrong or risky.
+
+It changes nothing: no table, no file, no key.
+"""
+
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from tollway.chain.reader import ChainReader
+from tollway.errors import ChainUnavailable, StorageUnavailable
+from tollway.settings import NetworkSettings, Settings
+from tollway.storage.database import Database, SqliteDatabase, is_shared_write_safe
+from tollway.storage.migrate import schema_state
+
+Level = Literal["ok", "note", "warning", "failed"]
+
+CLOCK_SLACK_S = 60
+"""As far as a verdict lets a block lie in the future."""
+BLOCK_AGE_MAX_S = 120
+_READ_CLOCK = bytes.fromhex("4260005260206000f3")
+"""TIMESTAMP, MSTORE, RETURN: run as deployment code, it returns the time of the latest block."""
+_CLOCK_GAS = 100_000
+_READY = 200
+
+FetchStatus = Callable[[str], Awaitable[int | None]]
+"""GET a URL; the status, or None when nobody answers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What one check found. `check` is a stable name for scripts."""
+
+    check: str
+    level: Level
+    detail: str
+
+
+async def examine(
+    settings: Settings,
+    *,
+    database: Database,
+    chains: ChainReader,
+    fetch_status: FetchStatus,
+    now_s: float,
+) -> tuple[Finding, ...]:
+    """Every check, none of which stops the others."""
+    findings = list(_examine_settings(settings))
+    findings.append(await _examine_database(settings, database))
+    if database.dialect == "sqlite" and not is_shared_write_safe():
+        findings.append(
+            Finding(
+                check="sqlite_version",
+                level="warning",
+                detail="this SQLite can lose pages when two processes write; moderate only while the gateway is "
+                "stopped, or use SQLite 3.51.3 or newer",
+            )
+        )
+    for network in settings.networks:
+        findings.append(await _examine_chain(network, chains, now_s))
+    findings.append(await _examine_gateway(settings, fetch_status))
+    return tuple(findings)
+
+
+def _examine_settings(settings: Settings) -> Iterator[Finding]:
+    names = ", ".join(network.name for network in settings.networks)
+    yield Finding(check="settings", level="ok", detail=f"{settings.public_url}; networks: {names}")
+    has_main = any(network.rules.kind == "main" for network in settings.networks)
+    if settings.secret_key is None:
+        detail = f"a key will be made at {settings.secret_key_file} when the gateway first starts"
+        yield Finding(check="secret_key", level="note", detail=detail)
+    if settings.allow_private_endpoints:
+        yield Finding(
+            check="private_endpoints",
+            level="warning",
+            detail="listings may lead callers to private addresses; only for development",
+        )
+    if settings.allow_mixed_networks:
+        detail = "main and test networks together; listings default to the main ones"
+        yield Finding(check="mixed_networks", level="warning", detail=detail)
+    if settings.admin_listen is not None and not settings.admin_listen.is_loopback:
+        detail = f"metrics are open to whoever reaches {settings.admin_listen}"
+        yield Finding(check="admin_listen", level="warning", detail=detail)
+    if has_main and settings.public_url.startswith("http://"):
+        detail = "public_url is not https: signatures and sessions can be read on the way"
+        yield Finding(check="public_url", level="warning", detail=detail)
+    if settings.registration == "open":
+        detail = "anybody may publish; a listing makes this gateway call its endpoint for whoever pays"
+        yield Finding(check="registration", level="note", detail=detail)
+    yield Finding(
+        check="payees",
+        level="note",
+        detail="one transfer can be shown to two gateways that share a payTo; a provider should use a wallet of its "
+        "own for each gateway",
+    )
+
+
+async def _examine_database(settings: Settings, database: Database) -> Finding:
+    where = database.listen_address()
+    if isinstance(database, SqliteDatabase) and not database.path.exists():
+        return Finding(check="database", level="note", detail=f"{where} will be made when the gateway starts")
+    try:
+        state = await schema_state(database)
+    except StorageUnavailable:
+        return Finding(check="database", level="failed", detail=f"{where} does not answer")
+    if state == "current":
+        return Finding(check="database", level="ok", detail=f"{where}, up to date")
+    if state == "foreign":
+        return Finding(check="database", level="failed", detail=f"{where} is from a newer version")
+    if settings.is_sqlite:
+        return Finding(
+            check="database", level="note", detail=f"{where} will be migrated when the gateway starts"
+        )
+    return Finding(check="database", level="failed", detail=f"{where} is {state}; run tollway migrate")
+
+
+async def _examine_chain(network: NetworkSettings, chains: ChainReader, now_s: float) -> Finding:
+    check = f"chain_{network.rules.chain_id}"
+    try:
+        await chains.check_chain(network.rules.chain_id)
+        answer = await chains.call_contract(
+            network.rules.chain_id,
+            to=None,
+            calldata=_READ_CLOCK,
+            gas=_CLOCK_GAS,
+            bytes_max=32,
+            deadline_s=5.0,
+        )
+    except ChainUnavailable as exc:
+        return Finding(check=check, level="failed", detail=f"{network.name}: {exc}")
+    if answer.reverted or len(answer.payload) != 32:
+        return Finding(check=check, level="note", detail=f"{network.name}: the node does not tell its time")
+    lag_s = now_s - int.from_bytes(answer.payload, "big")
+    if lag_s < -CLOCK_SLACK_S:
+        return Finding(
+            check=check,
+            level="failed",
+            detail=f"{network.name}: the latest block lies {-lag_s:.0f} s in the future; this machine's clock is behind",
+        )
+    if lag_s > BLOCK_AGE_MAX_S + 10 * network.block_time_s:
+        detail = (
+            f"{network.name}: the latest block is {lag_s:.0f} s old; the node lags, or this clock is ahead"
+        )
+        return Finding(check=check, level="warning", detail=detail)
+    return Finding(check=check, level="ok", detail=f"{network.name}: chain id and clock agree")
+
+
+async def _examine_gateway(settings: Settings, fetch_status: FetchStatus) -> Finding:
+    status = await fetch_status(settings.public_url + "/readyz")
+    if status is None:
+        return Finding(
+            check="gateway", level="note", detail=f"no gateway answers at {settings.public_url} now"
+        )
+    if status == _READY:
+        return Finding(check="gateway", level="ok", detail=f"the gateway at {settings.public_url} is ready")
+    detail = f"{settings.public_url}/readyz answers {status}: the gateway is not ready"
+    return Finding(check="gateway", level="failed", detail=detail)
