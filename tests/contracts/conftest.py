@@ -13,10 +13,13 @@ from typing import Any
 
 import asyncpg
 import pytest
-from sqlalchemy import make_url
+from sqlalchemy import make_url, text
 
+from tollway.storage.book_store import BookStore
 from tollway.storage.database import Database, connect_database
 from tollway.storage.migrate import upgrade
+from tollway.testing.book_samples import NOW_MS
+from tollway.testing.memory_book import MemoryBook
 
 _NUMBERS = count(1)
 
@@ -75,6 +78,80 @@ async def database(request: pytest.FixtureRequest) -> AsyncIterator[Database]:
         request.getfixturevalue({"sqlite": "sqlite_url"}.get(request.param, "postgres_url"))
     ) as it:
         yield it
+
+
+class Clock:
+    """Time that moves only when told."""
+
+    def __init__(self, ms: int) -> None:
+        self.ms = ms
+
+    def __call__(self) -> int:
+        return self.ms
+
+
+class Books:
+    """The books of one test: in memory, in SQLite or in PostgreSQL, seen by one gateway or by several."""
+
+    def __init__(self, database: Database | None, clock: Clock) -> None:
+        self.database = database
+        self.clock = clock
+        self._first: MemoryBook | None = None
+        self._stores: list[tuple[BookStore, asyncio.Task[None]]] = []
+
+    async def gateway(self, owner_id: str, **options: Any) -> Any:
+        """A gateway of that name, alive."""
+        if self.database is None:
+            options.pop("boot_mark", None)
+            if self._first is None:
+                self._first = MemoryBook(now_ms=self.clock, owner_id=owner_id, **options)
+            book = self._first if not self._stores_of_memory(owner_id) else self._first.another(owner_id)
+            await book.renew_ownership(now_ms=self.clock())
+            return book
+        store = BookStore(self.database, owner_id=owner_id, now_ms=self.clock, **options)
+        self._stores.append((store, asyncio.get_running_loop().create_task(store.run())))
+        await store.open()
+        return store
+
+    def _stores_of_memory(self, owner_id: str) -> bool:
+        assert self._first is not None
+        return self._first._owner_id != owner_id
+
+    async def bury(self, owner_id: str) -> None:
+        """Lets everybody find that gateway dead."""
+        if self.database is None:
+            assert self._first is not None
+            self._first._rows.seen_ms.pop(owner_id)
+        else:
+            sql = text("UPDATE gateway_owner SET seen_ms = 0 WHERE id = :id")
+            await self.database.write(lambda c: c.execute(sql, {"id": owner_id}))
+
+    async def close(self) -> None:
+        for store, task in self._stores:
+            store.stop()
+            await task
+
+
+@pytest.fixture(params=["memory", "sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+async def books(request: pytest.FixtureRequest) -> AsyncIterator[Books]:
+    """Empty books; the test runs once on each kind."""
+    clock = Clock(NOW_MS)
+    if request.param == "memory":
+        yield Books(None, clock)
+        return
+    url = request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "postgres_url")
+    async with opened(url) as database:
+        it = Books(database, clock)
+        try:
+            yield it
+        finally:
+            await it.close()
+
+
+@pytest.fixture
+async def book(books: Books) -> Any:
+    """The books as the one gateway sees them."""
+    return await books.gateway("one")
 
 
 @contextlib.asynccontextmanager

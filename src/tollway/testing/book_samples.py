@@ -1,0 +1,96 @@
+"""Sample payments, claims and closes for tests of the books and of whoever keeps them. Every field can be given."""
+
+from itertools import count
+from typing import Any
+
+from tollway.identifiers import Address, CallId, ChainId, ListingId, TxHash, keccak256
+from tollway.ledger.book import Claim, Close, Finish
+from tollway.ledger.call import CallState, Delivery, NewPayment, Payment
+
+CHAIN = ChainId(84532)
+USDC = "0x036cbd53842c5426634e7929541ec2318f3dcf7e"
+PAYER = Address(b"\xaa" * 20)
+PAYEE = Address(b"\xbb" * 20)
+PROVIDER = Address(b"\xcc" * 20)
+NOW_MS = 1_800_000_000_000
+
+_NUMBERS = count(1)
+
+
+def tx_hash(name: str) -> TxHash:
+    return TxHash(keccak256(name.encode()))
+
+
+def new_payment(value_units: int, name: str = "tx", **fields: Any) -> NewPayment:
+    """A payment of USDC from PAYER to PAYEE, final unless said otherwise."""
+    defaults: dict[str, Any] = {
+        "chain_id": CHAIN,
+        "tx_hash": tx_hash(name),
+        "asset": USDC,
+        "payer": PAYER,
+        "payee": PAYEE,
+        "value_units": value_units,
+        "block_number": 100,
+        "block_hash": b"\x01" * 32,
+        "block_time": NOW_MS // 1000,
+        "is_final": True,
+    }
+    return NewPayment(**{**defaults, **fields})
+
+
+def claim_on(payment: Payment | None, price_units: int = 1, **fields: Any) -> Claim:
+    """A claim of a new call on a payment; on None a free call."""
+    number = next(_NUMBERS)
+    defaults: dict[str, Any] = {
+        "call_id": CallId(f"call_{number:08}"),
+        "listing_id": ListingId("api_1"),
+        "listing_name": "Quotes",
+        "provider": PROVIDER,
+        "payer": payment.payer if payment else None,
+        "method": "GET",
+        "path": "/quote",
+        "digest": keccak256(str(number).encode()),
+        "price": "0.01",
+        "price_units": price_units if payment else 0,
+        "currency": "USDC",
+        "payment_id": payment.id if payment else None,
+        "chain_id": payment.chain_id if payment else None,
+        "asset": payment.asset if payment else None,
+        "decimals": 6,
+        "tx_hash": payment.tx_hash if payment else None,
+        "pay_to": payment.payee if payment else None,
+        "nonce": None,
+        "ends_plain": False,
+        "is_plain": False,
+        "idempotency_key": None,
+        "request_id": f"request-{number}",
+        "created_ms": NOW_MS + number,
+    }
+    return Claim(**{**defaults, **fields})
+
+
+def close_of(claim: Claim, after: CallState = CallState.CONSUMED, **fields: Any) -> Close:
+    """The end of a claimed call, first epoch."""
+    defaults: dict[str, Any] = {
+        "call_id": claim.call_id,
+        "epoch": 1,
+        "after": after,
+        "http_status": 200,
+        "upstream_status": 200,
+        "latency_ms": 12,
+        "upstream_latency_ms": 10,
+        "error": None,
+    }
+    return Close(**{**defaults, **fields})
+
+
+def finish_of(claim: Claim, **fields: Any) -> Finish:
+    defaults: dict[str, Any] = {
+        "call_id": claim.call_id,
+        "epoch": 1,
+        "delivery": Delivery.COMPLETE,
+        "request_bytes": 3,
+        "response_bytes": 1000,
+        "completed_ms": NOW_MS + 50,
+    }
+    return Finish(**{**defaults, **fields})
