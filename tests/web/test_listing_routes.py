@@ -1,0 +1,687 @@
+"""The registry's routes over a catalog in memory: who may do what, what is answered, and in which order it is refused."""
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import Request
+from starlette.types import Receive, Scope, Send
+
+from tollway.errors import Code, EndpointNotAllowed, Problem, Refusal
+from tollway.identifiers import Address, ChainId, ListingId
+from tollway.limits import Limits
+from tollway.money import Asset
+from tollway.outbound.policy import Endpoint
+from tollway.registry.draft_rules import DraftRules
+from tollway.registry.listing import Listing
+from tollway.testing.memory_catalog import MemoryCatalog
+from tollway.web.app import build_app
+from tollway.web.authentication import read_body
+from tollway.web.listing_routes import ListingDesk, endpoint_judge, listing_router
+from tollway.web.listing_wire import ListingShape
+
+ALICE, BOB = Address(b"\xaa" * 20), Address(b"\xbb" * 20)
+BASE, OPTIMISM = ChainId(8453), ChainId(10)
+USDC = Address.parse("0x833589fcd6edb6e08f4c7c32d4f71b54bda02913")
+OTHER_USDC = Address.parse("0x0b2C639c533813f4Aa9D7837CAf62653d097Ff85")
+ASSETS = (
+    Asset(chain_id=BASE, token=USDC, symbol="USDC", decimals=6),
+    Asset(chain_id=BASE, token=None, symbol="ETH", decimals=18),
+    Asset(chain_id=OPTIMISM, token=OTHER_USDC, symbol="USDC", decimals=6),
+)
+PUBLIC_URL = "https://gw.example.com"
+APIS = "/api/v2/apis"
+BODY: dict[str, Any] = {
+    "name": "Weather",
+    "pricePerRequest": "0.010",
+    "currency": "USDC",
+    "endpoint": "https://api.example.com/v1/",
+}
+SEVEN = {"id", "name", "provider", "pricePerRequest", "currency", "endpoint", "description"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wallet:
+    address: Address
+
+
+@dataclass
+class Door:
+    """The routes with everything around them faked, and what the fakes were asked."""
+
+    client: httpx.AsyncClient
+    catalog: MemoryCatalog
+    probed: list[str] = field(default_factory=list)
+    fetched: list[str] = field(default_factory=list)
+    documents: dict[str, bytes] = field(default_factory=dict)
+    blocked: set[Address] = field(default_factory=set)
+    denied_hosts: set[str] = field(default_factory=set)
+    open_hosts: set[str] = field(default_factory=set)
+    now_ms: int = 1_700_000_000_123
+
+    async def send(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        *,
+        wallet: Address | None = ALICE,
+        headers: Mapping[str, str] = {},
+        raw: bytes | None = None,
+    ) -> httpx.Response:
+        proof = {} if wallet is None else {"x-test-wallet": str(wallet)}
+        content: dict[str, Any] = {"json": body} if body is not None else {}
+        if raw is not None:
+            content = {"content": raw}
+        return await self.client.request(method, path, headers={**proof, **headers}, **content)
+
+    async def publish(self, wallet: Address = ALICE, **changes: Any) -> dict[str, Any]:
+        answer = await self.send("POST", APIS, {**BODY, **changes}, wallet=wallet)
+        assert answer.status_code == 201, answer.text
+        created: dict[str, Any] = answer.json()
+        return created
+
+    async def stored(self, listing_id: str) -> Listing:
+        shelf = await self.catalog.find(ListingId(listing_id))
+        assert shelf is not None
+        return shelf.listing
+
+
+async def authenticate(request: Request) -> Wallet:
+    await read_body(request, bytes_max=2 * 1024 * 1024)
+    name = request.headers.get("x-test-wallet")
+    if name is None:
+        raise Refusal(Problem(code=Code.AUTHENTICATION_REQUIRED, detail="Who are you?"))
+    return Wallet(address=Address.parse(name))
+
+
+async def no_calls(scope: Scope, receive: Receive, send: Send) -> None:
+    raise NotImplementedError
+
+
+@pytest.fixture
+async def door(request: pytest.FixtureRequest) -> AsyncIterator[Door]:
+    overrides: dict[str, Any] = getattr(request, "param", {})
+    catalog = MemoryCatalog()
+    async with httpx.AsyncClient(base_url="http://gateway.test") as client:
+        door = Door(client=client, catalog=catalog)
+
+        async def probe(endpoint: Endpoint) -> None:
+            door.probed.append(endpoint.href)
+            if endpoint.host in door.denied_hosts:
+                raise EndpointNotAllowed("The endpoint leads to addresses that this gateway does not call.")
+
+        async def fetch(url: str) -> bytes:
+            door.fetched.append(url)
+            if url not in door.documents:
+                raise EndpointNotAllowed("no")
+            return door.documents[url]
+
+        async def is_unprotected(endpoint: Endpoint) -> bool:
+            return endpoint.host in door.open_hosts
+
+        numbers = iter(range(10_000))
+        desk = ListingDesk(
+            catalog=catalog,
+            rules=DraftRules(
+                assets=ASSETS,
+                main_networks=frozenset({BASE, OPTIMISM}),
+                allow_private_endpoints=False,
+                judge_endpoint=endpoint_judge(allow_private=False),
+            ),
+            shape=ListingShape(
+                public_url=PUBLIC_URL,
+                assets=ASSETS,
+                confirmations_for=lambda asset, units: 3 if asset.token is None else 1,
+            ),
+            limits=Limits(registrations_per_hour=3),
+            authenticate=authenticate,
+            probe=probe,
+            is_blocked=lambda wallet: wallet in door.blocked,
+            allowlist=None,
+            now_ms=lambda: door.now_ms,
+            entropy=lambda size: next(numbers).to_bytes(size, "big"),
+            is_unprotected=is_unprotected,
+            fetch_document=fetch,
+        )
+        app = build_app(
+            call_app=no_calls,
+            routers=[listing_router(replace(desk, **overrides))],
+            public_url=PUBLIC_URL,
+            limits=Limits(),
+            clock=lambda: 0.0,
+            entropy=lambda size: bytes(size),
+        )
+        client._transport = httpx.ASGITransport(app=app)
+        yield door
+
+
+def code_of(answer: httpx.Response) -> str:
+    assert answer.headers["content-type"] == "application/problem+json"
+    code: str = answer.json()["code"]
+    return code
+
+
+def places_of(answer: httpx.Response) -> list[str]:
+    return [error.get("pointer", error.get("parameter")) for error in answer.json()["errors"]]
+
+
+# ---- Create.
+
+
+async def test_create_answers_the_created_api(door: Door) -> None:
+    answer = await door.send("POST", APIS, BODY)
+    assert answer.status_code == 201
+    created = answer.json()
+    assert created["id"].startswith("api_")
+    assert answer.headers["location"] == f"{PUBLIC_URL}{APIS}/{created['id']}"
+    assert answer.headers["etag"].startswith('"r1-')
+    assert created == {
+        "id": created["id"],
+        "name": "Weather",
+        "provider": str(ALICE),
+        "pricePerRequest": "0.010",
+        "currency": "USDC",
+        "endpoint": "https://api.example.com/v1/",
+        "description": "",
+        "payTo": str(ALICE),
+        "networks": ["eip155:8453", "eip155:10"],
+        "methods": [],
+        "tags": [],
+        "openapi": None,
+        "openapiUrl": None,
+        "operations": [],
+        "otherPaths": "serve",
+        "chargeOn": "success",
+        "timeoutSeconds": 30,
+        "forwardHeaders": [],
+        "upstreamAuth": None,
+        "signature": "any",
+        "rateLimit": None,
+        "status": "active",
+        "pricing": {
+            "mode": "fixed",
+            "amount": "0.010",
+            "currency": "USDC",
+            "options": [
+                {
+                    "rail": "tx",
+                    "network": "eip155:8453",
+                    "chainId": 8453,
+                    "asset": f"eip155:8453/erc20:{str(USDC).lower()}",
+                    "token": str(USDC),
+                    "symbol": "USDC",
+                    "decimals": 6,
+                    "amount": "10000",
+                    "payTo": str(ALICE),
+                    "confirmations": 1,
+                    "headers": ["X-Payment-Tx", "X-Signature"],
+                },
+                {
+                    "rail": "tx",
+                    "network": "eip155:10",
+                    "chainId": 10,
+                    "asset": f"eip155:10/erc20:{str(OTHER_USDC).lower()}",
+                    "token": str(OTHER_USDC),
+                    "symbol": "USDC",
+                    "decimals": 6,
+                    "amount": "10000",
+                    "payTo": str(ALICE),
+                    "confirmations": 1,
+                    "headers": ["X-Payment-Tx", "X-Signature"],
+                },
+            ],
+        },
+        "quality": {"calls30d": None, "successRate30d": None, "p50Ms": None, "p95Ms": None},
+        "verified": False,
+        "links": created["links"],
+        "createdAt": "2023-11-14T22:13:20.123Z",
+        "updatedAt": "2023-11-14T22:13:20.123Z",
+        "revision": 1,
+        "warnings": [],
+    }
+    assert created["links"]["self"] == answer.headers["location"]
+    assert created["links"]["gateway"] == f"{PUBLIC_URL}/api/v2/gateway/{created['id']}"
+    assert door.probed == ["https://api.example.com/v1/"]
+
+
+async def test_a_native_option_has_no_token(door: Door) -> None:
+    created = await door.publish(currency="ETH", pricePerRequest="0.000001")
+    (option,) = created["pricing"]["options"]
+    assert "token" not in option
+    assert option["asset"] == "eip155:8453/slip44:60"
+    assert (option["amount"], option["decimals"], option["confirmations"]) == ("1000000000000", 18, 3)
+
+
+async def test_a_free_listing_has_no_options(door: Door) -> None:
+    created = await door.publish(pricePerRequest="0")
+    assert created["pricing"]["options"] == []
+
+
+async def test_nobody_ever_sees_the_secret(door: Door) -> None:
+    secret = {"in": "header", "name": "X-Key", "value": "hush-hush"}
+    created = await door.send("POST", APIS, {**BODY, "upstreamAuth": secret})
+    listing_id = created.json()["id"]
+    answers = [
+        created,
+        await door.send("GET", f"{APIS}/{listing_id}"),
+        await door.send("GET", APIS),
+        await door.send("PUT", f"{APIS}/{listing_id}", BODY),
+    ]
+    for answer in answers:
+        assert "hush-hush" not in answer.text
+    assert answers[1].json()["upstreamAuth"] == {"in": "header", "name": "X-Key", "set": True}
+    kept = (await door.stored(listing_id)).upstream_auth
+    assert kept is not None
+    assert kept.value == "hush-hush"
+
+
+UNREADABLE = {
+    "no body": b"",
+    "not JSON": b"name=Weather",
+    "depth bomb": b'{"a":' * 100_000,
+    "NaN": b'{"pricePerRequest": NaN}',
+    "duplicate member": b'{"name": "a", "name": "b"}',
+}
+
+
+@pytest.mark.parametrize("raw", UNREADABLE.values(), ids=UNREADABLE.keys())
+async def test_refuses_a_body_that_is_no_json(door: Door, raw: bytes) -> None:
+    answer = await door.send("POST", APIS, raw=raw, headers={"content-type": "application/json"})
+    assert (answer.status_code, code_of(answer)) == (400, "invalid_request")
+    assert (await door.send("GET", APIS)).json()["total"] == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "pointers"),
+    [
+        ([], "validation_failed", [""]),
+        ({}, "validation_failed", ["/name", "/currency", "/pricePerRequest", "/endpoint"]),
+        ({**BODY, "price": 1, "a/b~c": 2}, "validation_failed", ["/price", "/a~1b~0c"]),
+        ({**BODY, "pricePerRequest": "1e3"}, "validation_failed", ["/pricePerRequest"]),
+        ({**BODY, "endpoint": "https://user:pw@api.example.com"}, "validation_failed", ["/endpoint"]),
+        ({**BODY, "endpoint": "file:///etc/passwd"}, "validation_failed", ["/endpoint"]),
+        ({**BODY, "endpoint": "https://api.example.com/?key=1"}, "validation_failed", ["/endpoint"]),
+        ({**BODY, "endpoint": "https://api.example.com/#top"}, "validation_failed", ["/endpoint"]),
+        ({**BODY, "endpoint": "https://127.0.0.1/"}, "endpoint_not_allowed", ["/endpoint"]),
+        ({**BODY, "endpoint": "https://[::1]/"}, "endpoint_not_allowed", ["/endpoint"]),
+        ({**BODY, "endpoint": "http://2130706433/"}, "endpoint_not_allowed", ["/endpoint"]),
+        ({**BODY, "endpoint": "http://169.254.169.254/latest"}, "endpoint_not_allowed", ["/endpoint"]),
+        ({**BODY, "endpoint": "https://api.example.com:22/"}, "endpoint_not_allowed", ["/endpoint"]),
+        ({**BODY, "endpoint": "https://10.0.0.1/", "name": ""}, "validation_failed", ["/name", "/endpoint"]),
+    ],
+)
+async def test_refuses_a_body_with_every_pointer(
+    door: Door, body: object, code: str, pointers: list[str]
+) -> None:
+    answer = await door.send("POST", APIS, body)
+    assert (answer.status_code, code_of(answer)) == (422, code)
+    assert places_of(answer) == pointers
+    assert door.probed == []
+    assert (await door.send("GET", APIS)).json()["total"] == 0
+
+
+async def test_refuses_an_endpoint_that_leads_inside(door: Door) -> None:
+    door.denied_hosts.add("api.example.com")
+    answer = await door.send("POST", APIS, BODY)
+    assert (answer.status_code, code_of(answer)) == (422, "endpoint_not_allowed")
+    assert (await door.send("GET", APIS)).json()["total"] == 0
+
+
+async def test_the_wallet_is_asked_before_the_body_is_judged(door: Door) -> None:
+    for method, path in (("POST", APIS), ("PUT", f"{APIS}/api_x"), ("DELETE", f"{APIS}/api_x")):
+        answer = await door.send(method, path, raw=b"{rubbish", wallet=None)
+        assert (answer.status_code, code_of(answer)) == (401, "authentication_required")
+
+
+async def test_refuses_another_media_type(door: Door) -> None:
+    answer = await door.send("POST", APIS, raw=b"{}", headers={"content-type": "text/plain"})
+    assert (answer.status_code, code_of(answer)) == (415, "unsupported_media_type")
+
+
+async def test_refuses_a_blocked_wallet(door: Door) -> None:
+    created = await door.publish()
+    door.blocked.add(ALICE)
+    for method, path in (("POST", APIS), ("PUT", f"{APIS}/{created['id']}")):
+        answer = await door.send(method, path, BODY)
+        assert (answer.status_code, code_of(answer)) == (403, "wallet_blocked")
+    assert (await door.stored(created["id"])).revision == 1
+
+
+@pytest.mark.parametrize("door", [{"allowlist": frozenset({BOB})}], indirect=True)
+async def test_an_allowlist_lets_only_its_wallets_publish(door: Door) -> None:
+    answer = await door.send("POST", APIS, BODY, wallet=ALICE)
+    assert (answer.status_code, code_of(answer)) == (403, "wallet_blocked")
+    assert answer.json()["reason"] == "not_on_allowlist"
+    await door.publish(wallet=BOB)
+
+
+async def test_a_wallet_creates_its_share_an_hour_and_only_created_ones_count(door: Door) -> None:
+    for _ in range(5):
+        assert (await door.send("POST", APIS, {})).status_code == 422
+        assert (await door.send("POST", APIS + "?dryRun=true", BODY)).status_code == 200
+    for _ in range(3):
+        await door.publish()
+    answer = await door.send("POST", APIS, BODY)
+    assert (answer.status_code, code_of(answer)) == (429, "rate_limited")
+    assert 0 < int(answer.headers["retry-after"]) <= 3600
+    assert answer.headers["ratelimit-policy"] == '"registrations";q=3;w=3600'
+    assert answer.headers["ratelimit"].startswith('"registrations";r=0;t=')
+    await door.publish(wallet=BOB)
+    assert (await door.send("GET", APIS)).json()["total"] == 4
+
+
+async def test_a_dry_run_checks_and_makes_nothing(door: Door) -> None:
+    answer = await door.send("POST", APIS + "?dryRun=true", BODY)
+    assert answer.status_code == 200
+    assert answer.json()["id"] is None
+    assert answer.json()["warnings"] == []
+    assert "location" not in answer.headers
+    assert door.probed == ["https://api.example.com/v1/"]
+    assert (await door.send("GET", APIS)).json()["total"] == 0
+    assert (await door.send("POST", APIS + "?dryRun=true", {})).status_code == 422
+
+
+@pytest.mark.parametrize("query", ["dryRun=1", "dryRun=", "dry=true", "dryRun=true&dryRun=true"])
+async def test_refuses_unknown_parameters_of_a_create(door: Door, query: str) -> None:
+    answer = await door.send("POST", f"{APIS}?{query}", BODY)
+    assert (answer.status_code, code_of(answer)) == (422, "validation_failed")
+
+
+async def test_warnings(door: Door) -> None:
+    await door.publish(wallet=BOB)
+    door.open_hosts.add("api.example.com")
+    created = await door.publish(payTo=str(BOB), pricePerRequest="2")
+    assert [warning["code"] for warning in created["warnings"]] == [
+        "price_above_client_default",
+        "payto_shared",
+        "endpoint_unprotected",
+    ]
+    assert "warnings" not in (await door.send("GET", f"{APIS}/{created['id']}")).json()
+
+
+async def test_a_document_is_fetched_once(door: Door) -> None:
+    url = "https://api.example.com/openapi.json"
+    door.documents[url] = b'{"openapi": "3.1.0", "info": {"title": "x"}}'
+    created = await door.publish(openapiUrl=url)
+    assert created["openapi"] == {"openapi": "3.1.0", "info": {"title": "x"}}
+    await door.send("GET", f"{APIS}/{created['id']}")
+    await door.send("PUT", f"{APIS}/{created['id']}", BODY)
+    assert door.fetched == [url]
+    assert (await door.stored(created["id"])).openapi == created["openapi"]
+
+
+@pytest.mark.parametrize(
+    "document", [None, b"<html>", b"[]", b"{}", b'{"openapi": "2.0"}', b'{"a":' * 10_000]
+)
+async def test_refuses_a_document_that_cannot_be_had(door: Door, document: bytes | None) -> None:
+    url = "https://api.example.com/openapi.json"
+    if document is not None:
+        door.documents[url] = document
+    answer = await door.send("POST", APIS, {**BODY, "openapiUrl": url})
+    assert (answer.status_code, code_of(answer)) == (422, "validation_failed")
+    assert places_of(answer) == ["/openapiUrl"]
+
+
+# ---- Read.
+
+
+async def test_details_carry_a_strong_etag_and_answer_304(door: Door) -> None:
+    created = await door.publish()
+    path = f"{APIS}/{created['id']}"
+    first = await door.send("GET", path, wallet=None)
+    etag = first.headers["etag"]
+    assert etag.startswith('"r1-')
+    created.pop("warnings")
+    assert first.json() == created
+    for header in (etag, f"W/{etag}", f'"other", {etag}', "*"):
+        again = await door.send("GET", path, headers={"if-none-match": header})
+        assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", etag)
+    assert (await door.send("GET", path, headers={"if-none-match": '"r2-x"'})).status_code == 200
+
+
+async def test_head_answers_like_get_without_a_body(door: Door) -> None:
+    created = await door.publish()
+    for path in (APIS, f"{APIS}/{created['id']}"):
+        get, head = await door.send("GET", path), await door.send("HEAD", path)
+        assert (head.status_code, head.content) == (200, b"")
+        assert head.headers["content-length"] == get.headers["content-length"] == str(len(get.content))
+    assert (await door.send("HEAD", f"{APIS}/api_none")).status_code == 404
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
+@pytest.mark.parametrize("listing_id", ["api_none", "%00", "x" * 300, "%E2%80%AE"])
+async def test_an_unknown_id_is_404(door: Door, method: str, listing_id: str) -> None:
+    answer = await door.send(method, f"{APIS}/{listing_id}", BODY if method == "PUT" else None)
+    assert (answer.status_code, code_of(answer)) == (404, "api_not_found")
+
+
+async def test_a_suspended_api_is_not_shown(door: Door) -> None:
+    created = await door.publish()
+    listing = await door.stored(created["id"])
+    await door.catalog.revise(replace(listing, suspended_ms=1), expected_revision=1)
+    answer = await door.send("GET", f"{APIS}/{created['id']}")
+    assert (answer.status_code, code_of(answer), answer.json()["reason"]) == (503, "api_paused", "suspended")
+    assert (await door.send("PUT", f"{APIS}/{created['id']}", BODY)).status_code == 200
+    assert (await door.stored(created["id"])).suspended_ms == 1  # an edit does not lift it
+
+
+# ---- Update.
+
+
+async def test_update_replaces_and_counts(door: Door) -> None:
+    created = await door.publish(description="old", tags=["a"], timeoutSeconds=5)
+    door.now_ms += 1_000
+    answer = await door.send("PUT", f"{APIS}/{created['id']}", {**BODY, "name": "Renamed"})
+    assert answer.status_code == 200
+    updated = answer.json()
+    assert (updated["name"], updated["description"], updated["tags"]) == ("Renamed", "", [])
+    assert (updated["timeoutSeconds"], updated["revision"]) == (30, 2)
+    assert (updated["createdAt"], updated["updatedAt"]) == (
+        "2023-11-14T22:13:20.123Z",
+        "2023-11-14T22:13:21.123Z",
+    )
+    shown = await door.send("GET", f"{APIS}/{created['id']}")
+    assert shown.headers["etag"] == answer.headers["etag"]
+    assert shown.json() == {name: value for name, value in updated.items() if name != "warnings"}
+    assert door.probed == ["https://api.example.com/v1/"]  # the endpoint is the same
+
+
+async def test_update_probes_a_new_endpoint(door: Door) -> None:
+    created = await door.publish()
+    door.denied_hosts.add("inside.example.com")
+    body = {**BODY, "endpoint": "https://inside.example.com"}
+    answer = await door.send("PUT", f"{APIS}/{created['id']}", body)
+    assert (answer.status_code, code_of(answer)) == (422, "endpoint_not_allowed")
+    assert (await door.stored(created["id"])).endpoint == BODY["endpoint"]
+
+
+@pytest.mark.parametrize("method", ["PUT", "DELETE"])
+async def test_only_the_provider_may_change_it(door: Door, method: str) -> None:
+    created = await door.publish()
+    before = await door.stored(created["id"])
+    answer = await door.send(method, f"{APIS}/{created['id']}", raw=b"{rubbish", wallet=BOB)
+    assert (answer.status_code, code_of(answer)) == (403, "not_provider")
+    assert await door.stored(created["id"]) == before
+
+
+@pytest.mark.parametrize("method", ["PUT", "DELETE"])
+async def test_if_match_guards_an_edit(door: Door, method: str) -> None:
+    created = await door.publish()
+    path = f"{APIS}/{created['id']}"
+    etag = (await door.send("GET", path)).headers["etag"]
+    await door.send("PUT", path, BODY)
+    body = BODY if method == "PUT" else None
+    for stale in (etag, f"W/{etag}", '"r2"x', "rubbish", ""):
+        answer = await door.send(method, path, body, headers={"if-match": stale})
+        assert (answer.status_code, code_of(answer)) == (412, "precondition_failed"), stale
+    assert (await door.stored(created["id"])).revision == 2
+    etag = (await door.send("GET", path)).headers["etag"]
+    answer = await door.send(method, path, body, headers={"if-match": f'"r9-a", {etag}'})
+    assert answer.status_code == (200 if method == "PUT" else 204)
+
+
+async def test_if_match_star_matches_what_is_there(door: Door) -> None:
+    created = await door.publish()
+    answer = await door.send("PUT", f"{APIS}/{created['id']}", BODY, headers={"if-match": "*"})
+    assert answer.status_code == 200
+
+
+async def test_an_edit_that_is_overtaken_is_tried_on_the_newer_state(door: Door) -> None:
+    created = await door.publish(upstreamAuth={"in": "query", "name": "k", "value": "one"})
+    path, listing = f"{APIS}/{created['id']}", await door.stored(created["id"])
+    genuine = door.catalog.find
+    overtakers = [replace(listing, name="overtaker")]
+
+    async def find(listing_id: ListingId) -> Any:
+        shelf = await genuine(listing_id)
+        if overtakers:
+            await door.catalog.revise(overtakers.pop(), expected_revision=1)
+        return shelf
+
+    door.catalog.find = find  # type: ignore[method-assign]  # the fake's own seam
+    answer = await door.send("PUT", path, BODY)
+    assert (answer.status_code, answer.json()["revision"]) == (200, 3)
+
+
+# ---- Retire.
+
+
+async def test_a_retired_api_is_gone_everywhere(door: Door) -> None:
+    created = await door.publish(upstreamAuth={"in": "query", "name": "k", "value": "one"})
+    path = f"{APIS}/{created['id']}"
+    answer = await door.send("DELETE", path)
+    assert (answer.status_code, answer.content) == (204, b"")
+    for method in ("GET", "PUT", "DELETE"):
+        answer = await door.send(method, path, BODY if method == "PUT" else None)
+        assert (answer.status_code, code_of(answer)) == (410, "api_retired")
+    assert (await door.send("GET", APIS)).json()["total"] == 0
+    assert (await door.stored(created["id"])).upstream_auth is None
+
+
+# ---- List.
+
+
+async def test_a_list_holds_exactly_the_seven_fields(door: Door) -> None:
+    await door.publish(tags=["weather"])
+    content = (await door.send("GET", APIS, wallet=None)).json()
+    assert set(content) == {"apis", "total", "page", "limit"}
+    assert (content["total"], content["page"], content["limit"]) == (1, 1, 20)
+    assert set(content["apis"][0]) == SEVEN
+    content = (await door.send("GET", APIS + "?q=weather")).json()
+    assert set(content["apis"][0]) == SEVEN | {"match"}
+    assert content["apis"][0]["match"] == ["name", "tags"]
+    assert set((await door.send("GET", APIS + "?q=%20")).json()["apis"][0]) == SEVEN
+
+
+def links_of(answer: httpx.Response) -> dict[str, str]:
+    return {rel: str(link["url"]) for link in answer.links.values() if (rel := link.get("rel")) is not None}
+
+
+async def test_pages_are_linked(door: Door) -> None:
+    for wallet in (ALICE, ALICE, ALICE, BOB, BOB):
+        await door.publish(wallet=wallet)
+    start = f"{PUBLIC_URL}{APIS}?"
+    answer = await door.send("GET", APIS + "?currency=USDC&limit=2")
+    assert links_of(answer) == {
+        "first": start + "currency=USDC&limit=2&page=1",
+        "next": start + "currency=USDC&limit=2&page=2",
+        "last": start + "currency=USDC&limit=2&page=3",
+    }
+    answer = await door.send("GET", APIS + "?limit=2&page=3")
+    assert set(links_of(answer)) == {"first", "prev", "last"}
+    assert len(answer.json()["apis"]) == 1
+    past = await door.send("GET", APIS + "?limit=2&page=9")
+    assert (past.status_code, past.json()["apis"], past.json()["total"]) == (200, [], 5)
+    assert links_of(past)["prev"] == start + "limit=2&page=3"
+    assert "next" not in links_of(past)
+
+
+async def test_links_keep_odd_parameters_harmless(door: Door) -> None:
+    answer = await door.send("GET", APIS + "?q=%3E%22%0d%0aX-Evil:1%E2%82%AC")
+    assert answer.status_code == 200
+    assert "x-evil" not in answer.headers
+    assert links_of(answer)["first"] == f"{PUBLIC_URL}{APIS}?q=%3E%22%0D%0AX-Evil%3A1%E2%82%AC&page=1"
+
+
+BAD_QUERIES = [
+    ("page=0", "page"),
+    ("page=-1", "page"),
+    ("page=1.0", "page"),
+    ("page=", "page"),
+    ("page=%D9%A1", "page"),  # an Arabic digit one
+    ("page=1000001", "page"),
+    ("page=99999999999999999999", "page"),
+    ("limit=0", "limit"),
+    ("limit=101", "limit"),
+    ("limit=10000", "limit"),
+    ("limit=ten", "limit"),
+    ("limit=5&limit=6", "limit"),
+    ("sort=best", "sort"),
+    ("sort=price", "sort"),
+    ("sort=-price", "sort"),
+    ("sort=relevance", "sort"),
+    ("sort=relevance&q=%20", "sort"),
+    ("maxPrice=1", "maxPrice"),
+    ("maxPrice=1e3&currency=USDC", "maxPrice"),
+    ("maxPrice=-1&currency=USDC", "maxPrice"),
+    ("provider=0x12", "provider"),
+    ("provider=vitalik.eth", "provider"),
+    ("network=base", "network"),
+    ("network=eip155:01", "network"),
+    ("tag=%00", "tag"),
+    ("tag=", "tag"),
+    ("currency=%E2%80%AE", "currency"),
+    ("minSuccessRate=1.1", "minSuccessRate"),
+    ("minSuccessRate=NaN", "minSuccessRate"),
+    ("verified=yes", "verified"),
+    ("cursor=1", "cursor"),
+    ("Page=1", "Page"),
+    ("q=%FF", "q"),
+    ("q=" + "a" * 257, "q"),
+]
+
+
+@pytest.mark.parametrize(("query", "parameter"), BAD_QUERIES)
+async def test_a_bad_parameter_is_named(door: Door, query: str, parameter: str) -> None:
+    answer = await door.send("GET", f"{APIS}?{query}")
+    assert (answer.status_code, code_of(answer)) == (422, "validation_failed")
+    assert places_of(answer) == [parameter]
+    assert door.catalog.searches == 0
+
+
+async def test_all_bad_parameters_are_named_together(door: Door) -> None:
+    answer = await door.send("GET", APIS + "?page=0&limit=10000&colour=red")
+    assert sorted(places_of(answer)) == ["colour", "limit", "page"]
+
+
+async def test_filters_reach_the_catalog(door: Door) -> None:
+    await door.publish(name="cheap", tags=["food"], networks=["eip155:10"])
+    await door.publish(name="dear", pricePerRequest="3", payTo=str(BOB))
+    await door.publish(wallet=BOB, name="ether", currency="ETH")
+
+    async def names(query: str) -> list[str]:
+        return [api["name"] for api in (await door.send("GET", f"{APIS}?{query}")).json()["apis"]]
+
+    assert await names("") == ["ether", "dear", "cheap"]
+    assert await names(f"provider={str(BOB).lower()}") == ["ether"]
+    assert await names("currency=USDC&sort=price") == ["cheap", "dear"]
+    assert await names("currency=USDC&sort=-price") == ["dear", "cheap"]
+    assert await names("currency=USDC&maxPrice=0.01") == ["cheap"]
+    assert await names("network=eip155:10") == ["dear", "cheap"]
+    assert await names("tag=food") == ["cheap"]
+    assert await names("sort=name") == ["cheap", "dear", "ether"]
+    assert await names("q=dear&sort=relevance") == ["dear"]
+    assert await names("verified=true") == []
+    assert await names("verified=false&limit=100&page=1") == ["ether", "dear", "cheap"]
+    assert await names("minSuccessRate=0.9") == []
+
+
+async def test_other_methods_are_named(door: Door) -> None:
+    answer = await door.send("PATCH", APIS)
+    assert (answer.status_code, code_of(answer)) == (405, "method_not_allowed")
+    assert answer.headers["allow"] == "GET, HEAD, POST"
+    answer = await door.send("POST", f"{APIS}/api_x", BODY)
+    assert answer.headers["allow"] == "GET, HEAD, PUT, DELETE"
