@@ -256,7 +256,9 @@ class TestSiwx:
             base64.b64encode(b"[]").decode(),
             base64.b64encode(b"\xff\xfe").decode(),
             base64.b64encode(b"[" * 6000).decode(),
-            base64.b64encode(b'{"a":1,"a":1}').decode(),
+            base64.b64encode(json.dumps(PAYLOAD | {"x": [[]] * 64}).encode()).decode(),
+            base64.b64encode(json.dumps(PAYLOAD | {"x": "x" * 16_000}).encode()).decode(),
+            base64.b64encode(json.dumps(PAYLOAD)[:-1].encode() + b',"version":"1"}').decode(),
             json.dumps(PAYLOAD),
         ],
     )

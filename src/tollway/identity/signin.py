@@ -23,6 +23,10 @@ CLOCK_SLACK_MS = 5_000
 """How far the signer's clock may run ahead of ours."""
 
 MESSAGE_CHARACTERS_MAX = 4_096
+HEADER_CHARACTERS_MAX = 16 * 1024
+BRACKETS_MAX = 64
+"""In a `SIGN-IN-WITH-X` payload, so that none can nest deep: Python's own guard moves with its recursion limit."""
+
 STATEMENT = "Sign in to the API gateway"
 
 _PREAMBLE = " wants you to sign in with your Ethereum account:"
@@ -183,15 +187,19 @@ def read_siwx(header: str) -> SignInProof | Problem:
     try:
         payload = _decode_object(header)
         return _read_payload(payload)
-    except (ValueError, RecursionError):
+    except ValueError:
         return _refused("payload", "SIGN-IN-WITH-X is not base64 of a sign-in payload.")
 
 
 def _decode_object(header: str) -> dict[str, Any]:
+    if len(header) > HEADER_CHARACTERS_MAX:
+        raise ValueError("too long")
     try:
         raw = base64.b64decode(header, validate=True)
     except binascii.Error as exc:
         raise ValueError("not base64") from exc
+    if raw.count(b"[") + raw.count(b"{") > BRACKETS_MAX:
+        raise ValueError("too deep")
     payload = json.loads(raw.decode(), object_pairs_hook=_unique)
     if not isinstance(payload, dict):
         raise ValueError("not an object")  # noqa: TRY004 - one failure for the one caller
