@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
 
@@ -80,30 +80,39 @@ def furnish_desk(settings: Settings) -> Desk:
     return House(settings)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Premises:
+    """Where the commands find their rooms, and whether two processes may write to one SQLite file."""
+
+    make_desk: MakeDesk = furnish_desk
+    is_write_safe: Callable[[], bool] = is_shared_write_safe
+
+
 def register(
     app: typer.Typer,
     *,
     wallet: typer.Typer,
     listing: typer.Typer,
-    make_desk: MakeDesk = furnish_desk,
+    premises: Premises | None = None,
 ) -> None:
     """Adds the operator's commands."""
-    _register_running(app, make_desk)
-    _register_books(app, make_desk)
-    _register_moderation(wallet, listing, make_desk)
+    premises = premises or Premises()
+    _register_running(app, premises)
+    _register_books(app, premises)
+    _register_moderation(wallet, listing, premises)
 
 
-def _register_running(app: typer.Typer, make_desk: MakeDesk) -> None:
+def _register_running(app: typer.Typer, premises: Premises) -> None:
     @app.command()
     def serve(config: Config = None) -> None:
         """Runs the gateway until SIGINT or SIGTERM."""
-        import uvloop
-
-        from tollway import house
-
         with _failures_told(as_json=False):
             settings = load_settings(os.environ, config=config)
             configure_logging(level=settings.log_level, style=settings.log_format)
+            import uvloop
+
+            from tollway import house
+
             uvloop.run(house.run(settings))
 
     @app.command()
@@ -117,7 +126,7 @@ def _register_running(app: typer.Typer, make_desk: MakeDesk) -> None:
             await upgrade(desk.database)
             _show({"before": state, "now": "current"}, [f"database: {state} -> current"], as_json)
 
-        _run(work, make_desk, config, as_json=as_json, access="write")
+        _run(work, premises, config, as_json=as_json, access="write")
 
     @app.command()
     def doctor(config: Config = None, as_json: AsJson = False) -> None:
@@ -141,10 +150,10 @@ def _register_running(app: typer.Typer, make_desk: MakeDesk) -> None:
             given = load_settings(os.environ, config=config)
             # Without a key of its own yet, the desk gets one for the moment, so that no file is made.
             wired = given if given.secret_key else replace(given, secret_key=Secret(os.urandom(32)))
-            asyncio.run(_at_desk(make_desk, wired, work, access="look"))
+            asyncio.run(_at_desk(premises, wired, work, access="look"))
 
 
-def _register_books(app: typer.Typer, make_desk: MakeDesk) -> None:
+def _register_books(app: typer.Typer, premises: Premises) -> None:
     @app.command()
     def audit(
         release: Annotated[
@@ -181,7 +190,7 @@ def _register_books(app: typer.Typer, make_desk: MakeDesk) -> None:
             if not report.is_balanced:
                 raise typer.Exit(FAILED)
 
-        _run(work, make_desk, config, as_json=as_json, access="write" if release else "read")
+        _run(work, premises, config, as_json=as_json, access="write" if release else "read")
 
     @app.command()
     def admit(
@@ -196,10 +205,10 @@ def _register_books(app: typer.Typer, make_desk: MakeDesk) -> None:
             await desk.book.admit(tx_hash, now_ms=_now_ms())
             _show({"transaction": str(tx_hash), "admitted": True}, [f"{tx_hash} may be shown"], as_json)
 
-        _run(work, make_desk, config, as_json=as_json, access="write")
+        _run(work, premises, config, as_json=as_json, access="write")
 
 
-def _register_moderation(wallet: typer.Typer, listing: typer.Typer, make_desk: MakeDesk) -> None:
+def _register_moderation(wallet: typer.Typer, listing: typer.Typer, premises: Premises) -> None:
     ListingArgument = Annotated[str, typer.Argument(metavar="ID", help="The listing's id.")]  # noqa: N806
     WalletArgument = Annotated[str, typer.Argument(metavar="ADDRESS", help="The wallet.")]  # noqa: N806
 
@@ -207,13 +216,13 @@ def _register_moderation(wallet: typer.Typer, listing: typer.Typer, make_desk: M
     def suspend(listing_id: ListingArgument, config: Config = None, as_json: AsJson = False) -> None:
         """Takes a listing out of the lists and stops its calls. What was paid stays."""
         work = _moderate_listing(listing_id, suspended_ms=_now_ms(), as_json=as_json)
-        _run(work, make_desk, config, as_json=as_json, access="write")
+        _run(work, premises, config, as_json=as_json, access="write")
 
     @listing.command()
     def restore(listing_id: ListingArgument, config: Config = None, as_json: AsJson = False) -> None:
         """Puts a suspended listing back."""
         work = _moderate_listing(listing_id, suspended_ms=None, as_json=as_json)
-        _run(work, make_desk, config, as_json=as_json, access="write")
+        _run(work, premises, config, as_json=as_json, access="write")
 
     @wallet.command()
     def block(
@@ -230,7 +239,7 @@ def _register_moderation(wallet: typer.Typer, listing: typer.Typer, make_desk: M
             line = f"{blocked} is blocked" + ("" if is_new else " already")
             _show({"wallet": str(blocked), "blocked": True, "changed": is_new}, [line], as_json)
 
-        _run(work, make_desk, config, as_json=as_json, access="write")
+        _run(work, premises, config, as_json=as_json, access="write")
 
     @wallet.command()
     def unblock(address: WalletArgument, config: Config = None, as_json: AsJson = False) -> None:
@@ -242,7 +251,7 @@ def _register_moderation(wallet: typer.Typer, listing: typer.Typer, make_desk: M
             line = f"{unblocked} is served again" if was_blocked else f"{unblocked} was not blocked"
             _show({"wallet": str(unblocked), "blocked": False, "changed": was_blocked}, [line], as_json)
 
-        _run(work, make_desk, config, as_json=as_json, access="write")
+        _run(work, premises, config, as_json=as_json, access="write")
 
 
 def _moderate_listing(
@@ -273,7 +282,7 @@ async def _revise_suspension(catalog: Catalog, listing_id: ListingId, suspended_
 
 def _run(
     work: Callable[[Desk], Awaitable[None]],
-    make_desk: MakeDesk,
+    premises: Premises,
     config: Path | None,
     *,
     as_json: bool,
@@ -281,14 +290,14 @@ def _run(
 ) -> None:
     with _failures_told(as_json=as_json):
         settings = load_settings(os.environ, config=config)
-        asyncio.run(_at_desk(make_desk, settings, work, access=access))
+        asyncio.run(_at_desk(premises, settings, work, access=access))
 
 
 async def _at_desk(
-    make_desk: MakeDesk, settings: Settings, work: Callable[[Desk], Awaitable[None]], *, access: Access
+    premises: Premises, settings: Settings, work: Callable[[Desk], Awaitable[None]], *, access: Access
 ) -> None:
-    desk = make_desk(settings)
-    with _permit(desk.database, access):
+    desk = premises.make_desk(settings)
+    with _permit(desk.database, access, premises):
         if access == "write":
             await desk.database.open()  # on SQLite this opens the writer, which reading does without
         try:
@@ -298,7 +307,7 @@ async def _at_desk(
 
 
 @contextlib.contextmanager
-def _permit(database: Database, access: Access) -> Iterator[None]:
+def _permit(database: Database, access: Access, premises: Premises) -> Iterator[None]:
     """Keeps a second writer out of a SQLite file whose library cannot bear one, and a reader from making a file."""
     if not isinstance(database, SqliteDatabase) or access == "look":
         yield
@@ -311,7 +320,7 @@ def _permit(database: Database, access: Access) -> Iterator[None]:
     database.path.parent.mkdir(parents=True, exist_ok=True)
     lock = ProcessLock(Path(f"{database.path}.lock"))
     try:
-        if not lock.acquire() and not is_shared_write_safe():
+        if not lock.acquire() and not premises.is_write_safe():
             raise CommandFailed(
                 "a gateway is serving from this file, and this SQLite cannot bear two writers; stop the gateway first",
                 exit_code=LATER,

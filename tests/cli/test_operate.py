@@ -1,0 +1,263 @@
+"""The operator's commands: what they change, what they print, how they exit, and when they must not write."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from tollway.cli import operate
+from tollway.errors import StorageUnavailable
+from tollway.identifiers import Address, ChainId, ListingId, TxHash
+from tollway.ledger.book import AuditReport
+from tollway.money import Price
+from tollway.registry.listing import ChargeOn, Listing
+from tollway.settings import Settings
+from tollway.storage.database import ProcessLock, connect_database
+from tollway.testing.memory_catalog import MemoryCatalog
+from tollway.testing.memory_moderation import MemoryModeration
+
+WALLET = Address(b"w" * 20)
+TX = TxHash(b"t" * 32)
+LISTING = Listing(
+    id=ListingId("api_1"),
+    provider=WALLET,
+    name="Weather",
+    description="",
+    endpoint="https://api.example.com",
+    price=Price.parse("0.01"),
+    currency="USDC",
+    pay_to=WALLET,
+    networks=(ChainId(84532),),
+    methods=(),
+    tags=(),
+    operations=(),
+    other_paths="serve",
+    charge_on=ChargeOn.SUCCESS,
+    timeout_s=30,
+    forward_headers=(),
+    upstream_auth=None,
+    openapi=None,
+    openapi_url=None,
+    signature="any",
+    rate_limit=None,
+    status="active",
+    created_ms=1,
+    updated_ms=1,
+    revision=1,
+)
+BALANCED = AuditReport(payments=3, calls=5, wrong=(), held_calls=(), held_payments=())
+
+
+class Books:
+    """What the operator may do to the books."""
+
+    def __init__(self) -> None:
+        self.report = BALANCED
+        self.admitted: list[TxHash] = []
+        self.releases = 0
+        self.is_away = False
+
+    async def audit(self) -> AuditReport:
+        if self.is_away:
+            raise StorageUnavailable
+        return self.report
+
+    async def release_held(self) -> int:
+        self.releases += 1
+        return 2
+
+    async def admit(self, tx_hash: TxHash, *, now_ms: int) -> None:
+        self.admitted.append(tx_hash)
+
+
+class Office:
+    """A desk whose rooms outlive each command."""
+
+    def __init__(self) -> None:
+        self.book: Any = Books()
+        self.catalog = MemoryCatalog()
+        self.moderation = MemoryModeration()
+        self.chains: Any = None
+        self.settings: Any = None
+        self.database: Any = None
+        self.is_write_safe = False
+        self.app = typer.Typer()
+        wallet, listing = typer.Typer(), typer.Typer()
+        self.app.add_typer(wallet, name="wallet")
+        self.app.add_typer(listing, name="listing")
+        operate.register(
+            self.app,
+            wallet=wallet,
+            listing=listing,
+            premises=operate.Premises(make_desk=self.furnish, is_write_safe=lambda: self.is_write_safe),
+        )
+
+    def furnish(self, settings: Settings) -> "Office":
+        self.settings = settings
+        self.database = connect_database(settings.database_url.reveal())
+        return self
+
+    def run(self, *arguments: str) -> Result:
+        return CliRunner().invoke(self.app, list(arguments))
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TOLLWAY_RPC_LOCAL", "http://127.0.0.1:1")
+
+
+@pytest.fixture
+def office() -> Office:
+    office = Office()
+    assert office.run("migrate").exit_code == 0
+    return office
+
+
+def test_migrate_makes_the_tables_and_can_run_again(office: Office) -> None:
+    assert json.loads(office.run("migrate").stdout) == {"before": "current", "now": "current"}
+
+
+def test_bad_settings_are_all_told_and_nothing_runs(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOLLWAY_LISTEN", "x")
+    monkeypatch.setenv("TOLLWAY_NOPE", "x")
+    for command in (["serve"], ["migrate"], ["audit"], ["doctor"], ["admit", str(TX)]):
+        result = office.run(*command)
+        assert result.exit_code == operate.USAGE
+        assert len(json.loads(result.stderr)["error"]["problems"]) == 2
+    assert office.book.admitted == []
+
+
+def test_audit_tells_what_the_books_say(office: Office) -> None:
+    result = office.run("audit")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout) == {
+        "balanced": True,
+        "payments": 3,
+        "calls": 5,
+        "wrong": [],
+        "heldCalls": [],
+        "heldPayments": [],
+        "released": 0,
+    }
+    assert office.book.releases == 0
+
+
+def test_audit_fails_when_the_books_do_not_balance_and_releases_nothing(office: Office) -> None:
+    office.book.report = replace(BALANCED, wrong=("payment 7",))
+    assert office.run("audit").exit_code == operate.FAILED
+    result = office.run("audit", "--release")
+    assert result.exit_code == operate.FAILED
+    assert "payment 7" in result.stderr
+    assert office.book.releases == 0
+
+
+def test_audit_releases_what_is_held(office: Office) -> None:
+    assert json.loads(office.run("audit", "--release").stdout)["released"] == 2
+
+
+def test_a_store_that_is_away_asks_to_try_later(office: Office) -> None:
+    office.book.is_away = True
+    result = office.run("audit")
+    assert result.exit_code == operate.LATER
+    assert json.loads(result.stderr)["error"]["code"] == "storage_unavailable"
+
+
+def test_admit_takes_a_hash_in_any_case(office: Office) -> None:
+    assert office.run("admit", str(TX).upper()).exit_code == 0
+    assert office.book.admitted == [TX]
+
+
+@pytest.mark.parametrize(
+    "arguments", [("admit", "0x12"), ("wallet", "block", "0x12"), ("wallet", "unblock", "x")]
+)
+def test_a_malformed_argument_is_wrong_usage(office: Office, arguments: tuple[str, ...]) -> None:
+    assert office.run(*arguments).exit_code == operate.USAGE
+
+
+async def test_a_wallet_is_blocked_until_it_is_unblocked(office: Office) -> None:
+    import anyio.to_thread
+
+    async def run(*arguments: str) -> dict[str, Any]:
+        result = await anyio.to_thread.run_sync(lambda: office.run(*arguments))
+        answer: dict[str, Any] = json.loads(result.stdout)
+        return answer
+
+    assert (await run("wallet", "block", str(WALLET), "--reason", "spam"))["changed"] is True
+    assert office.moderation.is_blocked(WALLET)
+    assert [block.reason for block in await office.moderation.blocks()] == ["spam"]
+    assert (await run("wallet", "block", str(WALLET)))["changed"] is False
+    assert (await run("wallet", "unblock", str(WALLET)))["changed"] is True
+    assert not office.moderation.is_blocked(WALLET)
+    assert (await run("wallet", "unblock", str(WALLET)))["changed"] is False
+
+
+async def test_a_listing_is_suspended_until_it_is_restored(office: Office) -> None:
+    import anyio.to_thread
+
+    async def run(*arguments: str) -> int:
+        return (await anyio.to_thread.run_sync(lambda: office.run(*arguments))).exit_code
+
+    async def suspended() -> bool:
+        shelf = await office.catalog.find(LISTING.id)
+        assert shelf is not None
+        return shelf.listing.suspended_ms is not None
+
+    await office.catalog.publish(LISTING)
+    for command, expected in (("suspend", True), ("suspend", True), ("restore", False), ("restore", False)):
+        assert await run("listing", command, LISTING.id) == 0
+        assert await suspended() is expected
+    assert await run("listing", "suspend", "api_unknown") == operate.FAILED
+
+
+WRITING = [("migrate",), ("audit", "--release"), ("admit", str(TX)), ("wallet", "block", str(WALLET)),
+           ("wallet", "unblock", str(WALLET)), ("listing", "suspend", "api_1")]  # fmt: skip
+
+
+@pytest.mark.parametrize("arguments", WRITING)
+def test_beside_a_running_gateway_an_old_sqlite_is_not_written(
+    office: Office, arguments: tuple[str, ...]
+) -> None:
+    gateway = ProcessLock(Path("tollway.sqlite3.lock"))
+    assert gateway.acquire()
+    try:
+        result = office.run(*arguments)
+    finally:
+        gateway.release()
+    assert result.exit_code == operate.LATER
+    assert "stop the gateway" in result.stderr
+    assert (office.book.admitted, office.book.releases) == ([], 0)
+    assert not office.moderation.is_blocked(WALLET)
+
+
+def test_beside_a_running_gateway_a_mended_sqlite_is_written(office: Office) -> None:
+    office.is_write_safe = True
+    gateway = ProcessLock(Path("tollway.sqlite3.lock"))
+    assert gateway.acquire()
+    assert office.run("admit", str(TX)).exit_code == 0
+    gateway.release()
+
+
+def test_reading_beside_a_running_gateway_is_free(office: Office) -> None:
+    gateway = ProcessLock(Path("tollway.sqlite3.lock"))
+    assert gateway.acquire()
+    assert office.run("audit").exit_code == 0
+    gateway.release()
+
+
+def test_the_lock_is_free_again_after_a_command(office: Office) -> None:
+    office.run("admit", str(TX))
+    gateway = ProcessLock(Path("tollway.sqlite3.lock"))
+    assert gateway.acquire()
+    gateway.release()
+
+
+def test_reading_makes_no_database(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOLLWAY_DATABASE_URL", "sqlite:///nothing.sqlite3")
+    result = Office().run("audit")
+    assert result.exit_code == operate.FAILED
+    assert not Path("nothing.sqlite3").exists()
