@@ -375,6 +375,19 @@ async def test_filters_and_order(catalog: Catalog) -> None:
             assert page.total == len(names), query
 
 
+async def test_ties_have_one_order_everywhere(catalog: Catalog) -> None:
+    await publish_all(catalog, [make_listing(name="tie", description=number) for number in "123"])
+
+    async def order(query: ListingQuery) -> str:
+        page = await catalog.search(query)
+        return "".join(found.listing.description for found in page.found)
+
+    assert await order(ListingQuery(currency="USDC", sort="price")) == "123"
+    assert await order(ListingQuery(currency="USDC", sort="-price")) == "321"
+    assert await order(ListingQuery(sort="name")) == "123"
+    assert await order(ListingQuery(words="tie", sort="relevance")) == "321"
+
+
 async def test_a_page_carries_no_secret_and_no_document(catalog: Catalog) -> None:
     await catalog.publish(FULL)
     page = await catalog.search(ListingQuery())

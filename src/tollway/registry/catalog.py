@@ -19,7 +19,13 @@ Sort = Literal["newest", "price", "-price", "name", "relevance"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListingQuery:
-    """A page of the catalog. `page` is 1-based. `words`: full text over name, description and tags."""
+    """A page of the catalog. `page` is 1-based. `words`: full text over name, description and tags; every word must
+    stand in one of them (whole words, see `words.py`), and text without any word finds nothing.
+
+    `newest` is the order of publishing; ties of `price` and `name` go oldest first, of `-price` and `relevance` newest
+    first. `tag` is compared without case, accents and width. `min_success_rate` and `verified` find nothing as long as
+    nothing is measured or verified.
+    """
 
     page: int = 1
     limit: int = 20
@@ -36,7 +42,8 @@ class ListingQuery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """One listing of a page. `match`: which fields the words were found in (`name`, `description`, `tags`)."""
+    """One listing of a page, without its `openapi` and `upstream_auth` (None): a page must not read a hundred
+    documents, nor open a secret. `match`: which fields the words were found in (`name`, `description`, `tags`)."""
 
     listing: Listing
     match: tuple[str, ...] = ()

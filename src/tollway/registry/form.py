@@ -45,6 +45,10 @@ class Form:
     def is_null(self, name: str) -> bool:
         return name in self._members and self._members[name] is None
 
+    def is_empty(self, name: str) -> bool:
+        """True for an empty list."""
+        return self._members.get(name) == []
+
     def text(self, name: str, *, length_max: int, length_min: int = 0) -> str | None:
         """The text of a member; None (and an error noted) when it is no text of that length. The caller asked
         `has` before."""

@@ -42,7 +42,7 @@ def read_networks(form: Form, rules: DraftRules, currency: str | None) -> tuple[
         networks.append(chain_id)
         if currency and chain_id not in accepted:
             form.refuse_at(pointer, "network", f"{currency} is not accepted on {text}")
-    if texts == []:
+    if form.is_empty("networks"):
         form.refuse("networks", "too_few", "must name at least one network")
     return tuple(networks)
 

@@ -136,13 +136,14 @@ def _match_vectors(
 
 
 def _order(query: ListingQuery, hits: _Hits) -> tuple[ColumnElement[Any], ...]:
+    # Ties go the way of the sort, so that one index serves both columns.
     listing = listing_table.c
     if query.sort == "price":
-        return listing.price_nano, desc(hits.seq)
+        return listing.price_nano, hits.seq
     if query.sort == "-price":
         return desc(listing.price_nano), desc(hits.seq)
     if query.sort == "name":
-        return listing.name_key, desc(hits.seq)
+        return listing.name_key, hits.seq
     return (desc(hits.seq),)
 
 

@@ -66,11 +66,12 @@ class MemoryCatalog:
         words = query_words(query.words) if query.words is not None else ()
         hits = [kept for kept in self._kept.values() if _is_hit(kept.listing, query, words)]
         hits.sort(key=lambda kept: -kept.seq)
-        if query.sort in ("price", "-price"):
-            sign = 1 if query.sort == "price" else -1
-            hits.sort(key=lambda kept: sign * kept.listing.price.nano)
+        if query.sort == "price":
+            hits.sort(key=lambda kept: (kept.listing.price.nano, kept.seq))
+        elif query.sort == "-price":
+            hits.sort(key=lambda kept: (-kept.listing.price.nano, -kept.seq))
         elif query.sort == "name":
-            hits.sort(key=lambda kept: fold(kept.listing.name))
+            hits.sort(key=lambda kept: (fold(kept.listing.name), kept.seq))
         elif query.sort == "relevance":
             hits.sort(key=lambda kept: -_rank(kept.listing, words))
         start = (query.page - 1) * query.limit

@@ -1,0 +1,54 @@
+"""What a provider is warned about although the listing is well formed."""
+
+from dataclasses import replace
+
+import pytest
+
+from tollway.identifiers import Address, ChainId, ListingId
+from tollway.money import Asset, Price
+from tollway.registry.advice import advise
+from tollway.registry.draft import Draft, open_listing, parse_draft
+from tollway.registry.draft_rules import DraftRules
+from tollway.registry.listing import Listing, Operation
+
+BASE, OPTIMISM = ChainId(8453), ChainId(10)
+TOKEN = Address(b"\x11" * 20)
+ASSETS = (
+    Asset(chain_id=BASE, token=TOKEN, symbol="USDC", decimals=6),
+    Asset(chain_id=OPTIMISM, token=TOKEN, symbol="USDC", decimals=6),
+    Asset(chain_id=BASE, token=None, symbol="ETH", decimals=18),
+)
+RULES = DraftRules(
+    assets=ASSETS,
+    main_networks=frozenset({BASE, OPTIMISM}),
+    allow_private_endpoints=False,
+    judge_endpoint=lambda text: None,
+)
+
+
+def listing(price: str, currency: str = "USDC", networks: tuple[ChainId, ...] = (BASE,)) -> Listing:
+    body = {"name": "x", "pricePerRequest": price, "currency": currency, "endpoint": "https://x.example.com"}
+    draft = parse_draft(body, RULES, previous=None)
+    assert isinstance(draft, Draft)
+    made = open_listing(draft, listing_id=ListingId("api_1"), provider=Address(20), now_ms=0)
+    return replace(made, networks=networks)
+
+
+DEAR_OPERATION = (Operation(method="GET", path="/", price=Price.parse("5")),)
+
+
+@pytest.mark.parametrize(
+    ("subject", "codes"),
+    [
+        (listing("1"), []),
+        (listing("1.000001"), ["price_above_client_default"]),
+        (replace(listing("0.01"), operations=DEAR_OPERATION), ["price_above_client_default"]),
+        (replace(listing("0"), operations=DEAR_OPERATION), ["price_above_client_default"]),
+        (listing("5", "ETH"), ["unusual_currency"]),
+        (listing("1", networks=(OPTIMISM,)), ["unusual_currency"]),
+        (listing("1", networks=(OPTIMISM, BASE)), []),
+        (listing("0", "ETH"), []),
+    ],
+)
+def test_warnings(subject: Listing, codes: list[str]) -> None:
+    assert [advice.code for advice in advise(subject, ASSETS)] == codes

@@ -1,0 +1,48 @@
+"""Which answers cost, and when a version of terms counts."""
+
+import pytest
+
+from tollway.identifiers import Address, ChainId
+from tollway.money import Price
+from tollway.registry.listing import ChargeOn, Terms, UpstreamAuth, is_charged
+
+NEVER = [100, 199, 401, 402, 403, 407, 408, 425, 429, 500, 502, 503, 599]
+
+
+@pytest.mark.parametrize("status", [200, 201, 204, 206, 299, 304])
+@pytest.mark.parametrize("charge_on", list(ChargeOn))
+def test_success_costs(status: int, charge_on: ChargeOn) -> None:
+    assert is_charged(charge_on, status)
+
+
+@pytest.mark.parametrize("status", [300, 301, 307, 400, 404, 409, 410, 415, 422, 451, 499])
+def test_other_answers_cost_only_where_the_listing_says_so(status: int) -> None:
+    assert not is_charged(ChargeOn.SUCCESS, status)
+    assert is_charged(ChargeOn.ANSWERED, status)
+
+
+@pytest.mark.parametrize("status", NEVER)
+@pytest.mark.parametrize("charge_on", list(ChargeOn))
+def test_failures_never_cost(status: int, charge_on: ChargeOn) -> None:
+    assert not is_charged(charge_on, status)
+
+
+@pytest.mark.parametrize(
+    ("until_ms", "is_in_force"), [(None, True), (1_001, True), (1_000, True), (999, False)]
+)
+def test_terms_in_force_since(until_ms: int | None, is_in_force: bool) -> None:
+    terms = Terms(
+        price=Price.parse("1"),
+        currency="USDC",
+        networks=(ChainId(1),),
+        pay_to=Address(20),
+        operations=(),
+        charge_on=ChargeOn.SUCCESS,
+        since_ms=0,
+        until_ms=until_ms,
+    )
+    assert terms.is_in_force_since(1_000) is is_in_force
+
+
+def test_a_secret_masks_its_repr() -> None:
+    assert "hush" not in repr(UpstreamAuth(location="header", name="X", value="hush"))

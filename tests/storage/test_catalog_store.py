@@ -1,0 +1,239 @@
+"""What only the store in SQL has: secrets sealed on disk, few reads on the hot path, totals without counting, plans."""
+
+import sqlite3
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from sqlalchemy import Connection, event, text
+
+from tollway.errors import StorageUnavailable
+from tollway.identifiers import Address, ChainId, ListingId
+from tollway.money import Price
+from tollway.registry.catalog import ListingQuery
+from tollway.registry.listing import ChargeOn, Listing, UpstreamAuth
+from tollway.storage.catalog_search import find_page
+from tollway.storage.catalog_store import CatalogStore
+from tollway.storage.database import SqliteDatabase, Work
+from tollway.storage.migrate import upgrade
+from tollway.storage.sealer import Sealer
+
+LISTING = Listing(
+    id=ListingId("api_1"),
+    provider=Address(b"\xaa" * 20),
+    name="weather",
+    description="",
+    endpoint="https://x.example.com",
+    price=Price.parse("1"),
+    currency="USDC",
+    pay_to=Address(b"\xaa" * 20),
+    networks=(ChainId(1),),
+    methods=(),
+    tags=("t",),
+    operations=(),
+    other_paths="serve",
+    charge_on=ChargeOn.SUCCESS,
+    timeout_s=30,
+    forward_headers=(),
+    upstream_auth=UpstreamAuth(location="header", name="X-Key", value="hush-hush-hush"),
+    openapi=None,
+    openapi_url=None,
+    signature="any",
+    rate_limit=None,
+    status="active",
+    created_ms=0,
+    updated_ms=0,
+    revision=1,
+)
+
+
+class CountingDatabase:
+    """A database that counts what it is asked."""
+
+    dialect: Literal["sqlite", "postgresql"] = "sqlite"
+
+    def __init__(self, database: SqliteDatabase) -> None:
+        self._database = database
+        self.reads = 0
+
+    async def open(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def read(self, work: Work[Any]) -> Any:
+        self.reads += 1
+        return await self._database.read(work)
+
+    async def write(self, work: Work[Any], *, flush: bool = True) -> Any:
+        return await self._database.write(work, flush=flush)
+
+    def listen_address(self) -> str:
+        return ""
+
+
+@dataclass
+class Cellar:
+    database: SqliteDatabase
+    counting: CountingDatabase
+    store: CatalogStore
+    now_ms: int = 1_000_000
+
+    def open_store(self, key: bytes) -> CatalogStore:
+        sealer = Sealer(key, entropy=lambda size: bytes(size))
+        return CatalogStore(self.counting, sealer=sealer, now_ms=lambda: self.now_ms)
+
+
+@pytest.fixture
+async def cellar(tmp_path: Path) -> AsyncIterator[Cellar]:
+    database = SqliteDatabase(tmp_path / "tollway.sqlite3")
+    await database.open()
+    await upgrade(database)
+    cellar = Cellar(database=database, counting=CountingDatabase(database), store=None)  # type: ignore[arg-type]  # set below
+    cellar.store = cellar.open_store(b"k" * 32)
+    yield cellar
+    await database.close()
+
+
+async def test_a_secret_is_sealed_on_disk(cellar: Cellar, tmp_path: Path) -> None:
+    await cellar.store.publish(LISTING)
+    for file in tmp_path.iterdir():
+        assert b"hush-hush" not in file.read_bytes()
+
+
+async def test_another_key_does_not_open_it(cellar: Cellar) -> None:
+    await cellar.store.publish(LISTING)
+    other = cellar.open_store(b"o" * 32)
+    with pytest.raises(StorageUnavailable):
+        await other.find(LISTING.id)
+    assert (await other.search(ListingQuery())).total == 1  # lists need no secret
+
+
+async def test_a_busy_listing_costs_one_read_in_half_a_second(cellar: Cellar) -> None:
+    await cellar.store.publish(LISTING)
+    for _ in range(100):
+        await cellar.store.find(LISTING.id)
+    assert cellar.counting.reads == 1
+    cellar.now_ms += 500
+    for _ in range(100):
+        await cellar.store.find(LISTING.id)
+    assert cellar.counting.reads == 2
+
+
+async def test_an_unknown_id_is_not_remembered(cellar: Cellar) -> None:
+    assert await cellar.store.find(LISTING.id) is None
+    await cellar.open_store(b"k" * 32).publish(LISTING)  # by another process
+    assert await cellar.store.find(LISTING.id) is not None
+
+
+async def test_a_failed_look_is_not_remembered(cellar: Cellar) -> None:
+    await cellar.store.publish(LISTING)
+    await cellar.store.find(LISTING.id)
+    cellar.now_ms += 1_000
+    genuine = cellar.counting.read
+
+    async def fail(work: Work[Any]) -> Any:
+        raise StorageUnavailable
+
+    cellar.counting.read = fail  # type: ignore[method-assign]  # the fake's own seam
+    with pytest.raises(StorageUnavailable):
+        await cellar.store.find(LISTING.id)
+    cellar.counting.read = genuine  # type: ignore[method-assign]
+    assert await cellar.store.find(LISTING.id) is not None
+
+
+async def test_a_filtered_total_stops_at_ten_thousand(cellar: Cellar) -> None:
+    await cellar.store.publish(LISTING)
+    await cellar.database.write(lambda connection: multiply(connection, 10_004))
+    page = await cellar.store.search(ListingQuery(currency="USDC"))
+    assert (page.total, page.is_lower_bound, len(page.found)) == (10_000, True, 20)
+    page = await cellar.store.search(ListingQuery(words="weather", page=101, limit=100))
+    assert (page.total, page.is_lower_bound, len(page.found)) == (10_000, True, 5)
+    page = await cellar.store.search(ListingQuery())
+    assert (page.total, page.is_lower_bound) == (10_005, False)
+    ranked = [
+        found.listing.id
+        for number in range(1, 12)
+        for found in (
+            await cellar.store.search(ListingQuery(words="weather", sort="relevance", limit=99, page=number))
+        ).found
+    ]
+    assert len(ranked) == len(set(ranked)) == 11 * 99  # across the edge of what is ranked, no gap, no repeat
+
+
+def multiply(connection: Connection, count: int) -> None:
+    """Copies the one listing, in every table that lists read."""
+    columns = [
+        column["name"]
+        for column in connection.execute(text("SELECT name FROM pragma_table_info('listing')")).mappings()
+        if column["name"] not in ("seq", "id")
+    ]
+    names = ", ".join(columns)
+    numbers = f"WITH RECURSIVE n (i) AS (SELECT 2 UNION ALL SELECT i + 1 FROM n WHERE i <= {count})"
+    connection.execute(
+        text(
+            f"INSERT INTO listing (seq, id, {names}) {numbers} SELECT i, 'api_' || i, {names}"
+            " FROM n, listing WHERE listing.seq = 1"
+        )
+    )
+    connection.execute(
+        text(
+            f"INSERT INTO listing_search (rowid, name, description, tags) {numbers} SELECT i, 'weather', '', 't' FROM n"
+        )
+    )
+    connection.execute(text(f"UPDATE listing_total SET shown = shown + {count}"))
+
+
+# One row; the bounded subquery of a total; the full-text index itself.
+HARMLESS = ("SCAN listing_total", "SCAN anon_", "SCAN listing_search VIRTUAL TABLE")
+
+PLANS = [
+    ListingQuery(),
+    ListingQuery(sort="name"),
+    ListingQuery(provider=LISTING.provider),
+    ListingQuery(currency="USDC"),
+    ListingQuery(currency="USDC", sort="price"),
+    ListingQuery(currency="USDC", sort="-price", price_nano_max=5),
+    ListingQuery(tag="t"),
+    ListingQuery(network=ChainId(1)),
+    ListingQuery(words="weather"),
+]
+
+
+@pytest.mark.parametrize("query", PLANS, ids=str)
+async def test_no_list_scans_or_sorts_the_catalog(cellar: Cellar, query: ListingQuery) -> None:
+    await cellar.store.publish(LISTING)
+
+    def explain(connection: Connection) -> list[str]:
+        statements: list[tuple[str, Any]] = []
+
+        def note(_c: object, _cursor: object, statement: str, parameters: Any, *_rest: object) -> None:
+            statements.append((statement, parameters))
+
+        event.listen(connection, "before_cursor_execute", note)
+        find_page(connection, query)
+        event.remove(connection, "before_cursor_execute", note)
+        return [
+            row[-1]
+            for statement, parameters in statements
+            for row in connection.exec_driver_sql("EXPLAIN QUERY PLAN " + statement, parameters)
+        ]
+
+    plan = await cellar.database.read(explain)
+    scans = [step for step in plan if step.startswith("SCAN") and not step.startswith(HARMLESS)]
+    assert not scans, plan
+    assert not [step for step in plan if "TEMP B-TREE" in step], plan
+
+
+def test_the_library_has_full_text_search() -> None:
+    sqlite3.connect(":memory:").execute("CREATE VIRTUAL TABLE t USING fts5(a, tokenize = 'ascii')")
+
+
+async def test_a_retired_secret_can_be_removed(cellar: Cellar) -> None:
+    await cellar.store.publish(LISTING)
+    await cellar.store.revise(replace(LISTING, upstream_auth=None, retired_ms=1), expected_revision=1)
+    sealed = await cellar.database.read(
+        lambda connection: connection.scalar(text("SELECT auth_sealed FROM listing"))
+    )
+    assert sealed is None

@@ -1,0 +1,135 @@
+"""What the hot path may be served from memory: fresh to a second, never older than an own write, never without bound."""
+
+from dataclasses import replace
+
+from tollway.identifiers import Address, ChainId, ListingId
+from tollway.money import Price
+from tollway.registry.listing import ChargeOn, Listing, Shelf
+from tollway.storage.shelf_cache import FRESH_MS, REFRESH_MS, ShelfCache
+
+ID = ListingId("api_1")
+START = 1_000_000
+
+
+def make_shelf(listing_id: str = ID, *, revision: int = 1) -> Shelf:
+    listing = Listing(
+        id=ListingId(listing_id),
+        provider=Address(20),
+        name="x",
+        description="",
+        endpoint="https://x.example.com",
+        price=Price.parse("1"),
+        currency="USDC",
+        pay_to=Address(20),
+        networks=(ChainId(1),),
+        methods=(),
+        tags=(),
+        operations=(),
+        other_paths="serve",
+        charge_on=ChargeOn.SUCCESS,
+        timeout_s=30,
+        forward_headers=(),
+        upstream_auth=None,
+        openapi=None,
+        openapi_url=None,
+        signature="any",
+        rate_limit=None,
+        status="active",
+        created_ms=0,
+        updated_ms=0,
+        revision=revision,
+    )
+    return Shelf(listing=listing, versions=())
+
+
+def filled() -> ShelfCache:
+    cache = ShelfCache()
+    cache.keep(make_shelf(), weight=0, read_ms=START, writes=0)
+    return cache
+
+
+def test_serves_what_is_fresh() -> None:
+    cache = filled()
+    assert cache.find(ID, now_ms=START) == make_shelf()
+    assert cache.find(ID, now_ms=START + REFRESH_MS - 1) == make_shelf()
+    assert cache.find(ListingId("api_2"), now_ms=START) is None
+
+
+def test_one_asker_looks_while_the_others_are_served() -> None:
+    cache = filled()
+    assert cache.find(ID, now_ms=START + REFRESH_MS) == "stale"
+    assert cache.find(ID, now_ms=START + REFRESH_MS) == make_shelf()
+    assert cache.find(ID, now_ms=START + FRESH_MS) == "stale"  # never older than a second
+
+
+def test_a_failed_look_leaves_the_next_asker_to_look() -> None:
+    cache = filled()
+    assert cache.find(ID, now_ms=START + REFRESH_MS) == "stale"
+    cache.give_up(ID)
+    assert cache.find(ID, now_ms=START + REFRESH_MS) == "stale"
+
+
+def test_a_confirmed_shelf_is_fresh_from_when_the_look_began() -> None:
+    cache = filled()
+    later = START + REFRESH_MS
+    assert cache.find(ID, now_ms=later) == "stale"
+    assert cache.confirm(ID, 1, read_ms=later, writes=0) == make_shelf()
+    assert cache.find(ID, now_ms=later + REFRESH_MS - 1) == make_shelf()
+    assert cache.find(ID, now_ms=later + REFRESH_MS) == "stale"
+
+
+def test_another_revision_is_dropped() -> None:
+    for revision in (2, None):
+        cache = filled()
+        assert cache.confirm(ID, revision, read_ms=START, writes=0) is None
+        assert cache.find(ID, now_ms=START) is None
+
+
+def test_a_clock_that_steps_back_makes_stale() -> None:
+    assert filled().find(ID, now_ms=START - 1) == "stale"
+
+
+def test_an_own_write_shows_at_once() -> None:
+    cache = filled()
+    cache.forget(ID)
+    assert cache.find(ID, now_ms=START) is None
+
+
+def test_what_was_read_before_an_own_write_is_not_kept_after_it() -> None:
+    cache = filled()
+    writes = cache.writes
+    cache.forget(ID)
+    cache.keep(make_shelf(), weight=0, read_ms=START, writes=writes)
+    assert cache.find(ID, now_ms=START) is None
+    cache.keep(make_shelf(revision=2), weight=0, read_ms=START, writes=cache.writes)
+    assert cache.confirm(ID, 2, read_ms=START, writes=writes) is None
+
+
+def test_the_least_recently_used_goes_first() -> None:
+    cache = ShelfCache(entries_max=2)
+    for name in ("api_1", "api_2"):
+        cache.keep(make_shelf(name), weight=0, read_ms=START, writes=0)
+    cache.find(ListingId("api_1"), now_ms=START)
+    cache.keep(make_shelf("api_3"), weight=0, read_ms=START, writes=0)
+    assert len(cache) == 2
+    assert cache.find(ListingId("api_2"), now_ms=START) is None
+    assert cache.find(ListingId("api_1"), now_ms=START) is not None
+
+
+def test_documents_weigh() -> None:
+    cache = ShelfCache(bytes_max=100)
+    for number in range(4):
+        cache.keep(make_shelf(f"api_{number}"), weight=40, read_ms=START, writes=0)
+    assert len(cache) == 2
+    cache.keep(make_shelf("api_3"), weight=10, read_ms=START, writes=0)  # replaced, not added
+    cache.keep(make_shelf("api_4"), weight=50, read_ms=START, writes=0)
+    assert len(cache) == 3
+    cache.keep(make_shelf("api_5"), weight=101, read_ms=START, writes=0)
+    assert len(cache) == 3
+
+
+def test_a_shelf_is_not_shared_by_revisions() -> None:
+    cache = filled()
+    newer = replace(make_shelf(), listing=replace(make_shelf().listing, revision=2))
+    cache.keep(newer, weight=0, read_ms=START, writes=0)
+    assert cache.find(ID, now_ms=START) == newer
