@@ -1,7 +1,366 @@
-"""Commands of providers and callers."""
+"""Commands of providers and callers: publish, list, show, call, history, and the wallet's own.
 
+Keys come from a file or the environment and never from an argument, which every other user of the machine can read.
+Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 try again later.
+"""
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import httpx
 import typer
+
+from tollway.cli.showing import (
+    describe_answer,
+    is_for_people,
+    print_answer,
+    print_calls,
+    print_failure,
+    print_json,
+    print_listings,
+    print_members,
+)
+from tollway.cli.told import has_key, read_content, read_draft, read_headers, read_nodes, read_wallet
+from tollway.client import (
+    CallerFailure,
+    CallResponse,
+    KeyUnusable,
+    Patience,
+    TollwayClient,
+    create_key_file,
+)
+from tollway.client.steps import Transfer
+from tollway.errors import StorageUnavailable
+from tollway.money import format_decimal
+
+REFUSED, USAGE, LATER = 1, 2, 3
+
+Gateway = Annotated[str, typer.Option("--gateway", envvar="TOLLWAY_GATEWAY", help="The gateway's URL.")]
+KeyFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--key-file", envvar="TOLLWAY_KEY_FILE", help="The wallet's key (else TOLLWAY_PRIVATE_KEY)."
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON, also on a terminal.")]
+Store = Annotated[
+    Path | None,
+    typer.Option("--store", envvar="TOLLWAY_STORE", help="The file of payments made by this wallet."),
+]
+DEFAULT_GATEWAY = "http://127.0.0.1:8402"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Session:
+    """What a command was told about the gateway and the wallet."""
+
+    gateway: str
+    key_file: Path | None = None
+    rpc: tuple[str, ...] = ()
+    store: Path | None = None
+    max_price: str | None = None
+    budget: str | None = None
+    wait_s: float = 180.0
+
+    def open(self, *, is_signing: bool) -> TollwayClient:
+        """Raises `KeyUnusable` where a signature is needed and there is no key, and ValueError."""
+        wallet = read_wallet(self.key_file) if is_signing else None
+        return TollwayClient(
+            self.gateway,
+            wallet=wallet,
+            rpc_urls=read_nodes(self.rpc),
+            store_path=self.store,
+            max_price=self.max_price,
+            budget=self.budget,
+            patience=Patience(wait_s=self.wait_s),
+        )
 
 
 def register(app: typer.Typer, *, wallet: typer.Typer) -> None:
     """Adds the commands of providers and callers."""
+    app.command("publish")(publish)
+    app.command("list")(list_apis)
+    app.command("show")(show)
+    app.command("call")(call)
+    app.command("history")(history)
+    wallet.command("new")(new_wallet)
+    wallet.command("payments")(list_payments)
+    wallet.command("abandon")(abandon)
+
+
+def publish(
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", help="The listing as JSON or TOML; options go over it.")
+    ] = None,
+    name: Annotated[str | None, typer.Option("--name")] = None,
+    price: Annotated[str | None, typer.Option("--price", help="Per request, such as 0.01.")] = None,
+    currency: Annotated[str | None, typer.Option("--currency", help="USDC, ETH, …")] = None,
+    endpoint: Annotated[str | None, typer.Option("--endpoint", help="Where calls go.")] = None,
+    description: Annotated[str | None, typer.Option("--description")] = None,
+    pay_to: Annotated[str | None, typer.Option("--pay-to", help="The wallet that is paid.")] = None,
+    network: Annotated[list[str] | None, typer.Option("--network", help="eip155:…, repeatable.")] = None,
+    tag: Annotated[list[str] | None, typer.Option("--tag", help="Repeatable.")] = None,
+    method: Annotated[list[str] | None, typer.Option("--method", help="Repeatable.")] = None,
+    api_id: Annotated[str | None, typer.Option("--update", help="Change this listing instead.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check it, create nothing.")] = False,
+    gateway: Gateway = DEFAULT_GATEWAY,
+    key_file: KeyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Publish an API, or change a listing of yours."""
+    options = {
+        "name": name,
+        "pricePerRequest": price,
+        "currency": currency,
+        "endpoint": endpoint,
+        "description": description,
+        "payTo": pay_to,
+        "networks": network,
+        "tags": tag,
+        "methods": method,
+    }
+    with _explained(as_json=as_json):
+        draft = {**read_draft(file), **{field: value for field, value in options.items() if value}}
+        if not draft:
+            raise ValueError("say what to publish: --file, or --name, --price, --currency and --endpoint")
+        if api_id is not None and dry_run:
+            raise ValueError("--dry-run works for new listings only")
+        with _Session(gateway=gateway, key_file=key_file).open(is_signing=True) as client:
+            made = client.update(api_id, draft) if api_id else client.publish(draft, dry_run=dry_run)
+        _print_document(made, as_json=as_json)
+
+
+def list_apis(
+    words: Annotated[str | None, typer.Argument(help="Search for these words.")] = None,
+    page: Annotated[int, typer.Option("--page")] = 1,
+    limit: Annotated[int, typer.Option("--limit")] = 20,
+    tag: Annotated[str | None, typer.Option("--tag")] = None,
+    currency: Annotated[str | None, typer.Option("--currency")] = None,
+    provider: Annotated[str | None, typer.Option("--provider")] = None,
+    max_price: Annotated[str | None, typer.Option("--max-price", help="Needs --currency.")] = None,
+    sort: Annotated[str | None, typer.Option("--sort")] = None,
+    gateway: Gateway = DEFAULT_GATEWAY,
+    as_json: AsJson = False,
+) -> None:
+    """What is for sale."""
+    with _explained(as_json=as_json):
+        with _Session(gateway=gateway).open(is_signing=False) as client:
+            found = client.list(
+                q=words,
+                page=page,
+                limit=limit,
+                tag=tag,
+                currency=currency,
+                provider=provider,
+                maxPrice=max_price,
+                sort=sort,
+            )
+        if is_for_people(as_json=as_json):
+            print_listings(found)
+        else:
+            print_json(found)
+
+
+def show(
+    api_id: Annotated[str, typer.Argument(metavar="ID")],
+    gateway: Gateway = DEFAULT_GATEWAY,
+    as_json: AsJson = False,
+) -> None:
+    """One listing, with its terms."""
+    with _explained(as_json=as_json):
+        with _Session(gateway=gateway).open(is_signing=False) as client:
+            found = client.show(api_id)
+        _print_document(found, as_json=as_json)
+
+
+def call(
+    api_id: Annotated[str, typer.Argument(metavar="ID")],
+    path: Annotated[str, typer.Argument(help="Path and query under the listing, such as /quote/ETH.")] = "",
+    method: Annotated[str | None, typer.Option("--request", "-X", help="GET, or POST with --data.")] = None,
+    content: Annotated[
+        str | None, typer.Option("--data", "-d", help="The body; @FILE reads it, @- stdin.")
+    ] = None,
+    header: Annotated[
+        list[str] | None, typer.Option("--header", "-H", help="Name: value, repeatable.")
+    ] = None,
+    max_price: Annotated[
+        str | None,
+        typer.Option(
+            "--max-price",
+            envvar="TOLLWAY_MAX_PRICE",
+            help='The most it may cost: "0.05 USDC". Default: 1 dollar.',
+        ),
+    ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            "--budget", envvar="TOLLWAY_BUDGET", help='The most this wallet may spend in all: "5 USDC".'
+        ),
+    ] = None,
+    prepay: Annotated[int, typer.Option("--prepay", min=1, help="Pay for so many calls at once.")] = 1,
+    idempotency_key: Annotated[str | None, typer.Option("--idempotency-key")] = None,
+    output: Annotated[
+        str | None, typer.Option("--output", "-o", help="Write the body here as it is; - is stdout.")
+    ] = None,
+    rpc: Annotated[
+        str,
+        typer.Option(
+            "--rpc", envvar="TOLLWAY_RPC", help="Chain nodes: URL, or CHAINID=URL; several with commas."
+        ),
+    ] = "",
+    wait_s: Annotated[float, typer.Option("--wait", min=1, help="Seconds to wait for the payment.")] = 180.0,
+    store: Store = None,
+    gateway: Gateway = DEFAULT_GATEWAY,
+    key_file: KeyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Call an API, and pay for it when it has to be paid."""
+    with _explained(as_json=as_json):
+        session = _Session(
+            gateway=gateway,
+            key_file=key_file,
+            rpc=tuple(node.strip() for node in rpc.split(",") if node.strip()),
+            store=store,
+            max_price=max_price,
+            budget=budget,
+            wait_s=wait_s,
+        )
+        body = read_content(content)
+        with session.open(is_signing=has_key(key_file)) as client:
+            answer = client.call(
+                api_id,
+                path,
+                method=method or ("GET" if body is None else "POST"),
+                content=body,
+                headers=read_headers(header or []),
+                prepay=prepay,
+                idempotency_key=idempotency_key,
+            )
+        _show_answer(answer, output=output, as_json=as_json)
+
+
+def history(
+    api_id: Annotated[str | None, typer.Option("--api", help="Of this listing only.")] = None,
+    limit: Annotated[int, typer.Option("--limit")] = 50,
+    offset: Annotated[int, typer.Option("--offset")] = 0,
+    status: Annotated[str | None, typer.Option("--status")] = None,
+    role: Annotated[str | None, typer.Option("--role", help="payer or provider.")] = None,
+    gateway: Gateway = DEFAULT_GATEWAY,
+    key_file: KeyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """The calls of your wallet, newest first."""
+    with _explained(as_json=as_json):
+        with _Session(gateway=gateway, key_file=key_file).open(is_signing=True) as client:
+            found = client.history(apiId=api_id, limit=limit, offset=offset, status=status, role=role)
+        if is_for_people(as_json=as_json):
+            print_calls(found)
+        else:
+            print_json(found)
+
+
+def new_wallet(
+    out: Annotated[
+        Path, typer.Option("--out", help="The key file to write; nothing may stand there.")
+    ] = Path("tollway.key"),
+    as_json: AsJson = False,
+) -> None:
+    """Make a wallet. Prints its address; the key is in the file alone."""
+    with _explained(as_json=as_json):
+        try:
+            address = create_key_file(out)
+        except FileExistsError:
+            raise ValueError(f"{out} exists; a key is never overwritten") from None
+        except OSError as exc:
+            raise ValueError(f"{out} cannot be written: {exc.strerror}") from exc
+        _print_document({"address": str(address), "keyFile": str(out)}, as_json=as_json)
+
+
+def list_payments(
+    store: Store = None, gateway: Gateway = DEFAULT_GATEWAY, key_file: KeyFile = None, as_json: AsJson = False
+) -> None:
+    """Every payment that this wallet made on this machine, and what is believed to be left of it."""
+    with _explained(as_json=as_json):
+        with _Session(gateway=gateway, key_file=key_file, store=store).open(is_signing=True) as client:
+            payments = client.payments()
+        for payment in payments if is_for_people(as_json=as_json) else ():
+            rest = format_decimal(payment.rest, decimals=payment.asset.decimals)
+            typer.echo(
+                f"{payment.tx_hash}  {payment.describe()}  left {rest}  {payment.state}  to {payment.pay_to}"
+            )
+        if not is_for_people(as_json=as_json):
+            print_json([_describe_payment(payment) for payment in payments])
+
+
+def abandon(
+    transaction: Annotated[str, typer.Argument(metavar="TRANSACTION")],
+    store: Store = None,
+    gateway: Gateway = DEFAULT_GATEWAY,
+    key_file: KeyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Give up a payment that is stuck or refused, so that its payee may be paid again."""
+    with _explained(as_json=as_json):
+        with _Session(gateway=gateway, key_file=key_file, store=store).open(is_signing=True) as client:
+            is_done = client.abandon(transaction)
+        if not is_done:
+            raise CallerFailure("There is no unresolved payment of that hash here.")
+        _print_document({"transaction": transaction, "state": "abandoned"}, as_json=as_json)
+
+
+# ---- Showing what came.
+
+
+def _print_document(document: dict[str, Any], *, as_json: bool) -> None:
+    if is_for_people(as_json=as_json):
+        print_members(document)
+    else:
+        print_json(document)
+
+
+def _describe_payment(payment: Transfer) -> dict[str, str]:
+    decimals = payment.asset.decimals
+    return {
+        "transaction": str(payment.tx_hash),
+        "network": payment.asset.network,
+        "gateway": payment.gateway,
+        "payTo": str(payment.pay_to),
+        "amount": format_decimal(payment.amount, decimals=decimals),
+        "left": format_decimal(payment.rest, decimals=decimals),
+        "currency": payment.asset.symbol,
+        "state": payment.state.value,
+    }
+
+
+def _show_answer(answer: CallResponse, *, output: str | None, as_json: bool) -> None:
+    if output == "-":
+        sys.stdout.buffer.write(answer.content)
+        sys.stdout.buffer.flush()
+    elif output is not None:
+        Path(output).write_bytes(answer.content)
+    elif is_for_people(as_json=as_json):
+        print_answer(answer)
+    else:
+        print_json(describe_answer(answer))
+    if answer.status_code in (429, 503):
+        raise typer.Exit(LATER)
+    if answer.is_error:
+        raise typer.Exit(REFUSED)
+
+
+@contextlib.contextmanager
+def _explained(*, as_json: bool) -> Iterator[None]:
+    """Failures become a sentence and an exit code."""
+    try:
+        yield
+    except (CallerFailure, StorageUnavailable) as exc:
+        print_failure(exc, as_json=as_json)
+        is_later = isinstance(exc, StorageUnavailable) or exc.is_retryable
+        raise typer.Exit(LATER if is_later else REFUSED) from exc
+    except (KeyUnusable, ValueError, httpx.InvalidURL) as exc:
+        print_failure(exc, as_json=as_json)
+        raise typer.Exit(USAGE) from exc

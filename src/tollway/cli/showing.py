@@ -1,0 +1,153 @@
+"""How the commands of providers and callers show things: tables for people, JSON for programs.
+
+What providers and upstreams wrote is untrusted: it reaches a terminal without control characters and without markup.
+"""
+
+import base64
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tollway.client import CallerFailure, CallHeld, CallResponse, GatewayRefused, PaymentRefused
+
+Document = Mapping[str, Any]
+_TEXT_TYPES = ("text/", "application/json", "application/problem+json", "application/xml", "application/yaml")
+
+
+def is_for_people(*, as_json: bool) -> bool:
+    """A terminal gets tables, unless JSON is asked for; a pipe gets JSON."""
+    return sys.stdout.isatty() and not as_json
+
+
+def print_json(document: object) -> None:
+    sys.stdout.write(json.dumps(document, ensure_ascii=False, indent=2) + "\n")
+
+
+def print_listings(page: Document) -> None:
+    """The registry, one line a listing."""
+    table = Table(box=None, pad_edge=False)
+    for heading in ("id", "name", "price", "provider", "description"):
+        table.add_column(heading, no_wrap=heading in ("id", "price"))
+    for api in page.get("apis", ()):
+        price = f"{api.get('pricePerRequest')} {api.get('currency')}"
+        words = (api.get("id"), api.get("name"), price, api.get("provider"), api.get("description") or "")
+        table.add_row(*_plain_texts(words))
+    Console().print(table)
+    Console().print(Text(f"page {page.get('page', 1)}, {page.get('total', 0)} in all", style="dim"))
+
+
+def print_calls(page: Document) -> None:
+    """A history, newest first."""
+    table = Table(box=None, pad_edge=False)
+    for heading in ("time", "api", "request", "status", "price", "payment", "call"):
+        table.add_column(heading)
+    for call in page.get("calls", ()):
+        payment = call.get("payment") or {}
+        words = (
+            call.get("createdAt"),
+            call.get("apiName"),
+            f"{call.get('method')} {call.get('path')}",
+            f"{call.get('status')} {call.get('httpStatus') or ''}",
+            f"{call.get('price')} {call.get('currency')}",
+            payment.get("state"),
+            call.get("id"),
+        )
+        table.add_row(*_plain_texts(words))
+    Console().print(table)
+    Console().print(Text(f"{page.get('total', 0)} in all", style="dim"))
+
+
+def print_members(document: Document) -> None:
+    """One object, a member a line; what is nested as JSON."""
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in document.items():
+        shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        table.add_row(*_plain_texts((name, shown)))
+    Console().print(table)
+
+
+def print_answer(answer: CallResponse) -> None:
+    """The body on the terminal, what it cost below, where a pipe would not see it."""
+    kind = answer.headers.get("content-type", "")
+    if kind.startswith(_TEXT_TYPES):
+        sys.stdout.write(_plain(answer.text) + "\n")
+    elif answer.content:
+        sys.stdout.write(
+            f"({len(answer.content)} bytes of {_plain(kind) or 'unknown type'}; -o FILE keeps them)\n"
+        )
+    payment = answer.payment
+    words = [f"HTTP {answer.status_code}", f"payment {payment.state}"]
+    words += [f"price {payment.price}"] if payment.price else []
+    words += [f"credit left {payment.credit_remaining}"] if payment.credit_remaining else []
+    words += [f"paid by {payment.transaction}"] if payment.transaction else []
+    words += [f"call {payment.call_id}"] if payment.call_id else []
+    Console(stderr=True).print(Text(_plain(" · ".join(words)), style="dim"))
+
+
+def describe_answer(answer: CallResponse) -> dict[str, Any]:
+    """An answer as JSON. `body` is JSON where the answer is, else text; other bytes are in `bodyBase64`."""
+    kind = answer.headers.get("content-type", "")
+    payment = asdict(answer.payment)
+    described: dict[str, Any] = {
+        "status": answer.status_code,
+        "headers": dict(answer.headers),
+        "payment": {_camel(name): value for name, value in payment.items()},
+    }
+    if kind.partition(";")[0].endswith("json"):
+        try:
+            return {**described, "body": answer.json()}
+        except ValueError:
+            pass
+    if not answer.content or kind.startswith(_TEXT_TYPES):
+        return {**described, "body": answer.text}
+    return {**described, "bodyBase64": base64.b64encode(answer.content).decode()}
+
+
+def print_failure(failure: Exception, *, as_json: bool) -> None:
+    """On stderr: a sentence for people, an object for programs."""
+    described = _describe_failure(failure)
+    if is_for_people(as_json=as_json):
+        console = Console(stderr=True)
+        console.print(Text(_plain(str(described["detail"])), style="red"))
+        for name in ("transaction", "callUrl", "reason"):
+            if described.get(name):
+                console.print(Text(_plain(f"{name}: {described[name]}"), style="dim"))
+    else:
+        sys.stderr.write(json.dumps({"error": described}, ensure_ascii=False) + "\n")
+
+
+def _describe_failure(failure: Exception) -> dict[str, Any]:
+    described: dict[str, Any] = {"code": "usage", "detail": str(failure), "retryable": False}
+    if isinstance(failure, CallerFailure):
+        described = {"code": failure.code, "detail": failure.detail, "retryable": failure.is_retryable}
+        if failure.transaction is not None:
+            described["transaction"] = str(failure.transaction)
+    if isinstance(failure, GatewayRefused):
+        described["problem"] = dict(failure.problem)
+    if isinstance(failure, PaymentRefused):
+        described["reason"] = failure.reason
+    if isinstance(failure, CallHeld):
+        described |= {"callId": failure.call_id, "callUrl": failure.call_url}
+    return described
+
+
+def _camel(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(word.capitalize() for word in rest)
+
+
+def _plain_texts(words: Sequence[object] | Iterable[object]) -> list[Text]:
+    return [Text(_plain("" if word is None else str(word))) for word in words]
+
+
+def _plain(text: str) -> str:
+    """Without control, format and bidi characters: they could rewrite what the terminal showed before."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "�" for c in text)

@@ -1,0 +1,85 @@
+"""Reads what a person told a command: keys, chain nodes, drafts, bodies, headers. Raises ValueError in plain words.
+
+A key is read from a file or from the environment, and never from an argument.
+"""
+
+import json
+import os
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tollway.client import Wallet
+
+NODE_DEADLINE_S = 10.0
+DRAFT_BYTES_MAX = 2 * 1024 * 1024
+
+
+def has_key(key_file: Path | None) -> bool:
+    return key_file is not None or bool(os.environ.get("TOLLWAY_PRIVATE_KEY"))
+
+
+def read_wallet(key_file: Path | None) -> Wallet:
+    if key_file is not None:
+        return Wallet.from_file(key_file, password=os.environ.get("TOLLWAY_KEY_PASSWORD"))
+    return Wallet.from_environment(os.environ)
+
+
+def read_nodes(told: tuple[str, ...]) -> dict[int, str]:
+    """`CHAINID=URL` as it is; a bare URL is asked which chain it serves."""
+    nodes: dict[int, str] = {}
+    for entry in told:
+        number, separator, url = entry.partition("=")
+        if separator and number.isascii() and number.isdigit():
+            nodes[int(number)] = url
+        else:
+            nodes[_ask_chain_id(entry)] = entry
+    return nodes
+
+
+def _ask_chain_id(url: str) -> int:
+    question = {"jsonrpc": "2.0", "id": 1, "method": "eth_chainId", "params": []}
+    try:
+        answer = httpx.post(url, json=question, timeout=NODE_DEADLINE_S, trust_env=False)
+        return int(answer.json()["result"], 16)
+    except (httpx.HTTPError, httpx.InvalidURL, KeyError, TypeError, ValueError):
+        raise ValueError("a chain node does not answer; --rpc takes its URL, or CHAINID=URL") from None
+
+
+def read_draft(file: Path | None) -> dict[str, Any]:
+    if file is None:
+        return {}
+    try:
+        raw = file.read_bytes()[:DRAFT_BYTES_MAX]
+        draft = tomllib.loads(raw.decode()) if file.suffix == ".toml" else json.loads(raw)
+    except OSError as exc:
+        raise ValueError(f"{file} cannot be read: {exc.strerror}") from exc
+    except ValueError as exc:
+        raise ValueError(f"{file} is neither JSON nor TOML: {exc}") from exc
+    if isinstance(draft, dict):
+        return draft
+    raise ValueError(f"{file} does not hold an object")
+
+
+def read_content(told: str | None) -> bytes | None:
+    if told is None or not told.startswith("@"):
+        return None if told is None else told.encode()
+    if told == "@-":
+        return sys.stdin.buffer.read()
+    try:
+        return Path(told[1:]).read_bytes()
+    except OSError as exc:
+        raise ValueError(f"{told[1:]} cannot be read: {exc.strerror}") from exc
+
+
+def read_headers(told: list[str]) -> dict[str, str]:
+    headers: dict[str, str] = {}
+    for line in told:
+        name, separator, value = line.partition(":")
+        if not separator or not name.strip():
+            raise ValueError("a header is written as Name: value")
+        headers[name.strip()] = value.strip()
+    return headers
