@@ -1,0 +1,166 @@
+"""The house style, as far as a machine can see it. The tables below are ratchets: they may only get shorter."""
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "src" / "tollway"
+TESTS = ROOT / "tests"
+
+FUNCTION_LINES_MAX = 70
+FILE_LINES_MAX = 400
+BANNED_NAMES = frozenset(
+    {"utils", "util", "helpers", "helper", "common", "core", "base", "manager", "services"}
+)
+
+LONG_FUNCTIONS: dict[str, int] = {}
+"""`file:function` -> lines that it may have."""
+
+LONG_FILES: dict[str, int] = {
+    "client/client.py": 420,
+    "gateway/forward.py": 450,
+    "house.py": 500,
+    "payments/till.py": 450,
+    "testing/memory_book.py": 600,
+    "testing/small_gateway.py": 480,
+}
+"""file -> lines that it may have."""
+
+TESTED_ELSEWHERE: dict[str, tuple[str, ...]] = {
+    "contracts/test_book.py": (
+        "ledger/book.py",
+        "ledger/statement.py",
+        "storage/audit.py",
+        "storage/book_page.py",
+        "storage/book_rows.py",
+        "storage/book_store.py",
+        "storage/book_tables.py",
+        "storage/group_commit.py",
+        "storage/operator_notes.py",
+        "storage/payment_store.py",
+        "storage/posting.py",
+        "storage/recovery.py",
+        "storage/statement_store.py",
+    ),
+    "contracts/test_catalog.py": (
+        "registry/catalog.py",
+        "storage/catalog_rows.py",
+        "storage/catalog_search.py",
+        "storage/catalog_tables.py",
+    ),
+    "contracts/test_sessions.py": ("identity/sessions.py", "storage/session_store.py"),
+    "contracts/test_migrations.py": ("storage/migrate.py",),
+    "chain/test_rpc.py": ("chain/reader.py",),
+    "registry/test_draft.py": (
+        "registry/draft_rules.py",
+        "registry/form.py",
+        "registry/offer_rules.py",
+        "registry/plain_text.py",
+        "registry/reserved.py",
+        "registry/upstream_rules.py",
+    ),
+    "test_settings.py": ("setting_values.py",),
+    "web/test_health_routes.py": ("web/problem_pages.py",),
+    "web/test_listing_routes.py": ("web/listing_query.py", "web/listing_wire.py"),
+    "web/test_signin_routes.py": ("web/authentication.py", "web/nonce_meter.py"),
+}
+"""Test file -> the ports and parts of a room that are only ever used together and that it covers."""
+
+UNTESTED = frozenset(
+    """
+    errors.py house.py identifiers.py limits.py money.py
+    chain/watcher.py cli/demo.py cli/showing.py cli/told.py cli/trade.py
+    client/checkout.py client/control.py client/desk.py client/failures.py client/payer.py client/quote.py
+    client/reply.py client/spending.py client/steps.py client/transfer.py client/wallet.py
+    gateway/cargo.py gateway/counter.py gateway/exchange.py gateway/forward.py gateway/meters.py
+    gateway/refusals.py gateway/serve.py
+    ledger/call.py ledger/claims.py ledger/parts.py
+    outbound/claim_hook.py outbound/upstream.py
+    payments/proof.py payments/sighting.py payments/terms.py payments/till.py payments/verdict.py
+    storage/database.py web/call_routes.py web/server.py
+    """.split()
+)
+"""Modules without a test file of their own name yet."""
+
+
+def modules() -> Iterator[Path]:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        if "migrations" not in path.parts:
+            yield path
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).as_posix()
+
+
+def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def line_count(path: Path) -> int:
+    return len(path.read_text().splitlines())
+
+
+@pytest.mark.parametrize("path", list(modules()), ids=name_of)
+def test_a_module_says_what_it_does_and_keeps_its_size(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    assert not tree.body or ast.get_docstring(tree), (
+        "a module starts with what the room does and must never do"
+    )
+    assert line_count(path) <= LONG_FILES.get(name_of(path), FILE_LINES_MAX), (
+        "look for the second noun inside"
+    )
+    for function in functions(tree):
+        lines = (function.end_lineno or 0) - function.lineno + 1
+        most = LONG_FUNCTIONS.get(f"{name_of(path)}:{function.name}", FUNCTION_LINES_MAX)
+        assert lines <= most, f"{function.name} has {lines} lines"
+
+
+@pytest.mark.parametrize("path", list(modules()), ids=name_of)
+def test_a_module_imports_at_its_top(path: Path) -> None:
+    if path.parent.name in ("cli", "client"):
+        return  # these load optional extras late
+    tree = ast.parse(path.read_text())
+    late = [
+        node.lineno
+        for function in functions(tree)
+        for node in ast.walk(function)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    ]
+    assert late == []
+
+
+@pytest.mark.parametrize("path", list(modules()), ids=name_of)
+def test_a_status_is_known_to_one_module_only(path: Path) -> None:
+    """The status of every failure stands in web/problems.py; routes name at most the success that they are."""
+    if path.parent.name != "web" or path.name == "problems.py":
+        return
+    found = re.findall(
+        r"status(?:_code)?\s*=\s*[45][0-9]{2}\b|\"status\":\s*[45][0-9]{2}\b", path.read_text()
+    )
+    assert found == []
+
+
+def test_names_say_something_and_are_addresses() -> None:
+    names = [path.stem for path in modules() if path.name not in ("__init__.py", "__main__.py")]
+    assert BANNED_NAMES.isdisjoint({*names, *(path.parent.name for path in modules())})
+    assert [name for name, count in Counter(names).items() if count > 1] == []
+
+
+def test_every_module_has_a_test_file_named_after_it() -> None:
+    covered = {name for test, names in TESTED_ELSEWHERE.items() if (TESTS / test).exists() for name in names}
+    missing = set()
+    for path in modules():
+        name = name_of(path)
+        is_exempt = path.name in ("__init__.py", "__main__.py") or name.startswith("testing/")
+        has_own = (TESTS / Path(name).parent / f"test_{path.name}").exists()
+        if not (is_exempt or has_own or name in covered):
+            missing.add(name)
+    assert missing - UNTESTED == set(), "new modules come with their tests"
