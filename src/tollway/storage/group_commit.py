@@ -13,6 +13,7 @@ from functools import partial
 from typing import NamedTuple
 
 import structlog
+from sqlalchemy.exc import IntegrityError
 
 from tollway.errors import StorageUnavailable
 from tollway.identifiers import CallId
@@ -151,21 +152,24 @@ class GroupCommit:
             outcomes = await self._write([waiting.entry for waiting in batch], is_retry=False)
         except Exception as exc:  # noqa: BLE001 - the root of the books' task: no entry may end it
             _log.warning("books_batch_failed", entries=len(batch), error=repr(exc))
-            await self._commit_singly(batch)
+            await self._commit_singly(batch, is_retry=not isinstance(exc, IntegrityError))
             return
         for waiting, outcome in zip(batch, outcomes, strict=True):
             self._answer(waiting, outcome)
 
-    async def _commit_singly(self, batch: Sequence[_Waiting]) -> None:
+    async def _commit_singly(self, batch: Sequence[_Waiting], *, is_retry: bool) -> None:
         """After a failure: each entry in a transaction of its own, so that only the bad one fails. When the database
-        is away, the first one finds out for all."""
+        is away, the first one finds out for all. `is_retry`: the batch may have been committed all the same."""
         failure: StorageUnavailable | None = None
         for waiting in batch:
             if failure is not None:
                 self._fail(waiting, failure)
                 continue
             try:
-                (outcome,) = await self._write([waiting.entry], is_retry=True)
+                (outcome,) = await self._write([waiting.entry], is_retry=is_retry)
+            except IntegrityError as exc:
+                _log.error("books_entry_refused", call_id=waiting.entry.call_id, error=repr(exc))
+                self._fail(waiting, StorageUnavailable(), is_doubtful=False)
             except Exception as exc:  # noqa: BLE001 - as above
                 _log.error("books_entry_failed", call_id=waiting.entry.call_id, error=repr(exc))
                 self._fail(waiting, StorageUnavailable())
@@ -211,17 +215,16 @@ class GroupCommit:
         elif isinstance(entry, Reopen) and isinstance(outcome, Reopened):
             self.note(_close_unsent(entry.call_id, outcome.claimed.epoch, outcome.before))
 
-    def _fail(self, waiting: _Waiting, failure: StorageUnavailable) -> None:
+    def _fail(self, waiting: _Waiting, failure: StorageUnavailable, *, is_doubtful: bool = True) -> None:
         entry = waiting.entry
         if isinstance(entry, Close):
-            self._late[entry.call_id] = entry
-        elif isinstance(entry, Claim):
+            self._late[entry.call_id] = entry  # still open: it is written when the database is back
+        else:
             self._forget(entry)
+        if isinstance(entry, Claim) and is_doubtful:
             self.doubtful[entry.call_id] = None
             while len(self.doubtful) > DOUBTFUL_MAX:
                 del self.doubtful[next(iter(self.doubtful))]
-        else:
-            self._forget(entry)
         if waiting.future is not None and not waiting.future.done():
             waiting.future.set_exception(failure)
 

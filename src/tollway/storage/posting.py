@@ -185,12 +185,20 @@ class _Post:
         return None if call.payment_id is None else self._page.payments[call.payment_id].rest_units
 
     def _find_claimed(self, claims: Sequence[Claim]) -> None:
-        """Claims of a batch that was committed although its answer was lost."""
-        for call in self._page.lock_calls([claim.call_id for claim in claims]).values():
-            if call.state is CallState.FORWARDING and call.owner_id == self._posting.owner_id:
-                rest_units = self._rest_of(call) or 0
-                self._outcomes[call.id] = Claimed(
-                    epoch=call.epoch, rest_units=rest_units, rail=Rail(call.rail)
+        """Claims of a batch that was committed although its answer was lost: the same request, not just its id."""
+        columns = call_table.c
+        by_id = {claim.call_id: claim for claim in claims}
+        query = select(columns.id, columns.epoch, columns.rail, columns.digest, columns.request_id).where(
+            columns.id.in_(list(by_id)),
+            columns.state == CallState.FORWARDING.value,
+            columns.owner_id == self._posting.owner_id,
+        )
+        for row in self._connection.execute(query):
+            claim = by_id[CallId(row.id)]
+            if (bytes(row.digest), row.request_id) == (claim.digest, claim.request_id):
+                payment = self._page.payments.get(claim.payment_id or 0)
+                self._outcomes[claim.call_id] = Claimed(
+                    epoch=row.epoch, rest_units=payment.rest_units if payment else 0, rail=Rail(row.rail)
                 )
 
     def _claim(self, claims: Sequence[Claim]) -> None:

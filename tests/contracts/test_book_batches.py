@@ -1,0 +1,431 @@
+"""Group commit: callers that leave, batches that fail, databases that go away, gateways that race."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from tollway.errors import StorageUnavailable
+from tollway.ledger.book import Claimed, Closed, Exhausted, Fenced, NonceUsed
+from tollway.ledger.call import CallState
+from tollway.storage.book_store import BookStore
+from tollway.storage.database import Database
+from tollway.testing.book_samples import (
+    NOW_MS,
+    PAYER,
+    claim_on,
+    close_of,
+    new_payment,
+    tx_hash,
+)
+
+
+class Gate:
+    """A database whose writes wait where the test says, and fail when the test says."""
+
+    def __init__(self, database: Database) -> None:
+        self.dialect = database.dialect
+        self._database = database
+        self.before = asyncio.Event()
+        self.after = asyncio.Event()
+        self.before.set()
+        self.after.set()
+        self.begun = 0
+        self.committed = 0
+        self.fail_before: Callable[[], bool] = lambda: False
+        self.fail_after: Callable[[], bool] = lambda: False
+        self.is_away = False
+
+    async def read(self, work: Any) -> Any:
+        if self.is_away:
+            raise StorageUnavailable
+        return await self._database.read(work)
+
+    async def write(self, work: Any, *, flush: bool = True) -> Any:
+        self.begun += 1
+        await self.before.wait()
+        if self.is_away or self.fail_before():
+            raise StorageUnavailable
+        outcome = await self._database.write(work, flush=flush)
+        self.committed += 1
+        await self.after.wait()
+        if self.fail_after():
+            raise StorageUnavailable
+        return outcome
+
+
+class Desk:
+    """One gateway's books behind a gate."""
+
+    def __init__(self, database: Database, owner_id: str = "one") -> None:
+        self.sizes: list[int] = []
+        self.gate = Gate(database)
+        self.book: Any = BookStore(
+            self.gate,  # type: ignore[arg-type]
+            owner_id=owner_id,
+            now_ms=lambda: NOW_MS,
+            on_batch=self.sizes.append,
+        )
+        self._task = asyncio.get_running_loop().create_task(self.book.run())
+
+    async def pay(self, value_units: int, name: str = "tx", **fields: Any) -> Any:
+        (payment,) = await self.book.record_payments(
+            [new_payment(value_units, name, **fields)], now_ms=NOW_MS
+        )
+        return payment
+
+    async def close(self) -> None:
+        self.gate.before.set()
+        self.gate.after.set()
+        self.book.stop()
+        await self._task
+
+
+def once() -> Callable[[], bool]:
+    answers = iter([True])
+    return lambda: next(answers, False)
+
+
+async def until(is_true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not is_true():
+            await asyncio.sleep(0)
+
+
+def start(job: Any) -> asyncio.Task[Any]:
+    return asyncio.get_running_loop().create_task(job)
+
+
+@pytest.fixture
+async def desk(database: Database) -> AsyncIterator[Desk]:
+    it = Desk(database)
+    await it.book.open()
+    yield it
+    await it.close()
+    assert (await it.book.audit()).wrong == ()
+
+
+async def states(desk: Desk) -> list[str]:
+    query = text("SELECT state FROM call ORDER BY created_ms")
+    found: list[str] = await desk.gate.read(lambda c: list(c.execute(query).scalars()))
+    return found
+
+
+@pytest.mark.parametrize(("worth", "price"), [(10, 1), (1, 1), (9, 2)])
+async def test_fifty_claims_in_one_batch_get_what_the_payment_is_worth(
+    desk: Desk, worth: int, price: int
+) -> None:
+    payment = await desk.pay(worth)
+    desk.gate.before.clear()
+    plug = start(desk.book.claim(claim_on(None)))
+    await until(lambda: desk.sizes == [1])
+    claims = [start(desk.book.claim(claim_on(payment, price))) for _ in range(50)]
+    await asyncio.sleep(0)
+    desk.gate.before.set()
+    outcomes = await asyncio.gather(*claims)
+    await plug
+    assert desk.sizes == [1, 50]
+    assert sum(isinstance(one, Claimed) for one in outcomes) == worth // price
+    assert outcomes[-1] == Exhausted(rest_units=worth % price)
+
+
+async def test_closes_and_claims_of_one_batch_see_each_other(desk: Desk) -> None:
+    payment = await desk.pay(2)
+    first, second = claim_on(payment, 2), claim_on(payment, 2)
+    await desk.book.claim(first)
+    desk.gate.before.clear()
+    plug = start(desk.book.claim(claim_on(None)))
+    await until(lambda: desk.gate.begun > 0 and len(desk.sizes) == 2)
+    jobs = [start(desk.book.claim(second)), start(desk.book.close(close_of(first, CallState.RELEASED)))]
+    await asyncio.sleep(0)
+    desk.gate.before.set()
+    claimed, closed = await asyncio.gather(*jobs)
+    await plug
+    assert (isinstance(claimed, Claimed), isinstance(closed, Closed)) == (True, True)
+
+
+# Callers who leave
+
+
+async def test_a_claim_withdrawn_before_its_batch_leaves_no_row(desk: Desk) -> None:
+    payment = await desk.pay(2)
+    desk.gate.before.clear()
+    plug = start(desk.book.claim(claim_on(None)))
+    await until(lambda: desk.sizes == [1])
+    claim = start(desk.book.claim(claim_on(payment)))
+    await asyncio.sleep(0)
+    claim.cancel()
+    desk.gate.before.set()
+    await plug
+    await asyncio.gather(claim, return_exceptions=True)
+    assert claim.cancelled()
+    await desk.close()
+    assert await states(desk) == ["forwarding"]
+
+
+@pytest.mark.parametrize("gate", ["before", "after"])
+async def test_a_claim_left_while_its_batch_is_written_is_released(desk: Desk, gate: str) -> None:
+    payment = await desk.pay(2)
+    getattr(desk.gate, gate).clear()
+    written = desk.gate.committed if gate == "after" else desk.gate.begun
+    claim = start(desk.book.claim(claim_on(payment)))
+    await until(lambda: (desk.gate.committed if gate == "after" else desk.gate.begun) > written)
+    claim.cancel()
+    await asyncio.gather(claim, return_exceptions=True)
+    assert claim.cancelled()
+    getattr(desk.gate, gate).set()
+    await desk.close()
+    assert await states(desk) == ["released"]
+
+
+async def test_a_claim_left_between_its_commit_and_its_answer_is_released(desk: Desk) -> None:
+    payment = await desk.pay(2)
+    tasks: list[asyncio.Task[Any]] = []
+
+    async def claim_and_stop_the_other() -> None:
+        await desk.book.claim(claim_on(payment))
+        tasks[1].cancel()  # its answer is set already, and it has not run since
+
+    tasks += [start(claim_and_stop_the_other()), start(desk.book.claim(claim_on(payment)))]
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert tasks[1].cancelled()
+    await desk.close()
+    assert desk.sizes == [2, 1]
+    assert sorted(await states(desk)) == ["forwarding", "released"]
+
+
+async def test_a_repeat_left_in_flight_goes_back_to_unknown(desk: Desk) -> None:
+    claim = claim_on(await desk.pay(2))
+    await desk.book.claim(claim)
+    await desk.book.close(close_of(claim, CallState.UNKNOWN))
+    desk.gate.after.clear()
+    committed = desk.gate.committed
+    repeat = start(desk.book.reopen(claim.call_id, epoch=1, now_ms=NOW_MS))
+    await until(lambda: desk.gate.committed > committed)
+    repeat.cancel()
+    await asyncio.gather(repeat, return_exceptions=True)
+    await desk.close()
+    assert await states(desk) == ["unknown"]
+
+
+@pytest.mark.parametrize("gate", ["before", "after"])
+async def test_a_close_is_written_although_its_caller_left(desk: Desk, gate: str) -> None:
+    claim = claim_on(await desk.pay(2))
+    await desk.book.claim(claim)
+    getattr(desk.gate, gate).clear()
+    close = start(desk.book.close(close_of(claim)))
+    await asyncio.sleep(0)
+    close.cancel()
+    await asyncio.gather(close, return_exceptions=True)
+    await desk.close()
+    assert await states(desk) == ["consumed"]
+
+
+async def test_claims_cancelled_at_any_moment_never_stay_open(desk: Desk) -> None:
+    payment = await desk.pay(1000)
+    for turns in range(40):
+        claim = claim_on(payment)
+        task = start(desk.book.claim(claim))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        (outcome,) = await asyncio.gather(task, return_exceptions=True)
+        if isinstance(outcome, Claimed):
+            await desk.book.close(close_of(claim))
+    await desk.close()
+    assert set(await states(desk)) <= {"released", "consumed"}
+
+
+# Batches that fail
+
+
+async def test_one_bad_entry_does_not_fail_the_others(desk: Desk) -> None:
+    payment = await desk.pay(10)
+    good, twin = claim_on(payment), claim_on(payment)
+    await desk.book.claim(twin)
+    jobs = [
+        desk.book.claim(claim_on(payment)),
+        desk.book.claim(claim_on(payment, path="\ud800")),  # no database takes half a surrogate pair
+        desk.book.claim(claim_on(payment, call_id=twin.call_id)),
+        desk.book.claim(good),
+        desk.book.close(close_of(twin)),
+    ]
+    outcomes = await asyncio.gather(*jobs, return_exceptions=True)
+    assert [type(one) for one in outcomes] == [
+        Claimed,
+        StorageUnavailable,
+        StorageUnavailable,
+        Claimed,
+        Closed,
+    ]
+    assert sorted(await states(desk)) == ["consumed", "forwarding", "forwarding"]
+    assert await desk.book.close(close_of(good)) == Closed(rest_units=7)
+
+
+async def test_a_commit_whose_answer_was_lost_is_looked_up_not_repeated(desk: Desk) -> None:
+    payment = await desk.pay(10)
+    done = claim_on(payment)
+    stuck = claim_on(payment)
+    await desk.book.claim(done)
+    await desk.book.claim(stuck)
+    await desk.book.close(close_of(stuck, CallState.UNKNOWN))
+    desk.gate.fail_after = once()
+    outcomes = await asyncio.gather(
+        desk.book.claim(claim_on(payment, 3)),
+        desk.book.claim(claim_on(payment, 9)),
+        desk.book.close(close_of(done)),
+        desk.book.reopen(stuck.call_id, epoch=1, now_ms=NOW_MS),
+    )
+    assert [type(one) for one in outcomes] == [Claimed, Exhausted, Closed, Claimed]
+    assert outcomes[3].epoch == 2
+    assert sorted(await states(desk)) == ["consumed", "forwarding", "forwarding"]
+    assert await desk.book.recover(now_ms=NOW_MS) == 0
+
+
+async def test_a_batch_that_was_not_written_is_written_again(desk: Desk) -> None:
+    payment = await desk.pay(10)
+    desk.gate.fail_before = once()
+    outcomes = await asyncio.gather(*(desk.book.claim(claim_on(payment)) for _ in range(5)))
+    assert [type(one) for one in outcomes] == [Claimed] * 5
+    assert len(await states(desk)) == 5
+
+
+async def test_a_claim_of_unknown_outcome_is_released_when_the_database_is_back(desk: Desk) -> None:
+    claim = claim_on(await desk.pay(10))
+
+    def go_away() -> bool:
+        desk.gate.is_away = True
+        return True
+
+    desk.gate.fail_after = go_away
+    with pytest.raises(StorageUnavailable):
+        await desk.book.claim(claim)
+    desk.gate.is_away, desk.gate.fail_after = False, lambda: False
+    assert await states(desk) == ["forwarding"]
+    assert await desk.book.recover(now_ms=NOW_MS) == 1
+    assert await states(desk) == ["released"]
+
+
+async def test_a_close_that_found_no_database_is_written_later(desk: Desk) -> None:
+    claim = claim_on(await desk.pay(10))
+    await desk.book.claim(claim)
+    desk.gate.is_away = True
+    with pytest.raises(StorageUnavailable):
+        await desk.book.close(close_of(claim))
+    desk.gate.is_away = False
+    await desk.book.recover(now_ms=NOW_MS)
+    await desk.close()
+    assert await states(desk) == ["consumed"]
+
+
+async def test_everybody_hears_at_once_that_the_database_is_away(desk: Desk) -> None:
+    payment = await desk.pay(100)
+    begun = desk.gate.begun
+    desk.gate.is_away = True
+    outcomes = await asyncio.gather(
+        *(desk.book.claim(claim_on(payment)) for _ in range(50)), return_exceptions=True
+    )
+    desk.gate.is_away = False
+    assert {type(one) for one in outcomes} == {StorageUnavailable}
+    assert desk.gate.begun - begun <= 2
+
+
+async def test_after_the_stop_nothing_is_claimed_and_nobody_waits_forever(database: Database) -> None:
+    desk = Desk(database)
+    payment = await desk.pay(10)
+    running = claim_on(payment)
+    await desk.book.claim(running)
+    close = start(desk.book.close(close_of(running)))
+    await asyncio.sleep(0)
+    await desk.close()
+    assert isinstance(await close, Closed)
+    with pytest.raises(StorageUnavailable):
+        await desk.book.claim(claim_on(payment))
+
+
+# Gateways that race
+
+
+@pytest.mark.parametrize("worth", [1, 10])
+async def test_two_gateways_share_one_payment(database: Database, worth: int) -> None:
+    desks = [Desk(database, "one"), Desk(database, "two")]
+    for number in range(5):
+        name = f"tx{number}"
+        payment = await desks[0].pay(worth, name)
+        outcomes = await asyncio.gather(*(desk.book.claim(claim_on(payment)) for desk in desks * 25))
+        assert sum(isinstance(one, Claimed) for one in outcomes) == worth
+        (payment,) = await desks[1].book.find_payments(tx_hash(name))
+        assert payment.rest_units == 0
+    for desk in desks:
+        await desk.close()
+    assert (await desks[0].book.audit()).wrong == ()
+
+
+async def test_two_gateways_repair_each_others_siblings_without_deadlock(database: Database) -> None:
+    desks = [Desk(database, "one"), Desk(database, "two")]
+    payments = [await desks[0].pay(7, f"tx{number}") for number in range(20)]
+    claims = [(desks[n % 2], claim_on(one, 10)) for n, one in enumerate([*payments, *payments[::-1]])]
+    outcomes = await asyncio.gather(*(desk.book.claim(claim) for desk, claim in claims))
+    assert sum(isinstance(one, Claimed) for one in outcomes) == 14
+    closes = [
+        desk.book.close(close_of(claim, CallState.RELEASED))
+        for (desk, claim), one in zip(claims, outcomes, strict=True)
+        if isinstance(one, Claimed)
+    ]
+    await asyncio.gather(*closes)
+    for desk in desks:
+        await desk.close()
+    report = await desks[0].book.audit()
+    assert (report.wrong, report.payments) == ((), 20)
+    rests = [(await desks[0].book.find_payments(one.tx_hash))[0].rest_units for one in payments]
+    assert rests == [7] * 20
+
+
+async def test_a_nonce_counts_once_over_gateways_and_payments_of_a_transaction(database: Database) -> None:
+    desks = [Desk(database, "one"), Desk(database, "two")]
+    for number in range(5):
+        both = [new_payment(9, f"tx{number}"), new_payment(9, f"tx{number}", asset="native")]
+        payments = await desks[0].book.record_payments(both, now_ms=NOW_MS)
+        nonce = bytes([number]) * 32
+        jobs = [
+            desk.book.claim(claim_on(payment, nonce=nonce))
+            for desk in desks
+            for payment in payments
+            for _ in range(5)
+        ]
+        outcomes = await asyncio.gather(*jobs)
+        kinds = [type(one) for one in outcomes]
+        assert (kinds.count(Claimed), kinds.count(NonceUsed)) == (1, 19)
+    for desk in desks:
+        await desk.close()
+
+
+async def test_two_gateways_pay_a_debt_once(database: Database) -> None:
+    desks = [Desk(database, "one"), Desk(database, "two")]
+    payment = await desks[0].pay(10, is_final=False)
+    claim = claim_on(payment, 10)
+    await desks[0].book.claim(claim)
+    await desks[0].book.close(close_of(claim))
+    await desks[1].book.mark_gone(payment.id, now_ms=NOW_MS)
+    fresh = await asyncio.gather(*(desks[n % 2].pay(4, f"tx{n}") for n in range(6)))
+    assert sum(one.rest_units for one in fresh) == 14
+    assert await desks[0].book.debts(PAYER) == ()
+    for desk in desks:
+        await desk.close()
+    assert (await desks[0].book.audit()).wrong == ()
+
+
+async def test_one_of_two_gateways_wins_a_repeat(database: Database) -> None:
+    desks = [Desk(database, "one"), Desk(database, "two")]
+    claim = claim_on(await desks[0].pay(10))
+    await desks[0].book.claim(claim)
+    await desks[0].book.close(close_of(claim, CallState.UNKNOWN))
+    outcomes = await asyncio.gather(
+        *(desk.book.reopen(claim.call_id, epoch=1, now_ms=NOW_MS) for desk in desks * 5)
+    )
+    kinds = [type(one) for one in outcomes]
+    assert (kinds.count(Claimed), kinds.count(Fenced)) == (1, 9)
+    for desk in desks:
+        await desk.close()
