@@ -93,6 +93,10 @@ def to_signed_request(request: Request, *, body: bytes) -> SignedRequest:
 
 def client_address_of(request: Request) -> str:
     """Whom limits are counted against: the other end of the connection."""
+    state = request.scope.get("state") or {}
+    known = state.get("client_address")  # where a trusted proxy told whom it speaks for
+    if known is not None:
+        return str(known)
     return request.client.host if request.client is not None else ""
 
 

@@ -16,6 +16,7 @@ from tollway.ledger.statement import HistoryQuery, HistoryStatus, Statement
 from tollway.money import Asset
 from tollway.payments.sighting import Sighting
 from tollway.web.json_body import parse_json_object
+from tollway.web.problems import status_of
 from tollway.web.wire import Query, format_time, parse_time
 
 HISTORY_LIMIT_DEFAULT, HISTORY_LIMIT_MAX = 50, 1_000
@@ -117,7 +118,7 @@ def call_json(call: CallRecord, find_asset: FindAsset) -> dict[str, Any]:
         "method": call.method,
         "path": call.path,
         "status": call_status(call),
-        "httpStatus": call.http_status,
+        "httpStatus": _status_told(call),
         "upstreamStatus": call.upstream_status,
         "price": call.price,
         "currency": call.currency,
@@ -156,6 +157,13 @@ _PAYMENT_STATES = {
     CallState.RELEASED: "released",
     CallState.REORGED: "reorged",
 }
+
+
+def _status_told(call: CallRecord) -> int | None:
+    """What the caller was answered: the upstream's status, or that of the problem which the gateway made of it."""
+    if call.http_status is not None or call.error is None:
+        return call.http_status
+    return status_of(Code(call.error)) if call.error in set(Code) else None
 
 
 def _call_payment_json(call: CallRecord, find_asset: FindAsset) -> dict[str, Any]:
