@@ -1,15 +1,25 @@
 """Settings: environment over file over default, unknown keys refused, every problem at once, secrets unseen."""
 
 import os
+import re
 import stat
 from pathlib import Path
 
 import pytest
 
+import tollway
 from tollway.errors import SettingsInvalid
 from tollway.identifiers import Address
 from tollway.limits import DEFAULT_LIMITS
-from tollway.settings import Listen, Secret, Settings, ensure_secret_key, load_settings
+from tollway.settings import (
+    KEYS,
+    TRADER_KEYS,
+    Listen,
+    Secret,
+    Settings,
+    ensure_secret_key,
+    load_settings,
+)
 
 KEY = "00112233445566778899aabbccddeeff" * 2
 RPC = {"TOLLWAY_RPC_BASE": "https://node.example.com/v1/hush-hush"}
@@ -131,7 +141,11 @@ def test_all_problems_are_told_together() -> None:
 
 
 def test_names_of_other_commands_are_no_error() -> None:
-    assert load({"TOLLWAY_KEY_FILE": "wallet.json"}).public_url
+    package = Path(tollway.__file__).parent
+    texts = [path.read_text() for room in ("cli", "client") for path in (package / room).glob("*.py")]
+    read_elsewhere = set(re.findall(r"\"TOLLWAY_([A-Z_]+)\"", "".join(texts)))
+    assert read_elsewhere <= TRADER_KEYS | {key.upper() for key in KEYS}
+    assert load({f"TOLLWAY_{name}": "x" for name in TRADER_KEYS - {"CONFIG"}}).public_url
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,19 @@ KEYS = (
 )
 """Every plain setting. Beside them: `networks` and `limits`."""
 
-TRADER_KEYS = frozenset({"CONFIG", "KEY", "KEY_FILE", "GATEWAY", "URL", "RPC", "STATE", "WALLET", "HOME"})
+TRADER_KEYS = frozenset(
+    {
+        "CONFIG",
+        "GATEWAY",
+        "RPC",
+        "KEY_FILE",
+        "KEY_PASSWORD",
+        "PRIVATE_KEY",
+        "STORE",
+        "BUDGET",
+        "MAX_PRICE",
+    }
+)
 """Names after the prefix that other commands read; here they are neither used nor an error."""
 
 

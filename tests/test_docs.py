@@ -1,0 +1,89 @@
+"""The documentation keeps up with the code: every setting, limit and error has its row, and no link leads nowhere."""
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from tollway.errors import Code
+from tollway.limits import DEFAULT_LIMITS, Limits
+from tollway.setting_values import ASSET_KEYS, NETWORK_KEYS
+from tollway.settings import KEYS
+from tollway.telemetry import REQUEST_SECONDS, Metrics
+from tollway.web.problems import KINDS
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted(path for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")] if path.exists())
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def table(page: str, heading: str) -> dict[str, list[str]]:
+    """The rows of the first table under a heading, by the code words in their first cell."""
+    text = (ROOT / "docs" / page).read_text()
+    part = text.split(f"\n{heading}\n", 1)[1] if heading else text
+    rows: dict[str, list[str]] = {}
+    for line in part.splitlines():
+        if line.startswith("| `"):
+            cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+            for name in re.findall(r"`([^`]+)`", cells[0]):
+                rows[name] = cells[1:]
+        elif rows:
+            break
+    return rows
+
+
+def test_every_setting_has_its_row_and_no_row_is_left_over() -> None:
+    assert set(table("operators.md", "## Settings")) == set(KEYS)
+
+
+def test_every_key_of_a_network_has_its_row() -> None:
+    rows = table("operators.md", "### Networks")
+    assert set(rows) == set(NETWORK_KEYS)
+    assert all(f"`{key}`" in rows["assets"][0] for key in ASSET_KEYS)
+
+
+def test_every_limit_has_its_row_with_its_default() -> None:
+    rows = table("operators.md", "## Limits")
+    assert set(rows) == {limit.name for limit in fields(Limits)}
+    for name, (shown, *_) in rows.items():
+        assert float(shown.split()[0]) == getattr(DEFAULT_LIMITS, name), name
+
+
+def test_every_error_has_its_row_with_its_status() -> None:
+    rows = table("errors.md", "")
+    assert set(rows) == {code.value for code in Code}
+    for code in Code:
+        status, is_retryable, *_ = rows[code.value]
+        assert status == str(KINDS[code].status)
+        assert is_retryable == ("yes" if KINDS[code].is_retryable else "no")
+
+
+def test_every_metric_is_named() -> None:
+    from prometheus_client import CollectorRegistry
+
+    text = (ROOT / "docs" / "operators.md").read_text()
+    metrics = Metrics(CollectorRegistry())
+    names = [family.name for family in metrics.registry.collect()]
+    assert REQUEST_SECONDS in names
+    assert [name for name in names if name not in text] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_no_link_leads_nowhere(page: Path) -> None:
+    broken = []
+    for target in LINK.findall(page.read_text()):
+        path, _, anchor = target.partition("#")
+        if re.match(r"[a-z]+:", path):
+            continue
+        linked = (page.parent / path) if path else page
+        is_found = linked.exists() and (not anchor or linked.is_dir() or anchor in anchors(linked))
+        if not is_found:
+            broken.append(target)
+    assert broken == []
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as the usual renderers make them."""
+    headings = re.findall(r"^#+ +(.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
