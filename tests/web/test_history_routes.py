@@ -14,7 +14,7 @@ from tollway.identity.authenticator import Identity
 from tollway.ledger.call import CallRecord, CallState, Delivery, Payment, PaymentState, Rail
 from tollway.ledger.statement import HistoryPage, HistoryQuery
 from tollway.money import Asset
-from tollway.web.history_routes import Sighting, call_status, history_router
+from tollway.web.history_routes import Sighting, call_json, call_status, history_router
 from tollway.web.problems import install_handlers
 from tollway.web.wire import format_time
 
@@ -414,3 +414,11 @@ async def test_payments_are_listed_in_pages() -> None:
     answer = (await ask(Shelves(payments=[PAYMENT]), "/payments?limit=1&offset=0")).json()
     assert (len(answer["payments"]), answer["limit"], answer["offset"]) == (1, 1, 0)
     assert (await ask(Shelves(), "/payments?limit=101")).status_code == 422
+
+
+@pytest.mark.parametrize(("error", "status"), [("upstream_timeout", 504), ("shutdown", None)])
+def test_a_call_that_the_gateway_answered_has_the_status_of_its_problem(
+    error: str, status: int | None
+) -> None:
+    answered = replace(CALL, http_status=None, error=error)
+    assert call_json(answered)["httpStatus"] == status
