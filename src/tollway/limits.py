@@ -51,6 +51,9 @@ class Limits:
     erc1271_deadline_s: float = 2.0
     erc1271_bytes_max: int = 4 * KIB
     rpc_answer_bytes_max: int = 8 * MIB
+    watch_interval_s: float = 10.0  # between two looks at the payments that are not final yet
+    watch_batch_max: int = 200
+    watch_in_flight_max: int = 8  # leaves most of `rpc_in_flight_max` to callers
 
     # Rates.
     free_calls_per_minute: int = 60  # per client address and listing

@@ -5,11 +5,12 @@ It judges nothing and records nothing; showing the transaction with a call is wh
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 from tollway.chain.reader import ChainReader, NotMined
 from tollway.errors import ChainUnavailable, Code, Problem, Refusal
 from tollway.identifiers import Address, ChainId, TxHash
+from tollway.payments.lookups import LookupMeter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,12 +20,6 @@ class Sighting:
     state: Literal["unseen", "pending", "refused"]
     reason: str | None = None
     chain_id: ChainId | None = None
-
-
-class LookupMeter(Protocol):
-    """Counts chain look-ups. Answers None when one more is allowed, else the seconds to wait."""
-
-    def charge(self, *, client_address: str, signer: str) -> int | None: ...
 
 
 class Lookout:

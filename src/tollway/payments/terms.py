@@ -5,11 +5,11 @@ sure that no such edit costs the caller: a call costs the lowest paid price in f
 its payee was the listing's `payTo` lately.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tollway.chain.rules import ChainRules
-from tollway.identifiers import Address
+from tollway.identifiers import Address, ChainId
 from tollway.limits import Limits
 from tollway.money import Asset, Price
 from tollway.registry.listing import ChargeOn, Terms
@@ -81,14 +81,38 @@ def find_payees(versions: Sequence[Terms], *, block_time_s: int, limits: Limits)
 
 
 def find_assets(
-    versions: Sequence[Terms], rules: ChainRules, *, now_ms: int, limits: Limits
+    versions: Sequence[Terms], rules: ChainRules, *, block_time_s: int, limits: Limits
 ) -> tuple[Asset, ...]:
-    """The assets on one network in which the listing was for sale lately, the current ones first."""
-    since_ms = now_ms - limits.payee_memory_s * 1000
+    """The assets on one network in which the listing was for sale at any moment from 24 hours before the payment's
+    block until now, the current ones first."""
     assets = (
         asset
         for version in versions
-        if version.is_in_force_since(since_ms) and rules.chain_id in version.networks
+        if version.is_in_force_since((block_time_s - limits.payee_memory_s) * 1000)
+        and rules.chain_id in version.networks
         for asset in rules.assets_of(version.currency)
     )
     return tuple(dict.fromkeys(assets))
+
+
+def find_chains(versions: Sequence[Terms], rules: Mapping[ChainId, ChainRules]) -> tuple[ChainId, ...]:
+    """The configured networks of all given versions, the current ones first.
+
+    Play money never buys what is now sold for real money: a network counts only while the current terms name one of
+    its kind (main or test).
+    """
+    current = [rules[chain_id].kind for chain_id in versions[0].networks if chain_id in rules]
+    named = dict.fromkeys(chain_id for version in versions for chain_id in version.networks)
+    return tuple(chain_id for chain_id in named if chain_id in rules and rules[chain_id].kind in current)
+
+
+def does_credit_count(
+    versions: Sequence[Terms], *, payee: Address, chain_id: ChainId, block_time_s: int, limits: Limits
+) -> bool:
+    """Whether a payment that is in the books counts for a listing: the rule of `find_payees`, but without its
+    beginning. Credit buys calls of every listing that pays the same wallet, whenever it was published."""
+    since_ms = (block_time_s - limits.payee_memory_s) * 1000
+    counting = [version for version in versions if version.is_in_force_since(since_ms)]
+    return any(version.pay_to == payee for version in counting) and any(
+        chain_id in version.networks for version in counting
+    )

@@ -12,7 +12,7 @@ from tollway.chain.reader import ChainFacts
 from tollway.chain.rules import ChainRules
 from tollway.chain.tokens import authorizers, parse_transfers
 from tollway.identifiers import ZERO_ADDRESS, Address
-from tollway.ledger.call import NewPayment
+from tollway.ledger.call import NewPayment, Payment
 from tollway.limits import Limits
 from tollway.money import UNITS_MAX, Asset
 from tollway.payments.terms import Payee
@@ -32,7 +32,6 @@ class Reason(StrEnum):
     BELOW_LEDGER_UNIT = "below_ledger_unit"
     AMOUNT_TOO_LARGE = "amount_too_large"
     BEFORE_LISTING = "before_listing"
-    BLOCK_IN_FUTURE = "block_in_future"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,10 +61,17 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pending:
-    """Right so far, but not deep enough, or its block is not the canonical one any more. Ask again."""
+    """Not deep enough to be believed, or its block is not the canonical one any more. Ask again."""
 
     confirmations: int
     needed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ahead:
+    """It pays, but its block's time lies further in the future than clocks may differ. Ask again."""
+
+    seconds: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +96,7 @@ class Refused:
     reason: Reason
 
 
-Verdict = Accepted | Pending | NotThePayer | TooOld | HeldByRestore | Refused
+Verdict = Accepted | Pending | Ahead | NotThePayer | TooOld | HeldByRestore | Refused
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,10 +123,25 @@ def find_movements(facts: ChainFacts, question: Question) -> tuple[Movement, ...
 def judge(facts: ChainFacts, question: Question, signers: Sequence[Address], *, limits: Limits) -> Verdict:
     """The verdict on one mined transaction for a caller who is any of `signers`.
 
-    Shapes: amounts become ledger units, floored once per sum. Source: the payments design, "The verdict".
+    Nothing that a shallow block says is final, its refusals no more than its payments: it may be mined again
+    elsewhere and do otherwise. Shapes: amounts become ledger units, floored once per sum. Source: the payments
+    design, "The verdict".
     """
     if facts.chain_id != question.rules.chain_id:
         return Refused(reason=Reason.WRONG_CHAIN)
+    worth = _judge_worth(facts, question, signers, limits)
+    pending = _find_pending(facts, question, worth if isinstance(worth, list) else [])
+    if pending is not None:
+        return pending
+    if not isinstance(worth, list):
+        return worth
+    return _judge_time(facts, question, tuple(payment for _, payment in worth), limits)
+
+
+def _judge_worth(
+    facts: ChainFacts, question: Question, signers: Sequence[Address], limits: Limits
+) -> "list[_Worth] | NotThePayer | Refused":
+    """What it pays to this listing, whatever its depth and age; never an empty list."""
     if not facts.succeeded:
         return Refused(reason=Reason.TRANSACTION_FAILED)
     movements = find_movements(facts, question)
@@ -132,8 +153,6 @@ def judge(facts: ChainFacts, question: Question, signers: Sequence[Address], *, 
     unauthorized = [m for m in mine if not m.is_by_authorization]
     if not unauthorized:
         return Refused(reason=Reason.AUTHORIZATION_TRANSFER)
-    if facts.block_time > question.now_s + limits.payee_slack_s:
-        return Refused(reason=Reason.BLOCK_IN_FUTURE)
     timely = [m for m in unauthorized if facts.block_time >= m.payee.since_s - limits.payee_slack_s]
     if not timely:
         return Refused(reason=Reason.BEFORE_LISTING)
@@ -145,58 +164,119 @@ def judge(facts: ChainFacts, question: Question, signers: Sequence[Address], *, 
         return Refused(reason=Reason.BELOW_LEDGER_UNIT)
     if any(payment.value_units > UNITS_MAX for _, payment in worth):
         return Refused(reason=Reason.AMOUNT_TOO_LARGE)
-    return _judge_time(facts, question, worth, limits)
+    return worth
+
+
+_Worth = tuple[Asset, NewPayment]
+
+
+def _find_pending(facts: ChainFacts, question: Question, worth: "Sequence[_Worth]") -> Pending | None:
+    """The depth that its value needs; without one, the least that this network asks for."""
+    rules = question.rules
+    if worth:
+        needed = max(rules.confirmations_for(asset, payment.value_units) for asset, payment in worth)
+    else:
+        needed = min((rules.confirmations_for(asset, 0) for asset in question.assets), default=1)
+    if facts.canonical_hash != facts.block_hash:
+        return Pending(confirmations=0, needed=needed)
+    if facts.confirmations < needed:
+        return Pending(confirmations=max(facts.confirmations, 0), needed=needed)
+    return None
 
 
 def _judge_time(
-    facts: ChainFacts, question: Question, worth: list[tuple[Asset, NewPayment]], limits: Limits
+    facts: ChainFacts, question: Question, payments: tuple[NewPayment, ...], limits: Limits
 ) -> Verdict:
-    needed = max(question.rules.confirmations_for(asset, payment.value_units) for asset, payment in worth)
-    if facts.canonical_hash != facts.block_hash or facts.confirmations < needed:
-        depth = facts.confirmations if facts.canonical_hash == facts.block_hash else 0
-        return Pending(confirmations=max(depth, 0), needed=needed)
+    ahead_s = facts.block_time - question.now_s
+    if ahead_s > limits.payee_slack_s:
+        return Ahead(seconds=ahead_s)
     if question.is_admitted:
-        return Accepted(payments=tuple(payment for _, payment in worth))
+        return Accepted(payments=payments)
     if question.held_before_s is not None and facts.block_time <= question.held_before_s:
         return HeldByRestore()
     age_s = question.now_s - facts.block_time - question.age_credit_s
     if age_s > limits.payment_age_s:
         return TooOld(age_s=age_s)
-    return Accepted(payments=tuple(payment for _, payment in worth))
+    return Accepted(payments=payments)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """The transaction pays what `payment` says. `is_deep`: deep enough for that value."""
+
+    payment: NewPayment
+    is_deep: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Displaced:
+    """The node named a block that its own chain does not have. Nothing follows from that."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Void:
+    """The transaction is mined and pays nothing of the kind (any more)."""
+
+    reason: str
+
+
+def judge_again(facts: ChainFacts, payment: Payment, rules: ChainRules) -> Standing | Displaced | Void:
+    """The verdict's basics on a payment that is in the books: what the chain says of it now.
+
+    Who signed, the listing's terms and the age were judged when it was recorded, and do not change.
+    """
+    asset = next((asset for asset in rules.assets if asset.key == payment.asset), None)
+    if facts.canonical_hash != facts.block_hash or asset is None:
+        return Displaced()
+    if not facts.succeeded:
+        return Void(reason=Reason.TRANSACTION_FAILED)
+    question = Question(
+        rules=rules, assets=(asset,), payees=(Payee(address=payment.payee, since_s=0),), now_s=0
+    )
+    for movement in find_movements(facts, question):
+        if movement.payer == payment.payer and not movement.is_by_authorization:
+            found = _new_payment(facts, movement)
+            if 0 < found.value_units <= UNITS_MAX:
+                needed = rules.confirmations_for(asset, found.value_units)
+                return Standing(payment=found, is_deep=facts.confirmations >= needed)
+    return Void(reason=Reason.NO_TRANSFER)
 
 
 def _token(facts: ChainFacts, asset: Asset, question: Question) -> list[Movement]:
+    """A wallet that pays itself has paid nobody: what comes back is subtracted, and that is all of it."""
     assert asset.token is not None
-    transfers = parse_transfers(facts.logs, token=asset.token)
+    transfers = [t for t in parse_transfers(facts.logs, token=asset.token) if t.base_units > 0]
     authorized = authorizers(facts.logs, token=asset.token)
-    found: list[Movement] = []
-    for payee in question.payees:
-        payers = dict.fromkeys(t.sender for t in transfers if t.recipient == payee.address)
-        for payer in payers:
-            if payer == payee.address:
-                continue  # a wallet that pays itself has paid nobody
-            paid = sum(t.base_units for t in transfers if (t.sender, t.recipient) == (payer, payee.address))
-            back = sum(t.base_units for t in transfers if (t.sender, t.recipient) == (payee.address, payer))
-            found.append(
-                Movement(
-                    asset=asset,
-                    payer=payer,
-                    payee=payee,
-                    base_units=paid - back,
-                    is_by_authorization=payer in authorized,
-                )
-            )
-    return found
+    moved: dict[tuple[Address, Address], int] = {}
+    for transfer in transfers:
+        way = (transfer.sender, transfer.recipient)
+        moved[way] = moved.get(way, 0) + transfer.base_units
+    payees = {payee.address: payee for payee in question.payees}
+    return [
+        Movement(
+            asset=asset,
+            payer=payer,
+            payee=payees[recipient],
+            base_units=paid - moved.get((recipient, payer), 0),
+            is_by_authorization=payer in authorized,
+        )
+        for (payer, recipient), paid in moved.items()
+        if recipient in payees
+    ]
 
 
 def _native(facts: ChainFacts, asset: Asset, payees: tuple[Payee, ...]) -> list[Movement]:
     """Only the transaction's own value counts: a transfer inside a contract leaves no log that proves it."""
     return [
         Movement(
-            asset=asset, payer=facts.sender, payee=payee, base_units=facts.value, is_by_authorization=False
+            asset=asset,
+            payer=facts.sender,
+            payee=payee,
+            base_units=0 if facts.sender == payee.address else facts.value,
+            is_by_authorization=False,
         )
         for payee in payees
-        if facts.recipient == payee.address and facts.value > 0 and facts.sender != payee.address
+        if facts.recipient == payee.address and facts.value > 0
     ]
 
 
@@ -220,10 +300,10 @@ def _explain_nothing_moved(facts: ChainFacts, question: Question) -> Reason:
     payees = {payee.address for payee in question.payees}
     tokens = {asset.token for asset in question.assets if asset.token is not None}
     accepted = [t for token in tokens for t in parse_transfers(facts.logs, token=token)]
-    if accepted:
+    if any(t.base_units > 0 for t in accepted):
         return Reason.WRONG_RECIPIENT
-    foreign = {log.address for log in facts.logs} - tokens
-    others = [t for token in foreign for t in parse_transfers(facts.logs, token=token)]
+    foreign = (log for log in facts.logs if log.address not in tokens)
+    others = [t for log in foreign for t in parse_transfers((log,), token=log.address)]
     if any(t.recipient in payees for t in others) or (facts.recipient in payees and facts.value > 0):
         return Reason.WRONG_TOKEN
     if any(asset.token is None for asset in question.assets) and facts.value > 0:

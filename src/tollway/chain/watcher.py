@@ -1,0 +1,154 @@
+"""Re-reads payments that can still leave their chain, until they are final or gone.
+
+It changes the books only on what a node positively says, and takes a payment away only when that was said at two
+checks in a row. A chain that does not answer changes nothing. It never decides what a payment may buy.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import assert_never
+
+import structlog
+
+from tollway.chain.reader import ChainFacts, ChainReader, NotMined
+from tollway.chain.rules import ChainRules
+from tollway.errors import ChainUnavailable
+from tollway.identifiers import ChainId
+from tollway.ledger.book import Book
+from tollway.ledger.call import NewPayment, Payment, PaymentState
+from tollway.limits import Limits
+from tollway.payments.verdict import Displaced, Standing, Void, judge_again
+
+CHECKS_UNTIL_GONE = 2
+"""One node that lags or lies for a moment must not make debts."""
+
+_log = structlog.get_logger(__name__)
+
+
+class Watcher:
+    """One per process; on several gateways each watches all payments, which does no harm.
+
+    `on_gone` is told of each payment that left its chain, once the books say so.
+    """
+
+    def __init__(
+        self,
+        book: Book,
+        chains: ChainReader,
+        rules: Mapping[ChainId, ChainRules],
+        *,
+        limits: Limits,
+        now_ms: Callable[[], int],
+        on_gone: Callable[[Payment], None],
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._book = book
+        self._chains = chains
+        self._rules = rules
+        self._limits = limits
+        self._now_ms = now_ms
+        self._on_gone = on_gone
+        self._sleep = sleep
+        self._missed: dict[int, int] = {}  # payment id -> checks in a row that did not find it
+
+    async def run(self) -> None:
+        """Checks again and again, until it is cancelled."""
+        while True:
+            try:
+                await self.check_once()
+            except Exception:  # noqa: BLE001 - a task root: logged, and tried again
+                _log.exception("payment_check_failed")
+            await self._sleep(self._limits.watch_interval_s)
+
+    async def check_once(self) -> None:
+        """One batch, the least recently checked payments first. Raises StorageUnavailable when it cannot be read."""
+        payments = await self._book.unfinal_payments(limit=self._limits.watch_batch_max)
+        turns = asyncio.Semaphore(self._limits.watch_in_flight_max)
+        away: set[ChainId] = set()
+        async with asyncio.TaskGroup() as group:
+            for payment in payments:
+                group.create_task(self._check_in_turn(payment, turns, away))
+
+    async def _check_in_turn(self, payment: Payment, turns: asyncio.Semaphore, away: set[ChainId]) -> None:
+        async with turns:
+            try:
+                await self._check(payment, away)
+            except Exception:  # noqa: BLE001 - a task root: one bad payment must not stop the others
+                _log.exception("payment_check_failed", transaction=str(payment.tx_hash))
+
+    async def _check(self, payment: Payment, away: set[ChainId]) -> None:
+        rules = self._rules.get(payment.chain_id)
+        if rules is None or payment.chain_id in away:
+            await self._note_unchanged(payment)
+            return
+        try:
+            facts = await self._chains.fetch_facts(payment.chain_id, payment.tx_hash)
+        except ChainUnavailable as exc:
+            if payment.chain_id not in away:
+                _log.warning("chain_unavailable", chain_id=payment.chain_id, detail=str(exc))
+            away.add(payment.chain_id)
+            await self._note_unchanged(payment)
+            return
+        if isinstance(facts, NotMined):
+            await self._note_missing(payment, "not_mined")
+        else:
+            await self._compare(payment, facts, rules)
+
+    async def _compare(self, payment: Payment, facts: ChainFacts, rules: ChainRules) -> None:
+        """The verdict's basics once more, for what is recorded: a block may have changed its mind with its place."""
+        outcome = judge_again(facts, payment, rules)
+        match outcome:
+            case Displaced():
+                await self._note_unchanged(payment)
+            case Void():
+                await self._note_missing(payment, outcome.reason)
+            case Standing() if payment.state is PaymentState.GONE:
+                await (
+                    self._bring_back(payment, outcome.payment)
+                    if outcome.is_deep
+                    else self._note_unchanged(payment)
+                )
+            case Standing() if outcome.payment.value_units < payment.value_units:
+                await self._note_missing(
+                    payment, "worth_less"
+                )  # when it is gone, it may come back at its new value
+            case Standing():
+                self._missed.pop(payment.id, None)
+                await self._book.mark_checked(
+                    payment.id,
+                    is_final=outcome.payment.is_final,
+                    block_number=facts.block_number,
+                    block_hash=facts.block_hash,
+                    now_ms=self._now_ms(),
+                )
+            case _:
+                assert_never(outcome)
+
+    async def _bring_back(self, payment: Payment, found: NewPayment) -> None:
+        self._missed.pop(payment.id, None)
+        await self._book.record_payments((found,), now_ms=self._now_ms())
+        _log.info("payment_back", transaction=str(payment.tx_hash), block_number=found.block_number)
+
+    async def _note_missing(self, payment: Payment, reason: str) -> None:
+        if payment.state is PaymentState.GONE:
+            await self._note_unchanged(payment)
+            return
+        missed = self._missed.get(payment.id, 0) + 1
+        if missed < CHECKS_UNTIL_GONE:
+            self._missed[payment.id] = missed
+            await self._note_unchanged(payment)
+            return
+        debt_units = await self._book.mark_gone(payment.id, now_ms=self._now_ms())
+        self._missed.pop(payment.id, None)
+        _log.warning("payment_gone", transaction=str(payment.tx_hash), reason=reason, debt_units=debt_units)
+        self._on_gone(payment)
+
+    async def _note_unchanged(self, payment: Payment) -> None:
+        """Only its place in the queue changes: one dead chain must not keep the others from being looked at."""
+        await self._book.mark_checked(
+            payment.id,
+            is_final=False,
+            block_number=payment.block_number,
+            block_hash=payment.block_hash,
+            now_ms=self._now_ms(),
+        )

@@ -1,0 +1,75 @@
+"""Asking chains about transactions: many callers, one question; and what that may cost whom.
+
+It answers what a chain says and judges nothing. A question that broke off is asked again by whoever waits for it:
+one caller who leaves is never another caller's refusal.
+"""
+
+import asyncio
+from typing import Protocol
+
+from tollway.chain.reader import ChainFacts, ChainReader, NotMined
+from tollway.errors import ChainUnavailable, Code, Problem, Refusal
+from tollway.identifiers import ChainId, TxHash
+
+
+class LookupMeter(Protocol):
+    """Counts chain look-ups. Answers None when one more is allowed, else the seconds to wait."""
+
+    def charge(self, *, client_address: str, signer: str) -> int | None: ...
+
+
+class Charge:
+    """The one look-up that a request costs, taken when a chain is first really asked. One object per request."""
+
+    def __init__(self, meter: LookupMeter, *, client_address: str, signer: str) -> None:
+        self._meter = meter
+        self._client_address = client_address
+        self._signer = signer
+        self._is_taken = False
+
+    def take(self) -> None:
+        """Raises Refusal (`rate_limited`) when the address or the signer has asked too much lately."""
+        if self._is_taken:
+            return
+        wait_s = self._meter.charge(client_address=self._client_address, signer=self._signer)
+        if wait_s is not None:
+            raise Refusal(
+                Problem(
+                    code=Code.RATE_LIMITED,
+                    detail="Too many transactions were looked up on the chain for this address or wallet.",
+                    retry_after_s=wait_s,
+                    payment_state="none",
+                )
+            )
+        self._is_taken = True
+
+
+class Lookups:
+    """Single flight: while a transaction is being looked up, everybody else who asks for it waits for that answer."""
+
+    def __init__(self, chains: ChainReader) -> None:
+        self._chains = chains
+        self._flights: dict[tuple[ChainId, TxHash], asyncio.Future[ChainFacts | NotMined | None]] = {}
+
+    async def fetch(self, chain_id: ChainId, tx_hash: TxHash, charge: Charge) -> ChainFacts | NotMined:
+        """Raises ChainUnavailable, and Refusal when `charge` is; waiting for another's look-up costs nothing."""
+        key = (chain_id, tx_hash)
+        while (flight := self._flights.get(key)) is not None:
+            told = await asyncio.shield(flight)
+            if told is not None:
+                return told
+        charge.take()
+        flight = self._flights[key] = asyncio.get_running_loop().create_future()
+        try:
+            told = await self._chains.fetch_facts(chain_id, tx_hash)
+        except ChainUnavailable as exc:
+            flight.set_exception(ChainUnavailable(problem=exc.problem))
+            flight.exception()  # seen here: nobody else may be waiting
+            raise
+        except BaseException:
+            flight.set_result(None)  # this caller left: the next one who waits asks
+            raise
+        finally:
+            del self._flights[key]
+        flight.set_result(told)
+        return told

@@ -1,0 +1,129 @@
+"""Which payers of a transaction stand behind the signature that a request shows: keys first, then contract wallets.
+
+A key costs nothing to ask, so a chain is asked only when no key says yes, about four wallets at most. It never turns
+"the chain did not answer" into "not signed".
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tollway.identifiers import ZERO_ADDRESS, Address, ChainId, ListingId
+from tollway.identity.signatures import SignatureJudge, paid_call_digest, recover, transaction_digests
+from tollway.payments.lookups import Charge, LookupMeter
+from tollway.payments.proof import Proof
+
+CONTRACT_PAYERS_MAX = 4
+WALLETS_KEPT = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """The parts of a request that a bound signature covers. `body_hash` is keccak-256."""
+
+    gateway: str
+    method: str
+    target: bytes
+    body_hash: bytes
+    client_address: str
+
+
+class Showing:
+    """One proof as it is shown with one request. Remembers who was asked, so that nobody is asked twice for it."""
+
+    def __init__(
+        self,
+        proof: Proof,
+        request: Request,
+        listing_id: ListingId,
+        *,
+        chain_id: ChainId,
+        meter: LookupMeter,
+    ) -> None:
+        """`chain_id`: the likeliest network; only the meter's name for the signer rests on it."""
+        self.proof = proof
+        self.request = request
+        self.listing_id = listing_id
+        self.answers: dict[tuple[ChainId, Address], bool] = {}
+        self._keys: dict[ChainId, frozenset[Address]] = {}
+        self.charge = Charge(meter, client_address=request.client_address, signer=self._name_signer(chain_id))
+
+    def digests(self, chain_id: ChainId) -> tuple[bytes, ...]:
+        """What the payer may have signed: one digest in the bound form, two spellings in the plain one."""
+        proof, request = self.proof, self.request
+        if proof.binding is None:
+            return transaction_digests(proof.tx_hash)
+        return (
+            paid_call_digest(
+                chain_id=chain_id,
+                gateway=request.gateway,
+                api_id=self.listing_id,
+                method=request.method,
+                target=request.target,
+                body_hash=request.body_hash,
+                transaction=proof.tx_hash,
+                valid_until=proof.binding.valid_until,
+                nonce=proof.binding.nonce,
+            ),
+        )
+
+    def keys(self, chain_id: ChainId) -> frozenset[Address]:
+        """The wallets whose keys may have made the signature. One of two plain spellings names a stranger."""
+        known = self._keys.get(chain_id)
+        if known is None:
+            recovered = (recover(digest, self.proof.signature) for digest in self.digests(chain_id))
+            known = self._keys[chain_id] = frozenset(address for address in recovered if address is not None)
+        return known
+
+    def _name_signer(self, chain_id: ChainId) -> str:
+        """For the meter, before the payer is known. Contract wallets must not all share one name."""
+        signer = recover(self.digests(chain_id)[0], self.proof.signature)
+        return f"transaction {self.proof.tx_hash}" if signer is None else str(signer)
+
+
+class Payers:
+    """Safe to use from many tasks at once."""
+
+    def __init__(self, judge: SignatureJudge) -> None:
+        self._judge = judge
+        # Contract wallets that said yes lately pay no look-up charge: their calls would all cost one.
+        self._wallets: OrderedDict[tuple[ChainId, Address], None] = OrderedDict()
+
+    async def find_signers(
+        self, showing: Showing, chain_id: ChainId, payers: Iterable[Address]
+    ) -> tuple[Address, ...]:
+        """Those of `payers` that signed. Raises ChainUnavailable, and Refusal (`rate_limited`)."""
+        known = tuple(dict.fromkeys(payer for payer in payers if payer != ZERO_ADDRESS))
+        signed = tuple(payer for payer in known if payer in showing.keys(chain_id))
+        if signed:
+            return signed
+        for payer in known:
+            if await self._is_contract_signer(showing, chain_id, payer):
+                return (payer,)
+        return ()
+
+    async def _is_contract_signer(self, showing: Showing, chain_id: ChainId, payer: Address) -> bool:
+        key = (chain_id, payer)
+        if key in showing.answers:
+            return showing.answers[key]
+        if sum(asked == chain_id for asked, _ in showing.answers) >= CONTRACT_PAYERS_MAX:
+            return False
+        showing.answers[key] = answer = await self._ask(showing, chain_id, payer)
+        if answer:
+            self._wallets[key] = None
+            self._wallets.move_to_end(key)
+            if len(self._wallets) > WALLETS_KEPT:
+                self._wallets.popitem(last=False)
+        else:
+            self._wallets.pop(key, None)
+        return answer
+
+    async def _ask(self, showing: Showing, chain_id: ChainId, payer: Address) -> bool:
+        signature = showing.proof.signature
+        for digest in showing.digests(chain_id):
+            is_asked = self._judge.is_chain_needed(payer, digest, signature, (chain_id,))
+            if is_asked and (chain_id, payer) not in self._wallets:
+                showing.charge.take()
+            if await self._judge.is_signed_by(payer, digest, signature, (chain_id,)):
+                return True
+        return False
