@@ -421,4 +421,4 @@ def test_a_call_that_the_gateway_answered_has_the_status_of_its_problem(
     error: str, status: int | None
 ) -> None:
     answered = replace(CALL, http_status=None, error=error)
-    assert call_json(answered)["httpStatus"] == status
+    assert call_json(answered, lambda chain_id, key: USDC)["httpStatus"] == status
