@@ -1,0 +1,307 @@
+"""The commands of providers and callers, against a small gateway and node on loopback."""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from typer.testing import CliRunner
+
+from tollway.cli import app
+from tollway.cli.showing import _plain
+from tollway.client import Wallet, create_key_file
+from tollway.identifiers import keccak256
+
+CHAIN = 84532
+USDC = "0x036CbD53842c5426634e7929541eC2318f3dCF7e"
+PAYEE = "0x" + "22" * 20
+PROBLEM = "application/problem+json"
+
+
+class Town(ThreadingHTTPServer):
+    """A gateway and a node in one: it serves whatever shows a mined transaction."""
+
+    daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), TownHandler)
+        self.seen: list[tuple[str, str, dict, bytes]] = []
+        self.mined: set[str] = set()
+        self.is_mining = True
+        self.next_answer: tuple[int, str, bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class TownHandler(BaseHTTPRequestHandler):
+    server: Town
+
+    def log_message(self, *_words):
+        pass
+
+    def _answer(self, status, kind, content, headers=()):
+        self.send_response(status)
+        for name, value in [("content-type", kind), ("content-length", str(len(content))), *headers]:
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content)
+
+    def _json(self, status, document, kind="application/json", headers=()):
+        self._answer(status, kind, json.dumps(document).encode(), headers)
+
+    def do_GET(self):
+        self._serve(b"")
+
+    def do_POST(self):
+        self._serve(self.rfile.read(int(self.headers.get("content-length", 0))))
+
+    do_PUT = do_POST
+
+    def _serve(self, body):
+        town = self.server
+        if self.path == "/node":
+            return self._node(json.loads(body))
+        town.seen.append((self.command, self.path, {k.lower(): v for k, v in self.headers.items()}, body))
+        if town.next_answer is not None:
+            return self._answer(*town.next_answer)
+        if "/gateway/" in self.path:
+            return self._call(body)
+        if self.path.startswith("/api/v2/apis") and self.command == "GET":
+            api = {
+                "id": "api_1",
+                "name": "Quotes\x1b[2J",
+                "provider": PAYEE,
+                "pricePerRequest": "0.01",
+                "currency": "USDC",
+                "endpoint": "https://x.test",
+                "description": "[red]cheap[/red]",
+            }
+            is_list = self.path.partition("?")[0] == "/api/v2/apis"
+            return self._json(200, {"apis": [api], "total": 1, "page": 1, "limit": 20} if is_list else api)
+        if self.path.startswith("/api/v2/history"):
+            return self._json(200, {"calls": [], "total": 0})
+        return self._json(201, {"id": "api_9", **json.loads(body)})
+
+    def _call(self, body):
+        tx = self.headers.get("x-payment-tx")
+        if tx is None:
+            option = {
+                "rail": "tx",
+                "network": f"eip155:{CHAIN}",
+                "token": USDC,
+                "symbol": "USDC",
+                "decimals": 6,
+                "amount": "10000",
+                "payTo": PAYEE,
+                "confirmations": 1,
+            }
+            return self._json(
+                402,
+                {"code": "payment_required", "detail": "It costs.", "payment": {"options": [option]}},
+                PROBLEM,
+            )
+        return self._json(
+            200,
+            {"echo": body.decode(), "method": self.command},
+            headers=[
+                ("tollway-payment-state", "charged"),
+                ("tollway-credit-remaining", "0 USDC"),
+                ("tollway-price", "0.01 USDC"),
+                ("tollway-call-id", "call_1"),
+            ],
+        )
+
+    def _node(self, question):
+        town, method, params = self.server, question["method"], question["params"]
+        result = {
+            "eth_chainId": hex(CHAIN),
+            "eth_estimateGas": hex(50_000),
+            "eth_maxPriorityFeePerGas": "0x1",
+            "eth_getBlockByNumber": {"baseFeePerGas": "0x1"},
+            "eth_getBalance": hex(10**18),
+            "eth_call": "0x" + (10**9).to_bytes(32, "big").hex(),
+            "eth_getTransactionCount": hex(0 if params[1:] == ["finalized"] else len(town.mined)),
+            "eth_blockNumber": "0x9",
+        }.get(method)
+        if method == "eth_sendRawTransaction" and town.is_mining:
+            town.mined.add("0x" + keccak256(bytes.fromhex(params[0][2:])).hex())
+        if method == "eth_getTransactionReceipt" and params[0] in town.mined:
+            result = {"transactionHash": params[0], "blockNumber": "0x9", "status": "0x1"}
+        return self._json(200, {"jsonrpc": "2.0", "id": 1, "result": result})
+
+
+@pytest.fixture
+def town():
+    town = Town()
+    thread = threading.Thread(target=town.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield town
+    town.shutdown()
+    thread.join()
+    town.server_close()
+
+
+@pytest.fixture
+def run(town, tmp_path):
+    key = tmp_path / "w.key"
+    create_key_file(key)
+    environment = {
+        "TOLLWAY_GATEWAY": town.url,
+        "TOLLWAY_KEY_FILE": str(key),
+        "TOLLWAY_RPC": f"{town.url}/node",
+        "TOLLWAY_STORE": str(tmp_path / "payments.sqlite3"),
+        "TOLLWAY_PRIVATE_KEY": "",
+    }
+
+    def go(*words, env=None, stdin=None):
+        return CliRunner().invoke(app, list(words), env={**environment, **(env or {})}, input=stdin)
+
+    return go
+
+
+def test_call_pays_and_prints_json_when_piped(run, town):
+    done = run("call", "api_1", "/quote/ETH?x=1", "-d", '{"a":1}', "-H", "X-Thing: y")
+    assert done.exit_code == 0, done.output
+    answer = json.loads(done.stdout)
+    assert answer["body"] == {"echo": '{"a":1}', "method": "POST"}
+    assert answer["payment"]["state"] == "charged"
+    assert answer["payment"]["callId"] == "call_1"
+    assert answer["payment"]["transaction"] in town.mined
+    assert town.seen[-1][1] == "/api/v2/gateway/api_1/quote/ETH?x=1"
+    assert town.seen[-1][2]["x-thing"] == "y"
+
+
+def test_call_writes_the_body_as_it_is(run, tmp_path):
+    done = run("call", "api_1", "-o", str(tmp_path / "body"))
+    assert done.exit_code == 0
+    assert json.loads((tmp_path / "body").read_bytes()) == {"echo": "", "method": "GET"}
+    assert run("call", "api_1", "-X", "PUT", "-d", "@-", "-o", "-", stdin="hello").stdout == json.dumps(
+        {"echo": "hello", "method": "PUT"}
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "exit_code"),
+    [
+        (["--max-price", "0.001 USDC"], "price_above_max", 1),
+        (["--budget", "0.001 USDC"], "budget_exhausted", 1),
+        (["--max-price", "much"], "usage", 2),
+        (["-H", "nonsense"], "usage", 2),
+        (["-d", "@/nowhere/at/all"], "usage", 2),
+        (["--rpc", "http://127.0.0.1:1"], "usage", 2),
+        (["--rpc", "1=http://127.0.0.1:1"], "cannot_pay", 1),
+        (["--rpc", "84532=http://127.0.0.1:1"], "node_unreachable", 3),
+        (["--gateway", "http://127.0.0.1:1"], "gateway_unreachable", 3),
+    ],
+)
+def test_failures_have_a_code_and_an_exit_code(run, words, code, exit_code):
+    done = run("call", "api_1", *words)
+    assert done.exit_code == exit_code, done.output
+    assert json.loads(done.stderr)["error"]["code"] == code
+    assert done.stdout == ""
+
+
+def test_a_payment_on_its_way_is_try_again_later(run, town):
+    town.is_mining = False
+    done = run("call", "api_1", "--wait", "1")
+    assert done.exit_code == 3
+    error = json.loads(done.stderr)["error"]
+    assert (error["code"], error["retryable"]) == ("payment_pending", True)
+    listed = json.loads(run("wallet", "payments").stdout)
+    assert [(p["transaction"], p["state"]) for p in listed] == [(error["transaction"], "stored")]
+    assert run("wallet", "abandon", error["transaction"]).exit_code == 0
+    assert run("wallet", "abandon", error["transaction"]).exit_code == 1
+
+
+@pytest.mark.parametrize(("status", "exit_code"), [(404, 1), (500, 1), (429, 3), (503, 3)])
+def test_call_exits_by_the_answers_status(run, town, status, exit_code):
+    town.next_answer = (status, "text/plain", b"no")
+    done = run("call", "api_1")
+    assert done.exit_code == exit_code
+    assert json.loads(done.stdout)["body"] == "no"
+
+
+def test_without_a_key_a_paid_call_is_refused(run):
+    done = run("call", "api_1", env={"TOLLWAY_KEY_FILE": ""})
+    assert done.exit_code == 1
+    assert "no wallet" in done.stderr
+
+
+def test_publish_takes_options_over_a_file(run, town, tmp_path):
+    file = tmp_path / "draft.toml"
+    file.write_text(
+        'name = "A"\ncurrency = "USDC"\nendpoint = "https://x.test"\n[upstreamAuth]\nin = "header"\n'
+    )
+    done = run("publish", "-f", str(file), "--price", "0.01", "--name", "B", "--tag", "x", "--tag", "y")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["id"] == "api_9"
+    method, path, headers, body = town.seen[-1]
+    assert (method, path) == ("POST", "/api/v2/apis")
+    assert "signature" in headers
+    assert json.loads(body) == {
+        "name": "B",
+        "currency": "USDC",
+        "endpoint": "https://x.test",
+        "upstreamAuth": {"in": "header"},
+        "pricePerRequest": "0.01",
+        "tags": ["x", "y"],
+    }
+    assert run("publish", "--dry-run", "--name", "B").exit_code == 0
+    assert town.seen[-1][1] == "/api/v2/apis?dryRun=true"
+    assert run("publish", "--update", "api_9", "--name", "B").exit_code == 0
+    assert town.seen[-1][:2] == ("PUT", "/api/v2/apis/api_9")
+
+
+def test_publish_refuses_nothing_and_nonsense(run, tmp_path):
+    (tmp_path / "x.json").write_text("[1]")
+    for words in ([], ["-f", str(tmp_path / "x.json")], ["-f", str(tmp_path / "none.json")]):
+        assert run("publish", *words).exit_code == 2
+    assert run("publish", "--name", "x", env={"TOLLWAY_KEY_FILE": ""}).exit_code == 2
+
+
+def test_list_and_show_need_no_key(run, town):
+    nothing = {"TOLLWAY_KEY_FILE": "", "TOLLWAY_RPC": ""}
+    done = run("list", "quotes", "--tag", "t", env=nothing)
+    assert json.loads(done.stdout)["total"] == 1
+    assert town.seen[-1][1] == "/api/v2/apis?q=quotes&page=1&limit=20&tag=t"
+    assert json.loads(run("show", "api_1", env=nothing).stdout)["id"] == "api_1"
+
+
+def test_history_is_signed(run, town):
+    done = run("history", "--api", "api_1", "--limit", "5")
+    assert json.loads(done.stdout) == {"calls": [], "total": 0}
+    assert town.seen[-1][1] == "/api/v2/history?apiId=api_1&limit=5&offset=0"
+    assert "signature-input" in town.seen[-1][2]
+
+
+def test_refusals_of_the_gateway_carry_its_problem(run, town):
+    town.next_answer = (403, PROBLEM, json.dumps({"code": "not_provider", "detail": "Not yours."}).encode())
+    done = run("publish", "--update", "api_1", "--name", "x")
+    assert done.exit_code == 1
+    assert json.loads(done.stderr)["error"]["problem"]["code"] == "not_provider"
+
+
+def test_wallet_new_prints_the_address_and_never_the_key(run, tmp_path):
+    out = tmp_path / "new.key"
+    done = run("wallet", "new", "--out", str(out))
+    assert json.loads(done.stdout)["address"] == str(Wallet.from_file(out).address)
+    assert out.read_text().strip()[2:] not in done.output
+    assert out.stat().st_mode & 0o777 == 0o600
+    assert run("wallet", "new", "--out", str(out)).exit_code == 2
+
+
+def test_no_command_takes_a_key_as_an_argument():
+    for words in (["call"], ["publish"], ["history"], ["wallet", "new"]):
+        shown = CliRunner().invoke(app, [*words, "--help"]).stdout
+        assert "--private-key" not in shown
+        assert "--key " not in shown
+
+
+def test_a_terminal_gets_no_control_characters_and_no_markup(run, monkeypatch):
+    monkeypatch.setattr("tollway.cli.trade.is_for_people", lambda as_json: not as_json)
+    done = run("list")
+    assert "\x1b" not in done.stdout
+    assert "[red]cheap" in done.stdout.replace("\n", "")
+    assert _plain("a\x1b[2Jb\u202ec\n") == "a�[2Jb�c\n"

@@ -1,0 +1,196 @@
+"""The wallet's own books: one payment per payee at a time, one budget over all processes, one nonce once."""
+
+import sqlite3
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from tollway.client.quote import Cap
+from tollway.client.spending import SpendingStore
+from tollway.client.steps import NonceTaken, OverBudget, PaidAlready, Stored, Transfer, TransferState
+from tollway.errors import StorageUnavailable
+from tollway.identifiers import Address, ChainId, TxHash
+from tollway.money import Asset
+
+USDC = Asset(chain_id=ChainId(84532), token=Address(b"\x05" * 20), symbol="USDC", decimals=6)
+PAYER, GATEWAY = Address(b"\x01" * 20), "http://gw"
+
+
+def transfer(number: int, **changes) -> Transfer:
+    told = {
+        "tx_hash": TxHash(number.to_bytes(32, "big")),
+        "raw": b"raw%d" % number,
+        "asset": USDC,
+        "payer": PAYER,
+        "pay_to": Address(number.to_bytes(20, "big")),
+        "gateway": GATEWAY,
+        "amount": 10_000,
+        "rest": 10_000,
+        "nonce": number,
+        "confirmations": 1,
+        "state": TransferState.STORED,
+        **changes,
+    }
+    return Transfer(**told)
+
+
+def test_a_stored_payment_is_there_for_the_next_process(store, store_path):
+    assert store.store(transfer(1), budget=None) == Stored()
+    again = SpendingStore(store_path, now_ms=lambda: 0)
+    assert again.unresolved(PAYER) == (transfer(1),)
+    assert store_path.stat().st_mode & 0o777 == 0o600
+
+
+def test_amounts_beyond_64_bits_are_kept_whole(store):
+    big = transfer(1, amount=2**200, rest=2**200)
+    store.store(big, budget=None)
+    assert store.all_of(PAYER) == (big,)
+
+
+@pytest.mark.parametrize("state", [TransferState.STORED, TransferState.REFUSED])
+def test_payee_with_an_unresolved_payment_is_not_paid_again(store, state):
+    first = transfer(1)
+    store.store(first, budget=None)
+    store.learn(first.tx_hash, state, None)
+    second = transfer(2, pay_to=first.pay_to)
+    assert store.store(second, budget=None) == PaidAlready(transfer=replace(first, state=state))
+    assert len(store.all_of(PAYER)) == 1
+
+
+@pytest.mark.parametrize(
+    "state",
+    [TransferState.CONFIRMED, TransferState.FAILED, TransferState.REPLACED, TransferState.ABANDONED],
+)
+def test_payee_with_resolved_payments_may_be_paid_again(store, state):
+    first = transfer(1)
+    store.store(first, budget=None)
+    store.learn(first.tx_hash, state, 0)
+    assert store.store(transfer(2, pay_to=first.pay_to), budget=None) == Stored()
+
+
+def test_other_gateways_payments_do_not_stand_in_the_way(store):
+    store.store(transfer(1), budget=None)
+    other = transfer(2, pay_to=transfer(1).pay_to, gateway="http://other")
+    assert store.store(other, budget=None) == Stored()
+
+
+def test_nonce_is_used_once_unless_its_transaction_was_replaced(store):
+    store.store(transfer(1), budget=None)
+    assert store.store(transfer(2, nonce=1), budget=None) == NonceTaken()
+    assert store.next_nonce(payer=PAYER, chain_id=USDC.chain_id) == 2
+    store.learn(transfer(1).tx_hash, TransferState.REPLACED, 0)
+    assert store.next_nonce(payer=PAYER, chain_id=USDC.chain_id) == 0
+    assert store.store(transfer(2, nonce=1), budget=None) == Stored()
+
+
+def test_budget_counts_what_moved_or_may_move(store):
+    budget = Cap.parse("0.025 USDC")
+    assert store.store(transfer(1), budget=budget) == Stored()
+    assert store.store(transfer(2), budget=budget) == Stored()
+    assert isinstance(store.store(transfer(3), budget=budget), OverBudget)
+    store.learn(transfer(2).tx_hash, TransferState.FAILED, 0)
+    assert store.store(transfer(3), budget=budget) == Stored()
+    store.abandon(transfer(3).tx_hash)
+    assert isinstance(store.store(transfer(4), budget=budget), OverBudget)
+
+
+def test_budget_adds_up_assets_of_one_currency_and_refuses_others(store):
+    fine = replace(USDC, decimals=18, token=Address(b"\x06" * 20))
+    budget = Cap.parse("0.02 USDC")
+    store.store(transfer(1), budget=budget)
+    assert isinstance(store.store(transfer(2, asset=fine, amount=10**16 + 1), budget=budget), OverBudget)
+    assert store.store(transfer(2, asset=fine, amount=10**16), budget=budget) == Stored()
+    native = Asset(chain_id=USDC.chain_id, token=None, symbol="ETH", decimals=18)
+    assert isinstance(store.store(transfer(3, asset=native, amount=1), budget=budget), OverBudget)
+
+
+def test_recall_gives_credit_before_unresolved_and_nothing_spent(store):
+    payees = [transfer(n).pay_to for n in range(1, 6)]
+    for number, (state, rest) in enumerate(
+        [
+            (TransferState.REFUSED, 9),
+            (TransferState.STORED, 8),
+            (TransferState.CONFIRMED, 5),
+            (TransferState.CONFIRMED, 6),
+            (TransferState.CONFIRMED, 0),
+        ],
+        start=1,
+    ):
+        store.store(transfer(number), budget=None)
+        store.learn(transfer(number).tx_hash, state, rest)
+    told = {"payer": PAYER, "gateway": GATEWAY, "api_id": "api_1"}
+    assert store.recall(payees=(), **told) == ()
+    assert [t.nonce for t in store.recall(payees=payees, **told)] == [4, 3, 2, 1]
+    assert [t.nonce for t in store.recall(payees=(), **told)] == [4, 3, 2, 1]
+    assert [t.nonce for t in store.recall(payees=payees[:1], **told)] == [1]
+
+
+def test_abandoned_stays_abandoned(store):
+    store.store(transfer(1), budget=None)
+    assert store.abandon(transfer(1).tx_hash)
+    store.learn(transfer(1).tx_hash, TransferState.CONFIRMED, 5)
+    assert store.all_of(PAYER)[0].state is TransferState.ABANDONED
+    assert not store.abandon(transfer(1).tx_hash)
+
+
+def test_every_commit_waits_for_the_disk(store):
+    connection = store._connect()
+    assert connection.execute("PRAGMA synchronous").fetchone()[0] == 3
+    assert connection.execute("PRAGMA journal_mode").fetchone()[0] == "delete"
+    connection.close()
+
+
+def test_a_newer_or_broken_file_is_refused(store, store_path):
+    store.all_of(PAYER)
+    connection = sqlite3.connect(store_path)
+    connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    with pytest.raises(StorageUnavailable, match="newer"):
+        store.all_of(PAYER)
+    store_path.write_bytes(b"not a database, surely" * 100)
+    with pytest.raises(StorageUnavailable):
+        store.all_of(PAYER)
+
+
+RACER = """
+import sys
+from pathlib import Path
+from tollway.client.quote import Cap
+from tollway.client.spending import SpendingStore
+from tollway.client.steps import Transfer, TransferState
+from tollway.identifiers import Address, ChainId, TxHash
+from tollway.money import Asset
+
+store, start = SpendingStore(Path(sys.argv[1]), now_ms=lambda: 0), int(sys.argv[2])
+usdc = Asset(chain_id=ChainId(84532), token=Address(b"\\x05" * 20), symbol="USDC", decimals=6)
+print("ready", flush=True)
+sys.stdin.readline()
+for n in range(start, start + 10):
+    payment = Transfer(
+        tx_hash=TxHash(n.to_bytes(32, "big")), raw=b"raw", asset=usdc, payer=Address(b"\\x01" * 20),
+        pay_to=Address(n.to_bytes(20, "big")), gateway="http://gw", amount=10_000, rest=10_000, nonce=n,
+        confirmations=1, state=TransferState.STORED,
+    )
+    print(type(store.store(payment, budget=Cap.parse("0.1 USDC"))).__name__, flush=True)
+"""
+
+
+def test_processes_that_race_for_the_budget_never_exceed_it(store_path):
+    """Two processes make ten payments each; the budget holds ten."""
+    racers = [
+        subprocess.Popen(
+            [sys.executable, "-c", RACER, str(store_path), start],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for start in ("100", "200")
+    ]
+    assert [racer.stdout.readline() for racer in racers] == ["ready\n", "ready\n"]
+    for racer in racers:
+        racer.stdin.write("go\n")
+        racer.stdin.flush()
+    outcomes = [word for racer in racers for word in racer.communicate(timeout=60)[0].split()]
+    assert (outcomes.count("Stored"), outcomes.count("OverBudget")) == (10, 10)
