@@ -139,7 +139,9 @@ async def test_finds_exactly_what_was_published(catalog: Catalog) -> None:
     assert shelf.versions == (FULL.current_terms(since_ms=FULL.created_ms),)
 
 
-@pytest.mark.parametrize("odd", ["", "api_none", "\x00", "a" * 65, "äpi", "'; DROP TABLE listing; --"])
+@pytest.mark.parametrize(
+    "odd", ["", "api_none", "\x00", "a" * 65, "äpi", "\udc80", "'; DROP TABLE listing; --"]
+)
 async def test_an_unknown_id_is_nobodys(catalog: Catalog, odd: str) -> None:
     assert await catalog.find(ListingId(odd)) is None
     assert await catalog.terms_since(ListingId(odd), 0) == ()
@@ -278,14 +280,21 @@ async def test_retired_and_suspended_leave_lists_but_not_find(catalog: Catalog, 
     shelf = await catalog.find(listing.id)
     assert shelf is not None
     assert shelf.listing == replace(gone, revision=2)
-    assert (await catalog.search(ListingQuery())).total == 1
+    others = await catalog.search(ListingQuery())
+    assert (len(others.found), others.total) == (1, 1)
+    assert listing.id not in {found.listing.id for found in others.found}
     for query in (
+        ListingQuery(sort="name", words="weather"),
+        ListingQuery(provider=listing.provider, words="weather"),
         ListingQuery(words="weather"),
         ListingQuery(tag="t"),
         ListingQuery(network=BASE, words="weather"),
     ):
         page = await catalog.search(query)
         assert (page.found, page.total) == ((), 0)
+    for query in (ListingQuery(provider=ALICE), ListingQuery(currency="USDC"), ListingQuery(sort="name")):
+        page = await catalog.search(query)
+        assert (len(page.found), page.total) == (1, 1)
     back = replace(listing, updated_ms=listing.created_ms + 2)
     await catalog.revise(back, expected_revision=2)
     assert (await catalog.search(ListingQuery())).total == 2

@@ -519,6 +519,8 @@ async def test_if_match_guards_an_edit(door: Door, method: str) -> None:
         assert (answer.status_code, code_of(answer)) == (412, "precondition_failed"), stale
     assert (await door.stored(created["id"])).revision == 2
     etag = (await door.send("GET", path)).headers["etag"]
+    weak = await door.send(method, path, body, headers={"if-match": f"W/{etag}"})
+    assert weak.status_code == 412
     answer = await door.send(method, path, body, headers={"if-match": f'"r9-a", {etag}'})
     assert answer.status_code == (200 if method == "PUT" else 204)
 

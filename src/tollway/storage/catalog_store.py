@@ -151,7 +151,7 @@ class CatalogStore:
 
 def _is_plausible(listing_id: ListingId) -> bool:
     """False for what no id of ours looks like, so that no odd text of a path reaches a database."""
-    return 0 < len(listing_id) <= ID_LENGTH_MAX and listing_id.isascii() and listing_id.isprintable()
+    return 0 < len(listing_id) <= ID_LENGTH_MAX and listing_id.isprintable()
 
 
 def _label(listing_id: ListingId, location: str, name: str) -> bytes:

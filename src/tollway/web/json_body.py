@@ -43,9 +43,7 @@ def _parse_json(raw: bytes, *, depth_max: int) -> Any:
             parse_float=_bounded_float,
             parse_constant=_refuse_constant,
         )
-        if _SURROGATE_ESCAPE.search(
-            raw
-        ):  # half a pair has no UTF-8 form and could never be written out again
+        if _SURROGATE_ESCAPE.search(raw):  # half a pair has no UTF-8 form: it could never be written again
             json.dumps(parsed, ensure_ascii=False).encode()
     except UnicodeError as exc:
         raise _unparsable("the body is not valid UTF-8 text") from exc

@@ -151,7 +151,6 @@ class ListingRoutes:
         draft = await self._read_draft(request, previous=None)
         if is_dry_run:
             return await self._preview(draft, provider)
-        self._meter.check(provider)
         now_ms = self._desk.now_ms()
         listing_id = ListingId(format_id("api", now_ms=now_ms, entropy=self._desk.entropy(10)))
         listing = open_listing(draft, listing_id=listing_id, provider=provider, now_ms=now_ms)
@@ -301,13 +300,8 @@ class RegistrationMeter:
         self._limiter = MovingWindowRateLimiter(MemoryStorage())
         self._item = RateLimitItemPerHour(per_hour, namespace="registration")
 
-    def check(self, wallet: Address) -> None:
-        """Raises Refusal (429) when the wallet has created its share."""
-        if not self._limiter.test(self._item, wallet.hex()):
-            raise self._refusal(wallet)
-
     def charge(self, wallet: Address) -> None:
-        """Counts one; raises like `check` when others came first meanwhile."""
+        """Counts one. Raises Refusal (429) when the wallet has created its share."""
         if not self._limiter.hit(self._item, wallet.hex()):
             raise self._refusal(wallet)
 
