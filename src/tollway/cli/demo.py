@@ -1,7 +1,44 @@
-"""`tollway demo`: the whole thing, running."""
+"""`tollway demo`: the whole thing, running. Here stands only what a person may ask for; the rest loads when it is asked."""
+
+from pathlib import Path
+from typing import Annotated
 
 import typer
+
+INTERRUPTED = 130
+"""What a shell expects of a command that SIGINT ended before it was done."""
 
 
 def register(app: typer.Typer) -> None:
     """Adds `tollway demo`."""
+    app.command("demo")(demo)
+
+
+def demo(
+    once: Annotated[bool, typer.Option("--once", help="Stop after the walk-through.")] = False,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            "--port", min=0, max=65_535, help="The gateway's port; 0: any free one. Default: 8402 if free."
+        ),
+    ] = None,
+    chain_port: Annotated[
+        int, typer.Option("--chain-port", min=0, max=65_535, help="The chain's port; 0: any free one.")
+    ] = 0,
+    sandbox_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--sandbox-file",
+            metavar="PATH",
+            help="Write URLs, accounts and the listing here as JSON, once all is ready. Removed on Ctrl-C.",
+        ),
+    ] = None,
+) -> None:
+    """Starts a chain, an API and a gateway, and buys one call in front of you."""
+    try:
+        from tollway.cli.showroom import Wishes, run_demo  # the other commands do not wait for all of this
+
+        code = run_demo(Wishes(is_once=once, port=port, chain_port=chain_port, sandbox_file=sandbox_file))
+    except KeyboardInterrupt:  # before there was anything to stop
+        code = INTERRUPTED
+    raise typer.Exit(code)

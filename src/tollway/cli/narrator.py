@@ -1,0 +1,135 @@
+"""Shows the demo's walk-through to a person: colours on a terminal, plain lines elsewhere.
+
+It decides what is worth showing of a request and an answer, and nothing else. Long values are cut, and say so.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+
+from rich.console import Console
+from rich.text import Text
+
+from tollway.sandbox.tour import Exchange, Paid, Remark, Scene, Step
+
+VALUE_CHARACTERS_MAX = 84
+BODY_CHARACTERS_MAX = 106
+BODY_LINES_MAX = 60
+
+_SHOWN = frozenset(
+    {
+        "content-type",
+        "content-digest",
+        "signature-input",
+        "signature",
+        "x-payment-tx",
+        "x-payment-network",
+        "x-signature",
+        "x-signature-params",
+        "location",
+        "etag",
+        "retry-after",
+        "proxy-status",
+        "payment-required",
+        "payment-response",
+        "www-authenticate",
+    }
+)
+"""Beside everything that starts with `Tollway-`."""
+
+
+class Narrator:
+    """Writes to one console, a line at a time."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def tell(self, scene: Scene) -> None:
+        match scene:
+            case Step():
+                self._headline(scene)
+            case Exchange():
+                self._show_exchange(scene)
+            case Paid():
+                self._show_payment(scene)
+            case Remark(text=text):
+                self.line(text)
+
+    def line(self, text: str = "", *, style: str = "") -> None:
+        # No markup and no wrapping: the text is shown as it is, and a copied command stays one line.
+        self._console.print(Text(text, style=style), soft_wrap=True, highlight=False)
+
+    def _headline(self, step: Step) -> None:
+        self.line()
+        self.line(f"{step.number}. {step.title}", style="bold cyan")
+        self.line(f"   {step.why}", style="dim")
+
+    def _show_exchange(self, exchange: Exchange) -> None:
+        self.line()
+        self.line(f"   > {exchange.method} {exchange.target}", style="bold")
+        self._show_headers(">", exchange.sent)
+        self._show_body(">", exchange.sent_body)
+        style = "green" if exchange.status < 300 else "yellow"
+        self.line(f"   < {exchange.status} {exchange.reason}", style=f"bold {style}")
+        self._show_headers("<", exchange.received)
+        self._show_body("<", exchange.received_body)
+
+    def _show_headers(self, arrow: str, headers: Iterable[tuple[str, str]]) -> None:
+        for name, value in headers:
+            if name.lower() in _SHOWN or name.lower().startswith("tollway-"):
+                self.line(f"   {arrow} {_title(name)}: {shorten(value)}")
+
+    def _show_body(self, arrow: str, body: bytes) -> None:
+        if not body:
+            return
+        lines = _lay_out(body)
+        for text in lines[:BODY_LINES_MAX]:
+            self.line(f"   {arrow}   {text}", style="dim")
+        if len(lines) > BODY_LINES_MAX:
+            self.line(f"   {arrow}   … {len(lines) - BODY_LINES_MAX} lines more", style="dim")
+
+    def _show_payment(self, paid: Paid) -> None:
+        self.line()
+        for name, value in (
+            ("transaction", str(paid.tx_hash)),
+            ("block", str(paid.block)),
+            ("from", f"{paid.sender} (the visitor)"),
+            ("to", f"{paid.to} (the provider)"),
+            ("amount", paid.amount),
+            ("token", paid.token),
+        ):
+            self.line(f"   {name:<12} {value}")
+
+
+def shorten(text: str, characters_max: int = VALUE_CHARACTERS_MAX) -> str:
+    """Text of any length in a line of the screen."""
+    return text if len(text) <= characters_max else text[: characters_max - 1] + "…"
+
+
+def _lay_out(body: bytes) -> list[str]:
+    try:
+        document = json.loads(body)
+    except ValueError:
+        return [shorten(f"{len(body)} bytes that are not JSON")]
+    return [shorten(line, BODY_CHARACTERS_MAX) for line in lay_out_json(document)]
+
+
+def lay_out_json(document: object, *, name: str = "", depth: int = 0, end: str = "") -> Iterator[str]:
+    """JSON in lines: what is short stays on one line, an object or a list that is not is opened."""
+    indent = "  " * depth
+    head = f"{indent}{json.dumps(name)}: " if name else indent
+    whole = head + json.dumps(document) + end
+    if not isinstance(document, dict | list) or not document or (depth and len(whole) <= BODY_CHARACTERS_MAX):
+        yield whole
+        return
+    is_object = isinstance(document, dict)
+    yield head + ("{" if is_object else "[")
+    members = list(document.items()) if isinstance(document, dict) else [("", entry) for entry in document]
+    for position, (key, value) in enumerate(members):
+        comma = "," if position < len(members) - 1 else ""
+        yield from lay_out_json(value, name=str(key), depth=depth + 1, end=comma)
+    yield indent + ("}" if is_object else "]") + end
+
+
+def _title(name: str) -> str:
+    special = {"etag": "ETag", "www-authenticate": "WWW-Authenticate"}
+    return special.get(name.lower(), "-".join(part.capitalize() for part in name.split("-")))

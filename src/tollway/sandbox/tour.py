@@ -1,0 +1,320 @@
+"""The walk-through of the demo: publish, ask, pay, call, replay, look it up. Real requests to a real gateway, a real
+transaction on the test chain, each shown to whoever listens.
+
+It talks to the gateway over HTTP only, as any stranger would, and must never look into its books. It prints nothing:
+what there is to see goes to `tell`.
+"""
+
+import json
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from tollway.client import Wallet
+from tollway.identifiers import TxHash
+from tollway.identity.http_signature import SignedRequest
+from tollway.identity.public_origin import parse_origin
+from tollway.identity.signatures import transaction_digests
+from tollway.money import format_decimal
+from tollway.sandbox.chain_driver import ChainDriver
+from tollway.sandbox.playground import Playground
+
+API = "/api/v2"
+PRICE = "0.01"
+PRICE_UNITS = 10_000
+SYMBOL = "ETH"
+PLAY_CALLS = 10
+_DEADLINE_S = 20.0
+
+
+class TourFailed(Exception):
+    """A step did not end as it should."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """The headline of what follows. `why` in a sentence."""
+
+    number: int
+    title: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """One request as it was sent, and its answer."""
+
+    method: str
+    target: str
+    sent: tuple[tuple[str, str], ...]
+    sent_body: bytes
+    status: int
+    reason: str
+    received: tuple[tuple[str, str], ...]
+    received_body: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paid:
+    """A transfer that is mined."""
+
+    tx_hash: TxHash
+    block: int
+    sender: str
+    to: str
+    amount: str
+    token: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remark:
+    """A sentence about what was just shown."""
+
+    text: str
+
+
+Scene = Step | Exchange | Paid | Remark
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keepsake:
+    """What the walk-through leaves behind."""
+
+    api_id: str
+    call_id: str
+    payment: TxHash
+
+
+class Tour:
+    """One visitor, with a wallet of its own so that those of the sandbox file stay untouched."""
+
+    def __init__(
+        self,
+        *,
+        gateway_url: str,
+        upstream_url: str,
+        driver: ChainDriver,
+        playground: Playground,
+        http: httpx.AsyncClient,
+        tell: Callable[[Scene], None],
+    ) -> None:
+        self._gateway_url = gateway_url
+        self._origin = parse_origin(gateway_url)
+        self._upstream_url = upstream_url
+        self._driver = driver
+        self._playground = playground
+        self._http = http
+        self._tell = tell
+        self._provider = Wallet.from_key(playground.account("provider").key)
+        self._visitor = Wallet.from_key(playground.account("visitor").key)
+
+    async def walk(self) -> Keepsake:
+        """Raises `TourFailed` at the first step that does not end as it should."""
+        api_id = await self._publish()
+        target = f"{API}/gateway/{api_id}/quote/{SYMBOL}"
+        option = await self._ask_unpaid(target)
+        payment = await self._pay(option)
+        call_id = await self._call(target, payment)
+        await self._call_again(target, payment)
+        await self._look_up(call_id)
+        return Keepsake(api_id=api_id, call_id=call_id, payment=payment)
+
+    async def prepay(self) -> tuple[TxHash, str]:
+        """Pays for `PLAY_CALLS` calls in one transfer; its hash, and the plain signature that shows it."""
+        paid = await self._transfer(PRICE_UNITS * PLAY_CALLS)
+        return paid.tx_hash, self._sign_plain(paid.tx_hash)
+
+    # ---- The six steps.
+
+    async def _publish(self) -> str:
+        self._step(
+            1,
+            "A provider publishes an API",
+            "The request is signed by the provider's wallet (ERC-8128); there are no accounts and no passwords.",
+        )
+        draft = {
+            "name": "Sample quotes",
+            "pricePerRequest": PRICE,
+            "currency": "USDC",
+            "endpoint": self._upstream_url,
+            "description": "The demo's own API: quotes that mean nothing, an echo, a stream of events.",
+            "tags": ["sample"],
+        }
+        body = json.dumps(draft, separators=(",", ":")).encode()
+        answer = await self._send("POST", f"{API}/apis", body=body, signer=self._provider)
+        api_id = _read_json(_expect(answer, HTTPStatus.CREATED)).get("id")
+        if not isinstance(api_id, str):
+            raise TourFailed("the created listing has no id")
+        return api_id
+
+    async def _ask_unpaid(self, target: str) -> Mapping[str, Any]:
+        self._step(
+            2,
+            "Somebody calls it without paying",
+            "The gateway answers 402 and says what a call costs and how to pay.",
+        )
+        answer = _expect(await self._send("GET", target), HTTPStatus.PAYMENT_REQUIRED)
+        options = (_read_json(answer).get("payment") or {}).get("options") or ()
+        wanted = str(self._playground.token.address).lower()
+        for option in options:
+            if option.get("rail") == "tx" and str(option.get("token", "")).lower() == wanted:
+                return dict(option)
+        raise TourFailed("the terms name no way to pay in the test dollar")
+
+    async def _pay(self, option: Mapping[str, Any]) -> TxHash:
+        self._step(
+            3,
+            "The visitor pays the provider on the chain",
+            "Wallet to wallet. The gateway never holds the money.",
+        )
+        if option["payTo"] != str(self._provider.address):
+            raise TourFailed("the terms name another wallet than the provider's")
+        paid = await self._transfer(int(option["amount"]))
+        self._tell(paid)
+        return paid.tx_hash
+
+    async def _call(self, target: str, payment: TxHash) -> str:
+        self._step(
+            4,
+            "The visitor calls it with proof of the payment",
+            "X-Payment-Tx names the transaction; X-Signature is the payer's personal_sign of that hash.",
+        )
+        answer = await self._send("GET", target, headers=self._proof(payment))
+        headers = dict(_expect(answer, HTTPStatus.OK).received)
+        call_id, state = headers.get("tollway-call-id"), headers.get("tollway-payment-state")
+        if call_id is None or state != "charged":
+            raise TourFailed(f"the call was served, but its payment is {state}")
+        return call_id
+
+    async def _call_again(self, target: str, payment: TxHash) -> None:
+        self._step(
+            5,
+            "The same payment again",
+            "It was worth one call, and that is spent. Nothing is forwarded or charged.",
+        )
+        answer = await self._send("GET", target, headers=self._proof(payment))
+        code = _read_json(_expect(answer, HTTPStatus.CONFLICT)).get("code")
+        if code != "payment_already_used":
+            raise TourFailed(f"the refusal says {code} instead of payment_already_used")
+
+    async def _look_up(self, call_id: str) -> None:
+        self._step(
+            6,
+            "The visitor's history",
+            "One call, one price, one transaction. Signed again: only its owner reads it.",
+        )
+        answer = await self._send("GET", f"{API}/history?limit=5", signer=self._visitor)
+        calls = _read_json(_expect(answer, HTTPStatus.OK)).get("calls") or ()
+        if [call.get("id") for call in calls] != [call_id]:
+            raise TourFailed("the history does not hold exactly the one call")
+
+    # ---- How.
+
+    def _step(self, number: int, title: str, why: str) -> None:
+        self._tell(Step(number=number, title=title, why=why))
+
+    async def _transfer(self, amount: int) -> Paid:
+        playground = self._playground
+        visitor, provider = playground.account("visitor"), playground.account("provider")
+        sent = await self._driver.send_token(
+            key=visitor.key, token=playground.token, to=provider.address, amount=amount
+        )
+        receipt = await self._driver.wait_receipt(sent)
+        if not receipt.succeeded:
+            raise TourFailed(f"the transfer {sent} failed on the chain")
+        usdc = playground.usdc
+        return Paid(
+            tx_hash=sent,
+            block=receipt.block_number,
+            sender=str(visitor.address),
+            to=str(provider.address),
+            amount=f"{format_decimal(amount, decimals=usdc.decimals)} {usdc.symbol}",
+            token=str(playground.token.address),
+        )
+
+    def _proof(self, payment: TxHash) -> dict[str, str]:
+        return {"X-Payment-Tx": str(payment), "X-Signature": self._sign_plain(payment)}
+
+    def _sign_plain(self, payment: TxHash) -> str:
+        text_digest, _ = transaction_digests(payment)
+        return "0x" + self._visitor.sign_digest(text_digest).hex()
+
+    async def _send(
+        self,
+        method: str,
+        target: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        body: bytes = b"",
+        signer: Wallet | None = None,
+    ) -> Exchange:
+        """Sends, tells and gives back."""
+        sent = dict(headers or {})
+        if body:
+            sent["Content-Type"] = "application/json"
+        if signer is not None:
+            sent |= self._sign(method, target, sent, body, signer)
+        try:
+            response = await self._http.request(
+                method, self._gateway_url + target, headers=sent, content=body or None, timeout=_DEADLINE_S
+            )
+        except httpx.HTTPError as exc:
+            raise TourFailed(f"{method} {target} got no answer: {exc!r}") from exc
+        exchange = Exchange(
+            method=method,
+            target=target,
+            sent=(("Host", urlsplit(self._gateway_url).netloc), *sent.items()),
+            sent_body=body,
+            status=response.status_code,
+            reason=response.reason_phrase,
+            received=tuple(response.headers.items()),
+            received_body=response.content,
+        )
+        self._tell(exchange)
+        return exchange
+
+    def _sign(
+        self, method: str, target: str, headers: Mapping[str, str], body: bytes, signer: Wallet
+    ) -> dict[str, str]:
+        path, _, query = target.partition("?")
+        request = SignedRequest(
+            method=method,
+            raw_path=path.encode(),
+            query=query.encode(),
+            headers=[(name.lower().encode(), value.encode()) for name, value in headers.items()],
+            body=body,
+        )
+        signed = signer.sign_request(
+            request,
+            origin=self._origin,
+            chain_id=self._driver.chain_id,
+            now_s=int(time.time()),
+            nonce=secrets.token_hex(16),
+        )
+        return dict(signed)
+
+
+def _expect(answer: Exchange, status: HTTPStatus) -> Exchange:
+    if answer.status != status:
+        raise TourFailed(
+            f"{answer.method} {answer.target} was answered {answer.status} instead of {status.value}"
+        )
+    return answer
+
+
+def _read_json(answer: Exchange) -> Mapping[str, Any]:
+    try:
+        document = json.loads(answer.received_body)
+    except ValueError as exc:
+        raise TourFailed(
+            f"{answer.method} {answer.target} was answered with something that is not JSON"
+        ) from exc
+    if not isinstance(document, dict):
+        raise TourFailed(f"{answer.method} {answer.target} was answered with something that is not an object")
+    return document
