@@ -4,10 +4,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 
 from tollway.identifiers import Address
 from tollway.ledger.call import CallState, Delivery, Rail
 from tollway.ledger.statement import HistoryQuery
+from tollway.storage.book_store import BookStore
+from tollway.storage.database import Database
 from tollway.testing.book_samples import (
     NOW_MS,
     PAYER,
@@ -148,3 +151,22 @@ async def test_lists_the_payments_of_a_wallet_newest_first(book: Any) -> None:
     assert await book.payments_in(PAYER, tx_hash("new")) == (new,)
     assert await book.payments_in(STRANGER, tx_hash("new")) == (stranger,)
     assert await book.payments_in(STRANGER, tx_hash("old")) == ()
+
+
+async def test_a_filtered_total_stops_at_ten_thousand(database: Database) -> None:
+    """Only in SQL: the twin in memory counts a list."""
+    rows = (
+        "INSERT INTO call (id, listing_id, listing_name, provider, payer, method, path, digest, state, rail, price,"
+        " price_units, currency, taken_units, decimals, request_id, owner_id, epoch, attempts, cut, clock_releases,"
+        " created_ms, moved_ms) WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 10005)"
+        " SELECT 'call_' || i, 'api', 'name', :who, :who, 'GET', '/', :who, 'released', 'none', '0', 0, 'USDC', 0,"
+        " 6, 'r', 'o', 1, 1, '', true, i, i FROM n"
+    )
+    await database.write(lambda c: c.execute(text(rows), {"who": PAYER}))
+    book = BookStore(database, owner_id="one", now_ms=lambda: NOW_MS)
+    page = await book.history(HistoryQuery(wallet=PAYER, limit=2))
+    assert (page.total, page.is_lower_bound, len(page.calls)) == (10_005, False, 2)
+    page = await book.history(HistoryQuery(wallet=PAYER, limit=2, status="failed"))
+    assert (page.total, page.is_lower_bound, len(page.calls)) == (10_000, True, 2)
+    page = await book.history(HistoryQuery(wallet=PAYER, limit=2, from_ms=6))
+    assert (page.total, page.is_lower_bound) == (10_000, False)

@@ -1,0 +1,163 @@
+"""Who gets the price: the one decision that every keeper of the books asks for."""
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tollway.identifiers import Address, TxHash
+from tollway.ledger.book import (
+    Claim,
+    Claimed,
+    Exhausted,
+    NonceUsed,
+    PlainEnded,
+    UnfinalLimit,
+    Unspendable,
+)
+from tollway.ledger.call import CallState, Payment, PaymentState
+from tollway.ledger.claims import check_units, decide_claims, nonce_key, purse_of, purses_short
+from tollway.testing.book_samples import CHAIN, PAYEE, PAYER, USDC, claim_on
+
+NONCE = b"\x07" * 32
+
+
+def payment(payment_id: int, value_units: int, **fields: Any) -> Payment:
+    defaults: dict[str, Any] = {
+        "id": payment_id,
+        "chain_id": CHAIN,
+        "tx_hash": TxHash(bytes([payment_id]) * 32),
+        "asset": USDC,
+        "payer": PAYER,
+        "payee": PAYEE,
+        "value_units": value_units,
+        "taken_units": 0,
+        "state": PaymentState.FINAL,
+        "block_number": 100,
+        "block_hash": b"",
+        "block_time": 1,
+    }
+    return Payment(**{**defaults, **fields})
+
+
+def decide(
+    claims: list[Claim], *payments: Payment, nonces: Any = None, unfinal_units_max: int | None = None
+) -> Any:
+    return decide_claims(claims, payments=payments, nonces=nonces or {}, unfinal_units_max=unfinal_units_max)
+
+
+@pytest.mark.parametrize(
+    ("value", "prices", "granted"),
+    [
+        (10, [8, 5, 2], [8, 2]),
+        (10, [5, 5, 1], [5, 5]),
+        (10, [11, 10], [10]),
+        (0, [1], []),
+        (3, [1] * 5, [1] * 3),
+    ],
+)
+def test_decides_greedily_in_order_and_folds_the_debits(
+    value: int, prices: list[int], granted: list[int]
+) -> None:
+    decisions, debits = decide([claim_on(payment(1, value), price) for price in prices], payment(1, value))
+    assert [one.claim.price_units for one in decisions if isinstance(one.outcome, Claimed)] == granted
+    assert [(one.taken_before_units, one.taken_units, one.calls) for one in debits] == (
+        [(0, sum(granted), len(granted))] if granted else []
+    )
+
+
+@pytest.mark.parametrize(
+    ("shown", "claimed", "outcome"),
+    [
+        ({"is_held": True}, {}, Unspendable(is_held=True)),
+        ({"state": PaymentState.GONE}, {}, Unspendable(is_held=False)),
+        ({"state": PaymentState.GONE, "is_held": True}, {}, Unspendable(is_held=False)),
+        ({"id": 2}, {}, Unspendable(is_held=False)),
+        ({}, {"payer": Address(b"\x01" * 20)}, Unspendable(is_held=False)),
+        ({}, {"payer": None}, Unspendable(is_held=False)),
+        ({"is_plain_ended": True}, {"is_plain": True}, PlainEnded()),
+        ({"taken_units": 10}, {}, Exhausted(rest_units=0)),
+        ({"taken_units": 8}, {}, Exhausted(rest_units=2)),
+    ],
+)
+def test_a_refusal_touches_nothing(shown: dict[str, Any], claimed: dict[str, Any], outcome: object) -> None:
+    plain = payment(1, 10)
+    (decision,), debits = decide([claim_on(plain, 5, **claimed)], replace(plain, **shown))
+    assert (decision.outcome, dict(decision.parts), debits) == (outcome, {}, ())
+
+
+def test_a_nonce_in_the_books_refuses_even_when_the_payment_is_spent() -> None:
+    shown = payment(1, 10, taken_units=10)
+    claim = claim_on(shown, nonce=NONCE)
+    used = NonceUsed(call_id=claim.call_id, state=CallState.CONSUMED)
+    key = nonce_key(claim)
+    (decision,), _ = decide([claim], shown, nonces={key: used})
+    assert decision.outcome == used
+
+
+@pytest.mark.parametrize(
+    ("helper", "outcome"),
+    [
+        ({}, Claimed),
+        ({"is_held": True}, Exhausted),
+        ({"state": PaymentState.GONE}, Exhausted),
+        ({"taken_units": 3}, Exhausted),
+        ({"value_units": 10}, Exhausted),
+        ({"payee": Address(b"\x02" * 20)}, Exhausted),
+    ],
+)
+def test_who_may_help_a_short_payment(helper: dict[str, Any], outcome: type) -> None:
+    short = payment(1, 7)
+    (decision,), _ = decide([claim_on(short, 10)], short, replace(payment(2, 3), **helper))
+    assert type(decision.outcome) is outcome
+
+
+def test_siblings_help_oldest_block_first_whatever_their_number() -> None:
+    short, young, old = payment(1, 5), payment(2, 4, block_number=9), payment(3, 4, block_number=8)
+    (decision,), _ = decide([claim_on(short, 10)], short, young, old)
+    assert dict(decision.parts) == {1: 5, 3: 4, 2: 1}
+
+
+@pytest.mark.parametrize(("limit", "granted"), [(None, 3), (6, 3), (5, 2), (4, 2), (1, 0), (0, 0)])
+def test_unfinal_value_counts_over_all_payments_of_the_payer(limit: int | None, granted: int) -> None:
+    first = payment(1, 10, state=PaymentState.UNFINAL)
+    second = payment(2, 10, state=PaymentState.UNFINAL, payee=Address(b"\x02" * 20))
+    final = payment(3, 10, taken_units=10)
+    claims = [claim_on(first, 2), claim_on(second, 2), claim_on(first, 2)]
+    decisions, _ = decide(claims, first, second, final, unfinal_units_max=limit)
+    assert sum(isinstance(one.outcome, Claimed) for one in decisions) == granted
+    assert {type(one.outcome) for one in decisions} <= {Claimed, UnfinalLimit}
+
+
+@pytest.mark.parametrize(
+    ("taken", "prices", "is_short"), [(0, [10], False), (0, [10, 1], True), (10, [1], False), (9, [2], True)]
+)
+def test_tells_whose_siblings_the_decision_needs(taken: int, prices: list[int], is_short: bool) -> None:
+    shown = payment(1, 10, taken_units=taken)
+    found = purses_short([claim_on(shown, price) for price in prices], {1: shown})
+    assert found == ({purse_of(shown)} if is_short else frozenset())
+
+
+@pytest.mark.parametrize("units", [-1, 2**63])
+def test_refuses_amounts_beyond_a_64_bit_column(units: int) -> None:
+    with pytest.raises(ValueError, match="2\\^63"):
+        check_units(units)
+    check_units(2**63 - 1)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_never_grants_more_than_there_is(seed: int) -> None:
+    draw = random.Random(seed)
+    payments = [payment(n, draw.randint(0, 20), block_number=draw.randint(1, 3)) for n in range(1, 6)]
+    claims = [claim_on(draw.choice(payments), draw.randint(1, 12)) for _ in range(40)]
+    decisions, debits = decide(claims, *payments)
+    taken: dict[int, int] = {}
+    for one in decisions:
+        if isinstance(one.outcome, Claimed):
+            assert sum(one.parts.values()) == one.claim.price_units
+            for key, units in one.parts.items():
+                assert units > 0
+                taken[key] = taken.get(key, 0) + units
+    assert {one.payment_id: one.taken_units for one in debits} == taken
+    assert all(taken.get(one.id, 0) <= one.value_units for one in payments)

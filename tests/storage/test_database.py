@@ -1,0 +1,90 @@
+"""The door to the database: one writer, readers that cannot write, foreign errors translated."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Connection, text
+from sqlalchemy.exc import IntegrityError
+
+from tollway.errors import StorageUnavailable
+from tollway.storage.database import ProcessLock, SqliteDatabase, connect_database, is_retryable
+
+
+@pytest.fixture
+async def database(tmp_path: Path) -> AsyncIterator[SqliteDatabase]:
+    it = SqliteDatabase(tmp_path / "a.sqlite3")
+    await it.open()
+    await it.write(lambda c: c.execute(text("CREATE TABLE t (n INTEGER PRIMARY KEY)")))
+    yield it
+    await it.close()
+
+
+def add(number: int, *, fails: bool = False) -> object:
+    def work(connection: Connection) -> None:
+        connection.execute(text("INSERT INTO t VALUES (:n)"), {"n": number})
+        if fails:
+            raise RuntimeError("stop")
+
+    return work
+
+
+async def numbers(database: SqliteDatabase) -> list[int]:
+    return await database.read(lambda c: list(c.execute(text("SELECT n FROM t ORDER BY n")).scalars()))
+
+
+@pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:", "mysql://host/name"])
+def test_refuses_what_it_does_not_support(url: str) -> None:
+    with pytest.raises(ValueError, match=r"SQLite needs a file|not supported"):
+        connect_database(url)
+
+
+async def test_a_failing_write_leaves_nothing(database: SqliteDatabase) -> None:
+    with pytest.raises(RuntimeError):
+        await database.write(add(1, fails=True))
+    assert await numbers(database) == []
+
+
+async def test_many_writers_take_turns(database: SqliteDatabase) -> None:
+    await asyncio.gather(*(database.write(add(n), flush=n % 2 == 0) for n in range(50)))
+    assert await numbers(database) == list(range(50))
+
+
+async def test_a_reader_cannot_write(database: SqliteDatabase) -> None:
+    with pytest.raises(StorageUnavailable):
+        await database.read(add(1))
+    assert await numbers(database) == []
+
+
+async def test_an_integrity_error_is_the_stores_to_judge(database: SqliteDatabase) -> None:
+    await database.write(add(1))
+    with pytest.raises(IntegrityError):
+        await database.write(add(1))
+
+
+async def test_other_errors_become_storage_unavailable(database: SqliteDatabase) -> None:
+    with pytest.raises(StorageUnavailable) as caught:
+        await database.read(lambda c: c.execute(text("SELECT * FROM nowhere")))
+    assert not is_retryable(caught.value)
+
+
+@pytest.mark.parametrize("url", ["postgresql://user@127.0.0.1:1/x", "postgresql:///x?host=/nowhere"])
+async def test_a_server_that_is_not_there_is_storage_unavailable(url: str) -> None:
+    database = connect_database(url)
+    with pytest.raises(StorageUnavailable):
+        await database.open()
+    await database.close()
+
+
+async def test_only_one_process_holds_the_lock(tmp_path: Path) -> None:
+    first, second = ProcessLock(tmp_path / "lock"), ProcessLock(tmp_path / "lock")
+    assert first.acquire()
+    assert not second.acquire()
+    first.release()
+    assert second.acquire()
+    second.release()
+
+
+def test_an_address_tells_no_secret() -> None:
+    assert "secret" not in connect_database("postgresql://me:secret@db.example/x").listen_address()
