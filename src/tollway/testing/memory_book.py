@@ -4,12 +4,12 @@ It passes the same contract suite and asks the same rules in `ledger/`. `away` m
 `StorageUnavailable`. `another` is a second gateway over the same books.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Self
 
 from tollway.errors import StorageUnavailable
-from tollway.identifiers import Address, CallId, TxHash
+from tollway.identifiers import CallId, TxHash
 from tollway.ledger.book import (
     AuditReport,
     Claim,
@@ -17,68 +17,38 @@ from tollway.ledger.book import (
     ClaimOutcome,
     Close,
     Closed,
-    Debt,
     Fenced,
     Finish,
     NonceUsed,
     OpenCall,
 )
 from tollway.ledger.call import (
-    TAKING,
-    CallRecord,
     CallState,
     NewPayment,
     Payment,
     PaymentState,
-    Rail,
     is_move_allowed,
 )
-from tollway.ledger.claims import NonceKey, Purse, check_units, decide_claims, nonce_key, purse_of
+from tollway.ledger.claims import NonceKey, check_units, decide_claims, nonce_key, purse_of
 from tollway.ledger.parts import Parts, held_after, share_among_debts
-from tollway.ledger.statement import HistoryPage, HistoryQuery, HistoryStatus
 from tollway.limits import DEFAULT_LIMITS, Limits
+from tollway.testing.memory_rows import (
+    MemoryCall,
+    MemoryStatement,
+    holds_right,
+    is_cut,
+    is_open,
+    owed_units,
+    payment_key,
+    purse_of_claim,
+    shown_payment,
+)
 
-TOTAL_MAX = 10_000
 GAP_MS = 60_000
 GONE_RECHECK_MS = 86_400_000
 
 
-@dataclass(slots=True, kw_only=True)
-class _Call:
-    claim: Claim
-    rail: Rail
-    owner_id: str
-    parts: Parts
-    moved_ms: int
-    state: CallState = CallState.FORWARDING
-    epoch: int = 1
-    attempts: int = 1
-    cut: str = ""
-    close: Close | None = None
-    finish: Finish | None = None
-    completed_ms: int | None = None
-
-    @property
-    def order(self) -> tuple[int, CallId]:
-        return (self.claim.created_ms, self.claim.call_id)
-
-
-@dataclass(slots=True, kw_only=True)
-class _Rows:
-    """What all gateways share. A payment is kept with its value on the chain, also when it is gone."""
-
-    payments: dict[int, Payment] = field(default_factory=dict)
-    checked_ms: dict[int, int] = field(default_factory=dict)
-    gone_ms: dict[int, int] = field(default_factory=dict)
-    calls: dict[CallId, _Call] = field(default_factory=dict)
-    seen_ms: dict[str, int] = field(default_factory=dict)
-    admitted: set[TxHash] = field(default_factory=set)
-    ready_ms: int | None = None
-    outages: list[tuple[int, int]] = field(default_factory=list)
-    restored_ms: int | None = None
-
-
-class MemoryBook:
+class MemoryBook(MemoryStatement):
     """Keeps the promises of `Book` and `Statement`, within one process."""
 
     def __init__(
@@ -89,12 +59,11 @@ class MemoryBook:
         limits: Limits = DEFAULT_LIMITS,
         unfinal_units_max: int | None = None,
     ) -> None:
+        super().__init__()
         self._now_ms = now_ms
         self._owner_id = owner_id
         self._limits = limits
         self._unfinal_units_max = unfinal_units_max
-        self._rows = _Rows()
-        self.away = False
 
     def another(self, owner_id: str) -> Self:
         """A second gateway over the same books."""
@@ -108,15 +77,14 @@ class MemoryBook:
         return other
 
     async def find_payments(self, tx_hash: TxHash) -> tuple[Payment, ...]:
-        self._answer()
-        return tuple(_shown(one) for one in self._rows.payments.values() if one.tx_hash == tx_hash)
+        return self._payments_with(tx_hash)
 
     async def record_payments(self, payments: Sequence[NewPayment], *, now_ms: int) -> tuple[Payment, ...]:
         self._answer()
         for new in payments:
             check_units(new.value_units)
-        ids = [self._record(new, now_ms) for new in payments]
-        return tuple(_shown(self._rows.payments[key]) for key in dict.fromkeys(ids))
+        ids = [self._add(new, now_ms) for new in payments]
+        return tuple(shown_payment(self._rows.payments[key]) for key in dict.fromkeys(ids))
 
     async def claim(self, claim: Claim) -> ClaimOutcome:
         check_units(claim.price_units)
@@ -125,7 +93,7 @@ class MemoryBook:
             raise StorageUnavailable
         (decision,), debits = decide_claims(
             [claim],
-            payments=[_shown(one) for one in self._rows.payments.values()],
+            payments=[shown_payment(one) for one in self._rows.payments.values()],
             nonces=self._nonces(),
             unfinal_units_max=self._unfinal_units_max,
         )
@@ -138,7 +106,7 @@ class MemoryBook:
                 calls=debit.calls,
                 is_plain_ended=debit.is_plain_ended,
             )
-        self._rows.calls[claim.call_id] = _Call(
+        self._rows.calls[claim.call_id] = MemoryCall(
             claim=claim,
             rail=decision.outcome.rail,
             owner_id=self._owner_id,
@@ -179,7 +147,7 @@ class MemoryBook:
             for call in self._newest_first()
             if call.claim.payment_id == payment_id
             and call.claim.digest == digest
-            and (_is_open(call) or _is_cut(call))
+            and (is_open(call) or is_cut(call))
         ]
         if not found:
             return None
@@ -200,23 +168,6 @@ class MemoryBook:
         call.attempts += 1
         call.owner_id, call.finish, call.completed_ms = self._owner_id, None, None
         return Claimed(epoch=call.epoch, rest_units=self._rest_of(call) or 0, rail=call.rail)
-
-    async def spending_calls(self, payment_id: int, *, limit: int) -> tuple[CallId, ...]:
-        self._answer()
-        spending = [call for call in self._newest_first() if call.parts.get(payment_id, 0)]
-        return tuple(call.claim.call_id for call in spending[:limit])
-
-    async def debts(self, payer: Address) -> tuple[Debt, ...]:
-        self._answer()
-        owed: dict[Purse, int] = {}
-        for call in self._rows.calls.values():
-            if call.claim.payer == payer and call.state is CallState.REORGED:
-                purse = _purse_of_claim(call.claim)
-                owed[purse] = owed.get(purse, 0) + _owed_units(call)
-        return tuple(
-            Debt(chain_id=purse.chain_id, asset=purse.asset, payee=purse.payee, units=units)
-            for purse, units in sorted(owed.items())
-        )
 
     async def resolve(self, call_id: CallId, after: CallState, *, now_ms: int) -> bool:
         if after not in (CallState.RELEASED, CallState.CONSUMED):
@@ -260,7 +211,7 @@ class MemoryBook:
         for call in self._rows.calls.values():
             for key, units in call.parts.items():
                 held[key] = held.get(key, 0) + units
-            if call.claim.payment_id is not None and not _holds_right(call):
+            if call.claim.payment_id is not None and not holds_right(call):
                 wrong.append(f"call {call.claim.call_id} is {call.state}")
         for payment in self._rows.payments.values():
             if payment.taken_units != held.get(payment.id, 0):
@@ -292,7 +243,7 @@ class MemoryBook:
             or (payment.state is PaymentState.GONE and self._rows.gone_ms[payment.id] > since_ms)
         ]
         watched.sort(key=lambda one: (self._rows.checked_ms[one.id], one.id))
-        return tuple(map(_shown, watched[:limit]))
+        return tuple(map(shown_payment, watched[:limit]))
 
     async def mark_checked(
         self, payment_id: int, *, is_final: bool, block_number: int, block_hash: bytes, now_ms: int
@@ -362,50 +313,6 @@ class MemoryBook:
         self._answer()
         return self._rows.restored_ms
 
-    async def history(self, query: HistoryQuery) -> HistoryPage:
-        self._answer()
-        calls = [call for call in self._newest_first() if _is_asked_for(call, query)]
-        is_filtered = any(
-            one is not None for one in (query.listing_id, query.status, query.from_ms, query.to_ms)
-        )
-        is_beyond = is_filtered and len(calls) > TOTAL_MAX
-        total = TOTAL_MAX if is_beyond else len(calls)
-        if query.before is not None:
-            place = self._rows.calls.get(query.before)
-            calls = [call for call in calls if place is not None and call.order < place.order]
-        shown = calls[query.offset : query.offset + query.limit]
-        return HistoryPage(calls=tuple(map(_record, shown)), total=total, is_lower_bound=is_beyond)
-
-    async def find_call(self, call_id: CallId) -> CallRecord | None:
-        self._answer()
-        call = self._rows.calls.get(call_id)
-        return None if call is None else _record(call)
-
-    async def payments_of(self, payer: Address, *, limit: int, offset: int) -> tuple[Payment, ...]:
-        self._answer()
-        own = [_shown(one) for one in self._rows.payments.values() if one.payer == payer]
-        own.sort(key=lambda one: (one.block_time, one.id), reverse=True)
-        return tuple(own[offset : offset + limit])
-
-    async def payments_in(self, payer: Address, tx_hash: TxHash) -> tuple[Payment, ...]:
-        return tuple(one for one in await self.find_payments(tx_hash) if one.payer == payer)
-
-    async def calls_of(self, payment_id: int, *, limit: int) -> tuple[CallId, ...]:
-        self._answer()
-        own = [
-            call
-            for call in self._newest_first()
-            if call.claim.payment_id == payment_id or payment_id in call.parts
-        ]
-        return tuple(call.claim.call_id for call in own[:limit])
-
-    def _answer(self) -> None:
-        if self.away:
-            raise StorageUnavailable
-
-    def _newest_first(self) -> list[_Call]:
-        return sorted(self._rows.calls.values(), key=lambda call: call.order, reverse=True)
-
     def _nonces(self) -> dict[NonceKey, NonceUsed]:
         held = (call for call in self._rows.calls.values() if call.state is not CallState.RELEASED)
         keyed = ((nonce_key(call.claim), call) for call in held)
@@ -415,8 +322,10 @@ class MemoryBook:
             if key is not None
         }
 
-    def _record(self, new: NewPayment, now_ms: int) -> int:
-        old = next((one for one in self._rows.payments.values() if _key(one) == _key(new)), None)
+    def _add(self, new: NewPayment, now_ms: int) -> int:
+        old = next(
+            (one for one in self._rows.payments.values() if payment_key(one) == payment_key(new)), None
+        )
         if old is not None and old.state is not PaymentState.GONE:
             return old.id
         payment_id = old.id if old is not None else len(self._rows.payments) + 1
@@ -446,131 +355,37 @@ class MemoryBook:
         debtors = [
             call
             for call in reversed(self._newest_first())
-            if call.state is CallState.REORGED and _purse_of_claim(call.claim) == purse_of(payment)
+            if call.state is CallState.REORGED and purse_of_claim(call.claim) == purse_of(payment)
         ]
-        owed = [(call.claim.call_id, _owed_units(call)) for call in debtors]
+        owed = [(call.claim.call_id, owed_units(call)) for call in debtors]
         for call_id, units in share_among_debts(payment.rest_units, debts=owed).items():
             call = self._rows.calls[call_id]
             self._hold(call, {**call.parts, payment.id: call.parts.get(payment.id, 0) + units})
-            if _owed_units(call) == 0:
+            if owed_units(call) == 0:
                 call.state = CallState.CONSUMED
 
-    def _move(self, call: _Call, after: CallState) -> None:
+    def _move(self, call: MemoryCall, after: CallState) -> None:
         assert is_move_allowed(call.state, after), f"{call.state} -> {after}"
         gone = {key for key in call.parts if self._rows.payments[key].state is PaymentState.GONE}
         holding = held_after(after, parts=call.parts, price_units=call.claim.price_units, gone=gone)
         self._hold(call, holding.parts)
         call.state, call.moved_ms = holding.state, self._now_ms()
 
-    def _hold(self, call: _Call, parts: Parts) -> None:
+    def _hold(self, call: MemoryCall, parts: Parts) -> None:
         for key in {*call.parts, *parts}:
             payment = self._rows.payments[key]
             taken_units = payment.taken_units + parts.get(key, 0) - call.parts.get(key, 0)
             self._rows.payments[key] = replace(payment, taken_units=taken_units)
         call.parts = parts
 
-    def _is_repeatable(self, call: _Call) -> bool:
+    def _is_repeatable(self, call: MemoryCall) -> bool:
         drawn = {*call.parts} | ({call.claim.payment_id} if call.claim.payment_id is not None else set())
         payments = [self._rows.payments[key] for key in drawn]
         is_paid = all(one.state is not PaymentState.GONE and not one.is_held for one in payments)
-        is_open = call.state is CallState.UNKNOWN or _is_cut(call)
+        is_open = call.state is CallState.UNKNOWN or is_cut(call)
         return is_open and is_paid and call.attempts < self._limits.attempts_max
 
-    def _rest_of(self, call: _Call) -> int | None:
+    def _rest_of(self, call: MemoryCall) -> int | None:
         if call.claim.payment_id is None:
             return None
-        return _shown(self._rows.payments[call.claim.payment_id]).rest_units
-
-
-def _shown(payment: Payment) -> Payment:
-    if payment.state is not PaymentState.GONE:
-        return payment
-    return replace(payment, value_units=payment.taken_units)
-
-
-def _key(payment: Payment | NewPayment) -> tuple[object, ...]:
-    return (payment.chain_id, payment.tx_hash, payment.asset, payment.payer, payment.payee)
-
-
-def _purse_of_claim(claim: Claim) -> Purse:
-    assert claim.chain_id is not None
-    assert claim.asset is not None
-    assert claim.payer is not None
-    assert claim.pay_to is not None
-    return Purse(claim.chain_id, claim.asset, claim.payer, claim.pay_to)
-
-
-def _owed_units(call: _Call) -> int:
-    return call.claim.price_units - sum(call.parts.values())
-
-
-def _holds_right(call: _Call) -> bool:
-    held_units, price_units = sum(call.parts.values()), call.claim.price_units
-    if call.state in TAKING:
-        return held_units == price_units
-    return held_units == 0 if call.state is CallState.RELEASED else held_units < price_units
-
-
-def _is_open(call: _Call) -> bool:
-    return call.state in (CallState.FORWARDING, CallState.UNKNOWN)
-
-
-def _is_cut(call: _Call) -> bool:
-    return call.state is CallState.CONSUMED and call.cut == "cut"
-
-
-def _is_asked_for(call: _Call, query: HistoryQuery) -> bool:
-    claim = call.claim
-    checks: Iterable[bool] = (
-        (claim.payer if query.role == "payer" else claim.provider) == query.wallet,
-        query.listing_id is None or claim.listing_id == query.listing_id,
-        query.from_ms is None or claim.created_ms >= query.from_ms,
-        query.to_ms is None or claim.created_ms <= query.to_ms,
-        query.status is None or _status(call) == query.status,
-    )
-    return all(checks)
-
-
-def _status(call: _Call) -> HistoryStatus:
-    if call.state in (CallState.FORWARDING, CallState.SETTLING):
-        return "pending"
-    if call.state is CallState.UNKNOWN:
-        return "unknown"
-    upstream_status = None if call.close is None else call.close.upstream_status
-    is_good = call.state is not CallState.RELEASED and upstream_status is not None and upstream_status < 400
-    return "succeeded" if is_good else "failed"
-
-
-def _record(call: _Call) -> CallRecord:
-    claim, close, finish = call.claim, call.close, call.finish
-    return CallRecord(
-        id=claim.call_id,
-        listing_id=claim.listing_id,
-        listing_name=claim.listing_name,
-        provider=claim.provider,
-        payer=claim.payer,
-        method=claim.method,
-        path=claim.path,
-        state=call.state,
-        rail=call.rail,
-        price=claim.price,
-        price_units=claim.price_units,
-        currency=claim.currency,
-        chain_id=claim.chain_id,
-        asset=claim.asset,
-        decimals=claim.decimals or 0,
-        tx_hash=claim.tx_hash,
-        pay_to=claim.pay_to,
-        http_status=close.http_status if close else None,
-        upstream_status=close.upstream_status if close else None,
-        request_bytes=finish.request_bytes if finish else None,
-        response_bytes=finish.response_bytes if finish else None,
-        latency_ms=close.latency_ms if close else None,
-        upstream_latency_ms=close.upstream_latency_ms if close else None,
-        delivery=finish.delivery if finish else None,
-        idempotency_key=claim.idempotency_key,
-        request_id=claim.request_id,
-        error=close.error if close else None,
-        created_ms=claim.created_ms,
-        completed_ms=call.completed_ms,
-    )
+        return shown_payment(self._rows.payments[call.claim.payment_id]).rest_units
