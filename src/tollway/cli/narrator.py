@@ -109,7 +109,9 @@ def _lay_out(body: bytes) -> list[str]:
     try:
         document = json.loads(body)
     except ValueError:
-        return [shorten(f"{len(body)} bytes that are not JSON")]
+        return [f"{len(body)} bytes that are not JSON"]
+    if isinstance(document, dict):  # a listing has many members that were not set
+        document = {name: value for name, value in document.items() if value not in (None, [], {})}
     return [shorten(line, BODY_CHARACTERS_MAX) for line in lay_out_json(document)]
 
 
