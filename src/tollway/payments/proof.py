@@ -73,24 +73,28 @@ _DISPLAY = {
 
 
 def _parse_shown(shown: dict[bytes, bytes]) -> Proof | Problem:
+    foreign = next((name for name, value in shown.items() if not value.isascii()), None)
+    if foreign is not None:
+        return _malformed(foreign, "malformed", "holds bytes that are no ASCII")
+    text = {name: value.decode("ascii") for name, value in shown.items()}
     try:
-        tx_hash = TxHash.parse(shown[TX_HEADER].decode("ascii"))
+        tx_hash = TxHash.parse(text[TX_HEADER])
     except ValueError:
         return _malformed(TX_HEADER, "malformed", "must be 0x followed by 64 hex digits")
     try:
-        signature = parse_signature(shown[SIGNATURE_HEADER].decode("ascii")).raw
+        signature = parse_signature(text[SIGNATURE_HEADER]).raw
     except ValueError as exc:
         return _malformed(SIGNATURE_HEADER, "malformed", f"cannot count: {exc}")
     binding: Binding | None = None
-    if PARAMS_HEADER in shown:
+    if PARAMS_HEADER in text:
         try:
-            binding = parse_binding(shown[PARAMS_HEADER].decode("ascii"))
+            binding = parse_binding(text[PARAMS_HEADER])
         except ValueError as exc:
             return _malformed(PARAMS_HEADER, "malformed", str(exc))
     chain_id: ChainId | None = None
-    if NETWORK_HEADER in shown:
+    if NETWORK_HEADER in text:
         try:
-            chain_id = parse_network(shown[NETWORK_HEADER].decode("ascii"))
+            chain_id = parse_network(text[NETWORK_HEADER])
         except ValueError:
             return _malformed(NETWORK_HEADER, "malformed", "must be a CAIP-2 network such as eip155:8453")
     return Proof(tx_hash=tx_hash, signature=signature, binding=binding, chain_id=chain_id)
