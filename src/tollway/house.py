@@ -106,13 +106,7 @@ class House:
         origin = parse_origin(settings.public_url)
         self.sealer = Sealer(settings.secret_key.reveal(), entropy=secrets.token_bytes)
         self.catalog = CatalogStore(self.database, sealer=self.sealer, now_ms=now_ms)
-        self.book = BookStore(
-            self.database,
-            owner_id=uuid.uuid4().hex,
-            limits=limits,
-            now_ms=now_ms,
-            on_batch=self.metrics.claims_batch_size.observe,
-        )
+        self.book = self._make_book()
         self.sessions = SqlSessions(self.database)
         self.moderation = ModerationStore(self.database)
         self.chains = RpcReader(
@@ -123,12 +117,7 @@ class House:
             limits=limits,
             on_request=lambda count: self.metrics.rpc_requests.inc(),
         )
-        self.dialer = Dialer(
-            limits=limits,
-            allow_private=settings.allow_private_endpoints,
-            own_origins=frozenset({str(origin)}),
-            own_listeners=frozenset({(settings.listen.host, settings.listen.port)}),
-        )
+        self.dialer = self._make_dialer(origin)
         self.meters = Meters(limits=limits)
         judge = SignatureJudge(self.chains, limits=limits)
         self.till = Till(
@@ -156,6 +145,25 @@ class House:
         self.app = self._build_app(origin)
         self.server = HttpServer(
             self.app, host=settings.listen.host, port=settings.listen.port, limits=limits
+        )
+
+    def _make_book(self) -> BookStore:
+        """A gateway that is to die at a named step puts its own books here, and its own dialer below."""
+        return BookStore(
+            self.database,
+            owner_id=uuid.uuid4().hex,
+            limits=self.settings.limits,
+            now_ms=now_ms,
+            on_batch=self.metrics.claims_batch_size.observe,
+        )
+
+    def _make_dialer(self, origin: PublicOrigin) -> Dialer:
+        settings = self.settings
+        return Dialer(
+            limits=settings.limits,
+            allow_private=settings.allow_private_endpoints,
+            own_origins=frozenset({str(origin)}),
+            own_listeners=frozenset({(settings.listen.host, settings.listen.port)}),
         )
 
     def _build_app(self, origin: PublicOrigin) -> ASGIApp:
