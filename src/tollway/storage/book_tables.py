@@ -26,6 +26,7 @@ from tollway.storage.database import metadata
 RowId = BigInteger().with_variant(Integer, "sqlite")
 """A row number that SQLite fills in by itself."""
 
+COUNTING_NONCE = "nonce IS NOT NULL AND state <> 'released'"
 REPEATABLE = "state IN ('forwarding', 'unknown') OR cut = 'cut'"
 """A call that the same request may run into, or run again. Literal, in the index and in the query."""
 
@@ -105,12 +106,12 @@ call_table = Table(
     Index("ix_call_payment_time", "payment_id", "created_ms", "id"),
     Index(
         "uq_call_nonce",
+        "nonce",
         "tx_hash",
         "chain_id",
-        "nonce",
         unique=True,
-        sqlite_where=text("nonce IS NOT NULL AND state <> 'released'"),
-        postgresql_where=text("nonce IS NOT NULL AND state <> 'released'"),
+        sqlite_where=text(COUNTING_NONCE),
+        postgresql_where=text(COUNTING_NONCE),
     ),
     # The predicates are literal, and so are those of the queries: else neither planner would use these.
     Index(

@@ -71,7 +71,8 @@ def note_restored(connection: Connection, *, now_ms: int) -> None:
 
 def restored_before_ms(connection: Connection) -> int | None:
     query = select(func.max(restore_table.c.noted_ms)).where(restore_table.c.released_ms.is_(None))
-    return connection.execute(query).scalar_one()
+    found: int | None = connection.execute(query).scalar_one()
+    return found
 
 
 def release_held(connection: Connection, *, now_ms: int) -> int:

@@ -179,14 +179,15 @@ def _pay_debt(page: BookPage, call: LockedCall, payment_id: int, units: int, *, 
 def _debtors(connection: Connection, payment: Payment) -> list[CallId]:
     columns = call_table.c
     purse = purse_of(payment)
-    query = (
-        select(columns.id)
-        .where(columns.payer == purse.payer, columns.pay_to == purse.payee, columns.asset == purse.asset)
-        .where(columns.chain_id == purse.chain_id, _is_reorged())
-        .order_by(columns.created_ms, columns.id)
-        .limit(CHUNK)
+    query = select(columns.created_ms, columns.id).where(
+        columns.payer == purse.payer,
+        columns.pay_to == purse.payee,
+        columns.asset == purse.asset,
+        columns.chain_id == purse.chain_id,
+        _is_reorged(),
     )
-    return [CallId(call_id) for call_id in connection.execute(query).scalars()]
+    rows = sorted((row.created_ms, row.id) for row in connection.execute(query))
+    return [CallId(call_id) for _, call_id in rows[:CHUNK]]
 
 
 def _is_reorged() -> ColumnElement[bool]:

@@ -8,14 +8,14 @@ already, a close or a reopen that already happened, is answered like the first t
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, Connection, and_, bindparam, case, insert, select, update
+from sqlalchemy import ColumnElement, Connection, and_, bindparam, case, insert, select, text, update
 
 from tollway.identifiers import CallId, ChainId, TxHash
 from tollway.ledger.book import Claim, Claimed, ClaimOutcome, Close, Closed, Fenced, Finish, NonceUsed
 from tollway.ledger.call import CallState, PaymentState, Rail
 from tollway.ledger.claims import Decision, NonceKey, Purse, decide_claims, nonce_key, purses_short
 from tollway.storage.book_page import BookPage, LockedCall, drawn_from, topup_rows
-from tollway.storage.book_tables import call_table, payment_table, topup_table
+from tollway.storage.book_tables import COUNTING_NONCE, call_table, payment_table, topup_table
 
 SIBLINGS_MAX = 256
 """How many small payments of one purse may repair a short one."""
@@ -227,10 +227,9 @@ class _Post:
             return {}
         columns = call_table.c
         query = select(columns.id, columns.state, columns.chain_id, columns.tx_hash, columns.nonce).where(
-            columns.tx_hash.in_({key.tx_hash for key in wanted}),
             columns.nonce.in_({key.nonce for key in wanted}),
-            columns.nonce.is_not(None),
-            columns.state != CallState.RELEASED.value,
+            columns.tx_hash.in_({key.tx_hash for key in wanted}),
+            text(COUNTING_NONCE),
         )
         return {
             NonceKey(ChainId(row.chain_id), TxHash(row.tx_hash), bytes(row.nonce)): NonceUsed(

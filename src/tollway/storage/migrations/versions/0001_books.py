@@ -105,7 +105,7 @@ def _create_call() -> None:
     op.create_index(
         "uq_call_nonce",
         "call",
-        ["tx_hash", "chain_id", "nonce"],
+        ["nonce", "tx_hash", "chain_id"],
         unique=True,
         sqlite_where=has_nonce,
         postgresql_where=has_nonce,
