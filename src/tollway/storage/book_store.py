@@ -63,6 +63,7 @@ class BookStore:
         self._limits = limits
         self._unfinal_units_max = unfinal_units_max
         self._boot_mark = boot_mark
+        self._marking = asyncio.Lock()
         self._batches = GroupCommit(
             database, posting=self._posting, batch_max=limits.claim_batch_max, on_batch=on_batch
         )
@@ -264,6 +265,8 @@ class BookStore:
         if not isinstance(self._database, SqliteDatabase):
             return
         path = operator_notes.mark_path(self._database.path)
-        marked = await asyncio.to_thread(operator_notes.read_mark, path)
-        number = await self._write(partial(operator_notes.bump_generation, marked=marked, now_ms=now_ms))
-        await asyncio.to_thread(operator_notes.write_mark, path, number)
+        async with self._marking:
+            marked = await asyncio.to_thread(operator_notes.read_mark, path)
+            work = partial(operator_notes.bump_generation, marked=marked, now_ms=now_ms)
+            number = await self._write(work)
+            await asyncio.to_thread(operator_notes.write_mark, path, number)
