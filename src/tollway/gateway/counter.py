@@ -6,20 +6,22 @@ It takes a price or says why not. It sends nothing, and asks no chain.
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import assert_never
 
 from tollway.gateway.cargo import Cargo
 from tollway.gateway.exchange import Declined, IncomingCall, Offer
-from tollway.gateway.forward import ClaimRefused, Ticket
 from tollway.gateway.refusals import (
     BOUND_REQUIRED,
     GONE,
     HELD,
     UNFINAL_LIMIT,
     already_used,
+    find_idempotency_key,
     insufficient,
     nonce_used,
 )
+from tollway.gateway.trip import ClaimRefused, Ticket
 from tollway.identifiers import Address, CallId, format_id, keccak256
 from tollway.ledger.book import (
     Book,
@@ -97,7 +99,7 @@ class Counter:
             )
             if due is not None:
                 purchases.append(Purchase(tender=tender, due=due))
-        return sorted(purchases, key=lambda p: p.tender.payment.rest_units < p.due.units)
+        return sorted(purchases, key=lambda one: one.tender.payment.rest_units < one.due.units)
 
     async def take(self, order: Order, purchases: Sequence[Purchase]) -> Ticket:
         """Takes the price from the first payment that can give it. Raises ClaimRefused; then nothing was taken."""
@@ -105,14 +107,14 @@ class Counter:
         for purchase in purchases:
             claim = self._claim_of(order, purchase)
             payment = purchase.tender.payment
-            if payment.id in self._unsettled:
+            if payment.id in self._unsettled or _may_be_unsettled(purchase.tender):
                 ticket = await self._run_again(claim, purchase)
                 if ticket is not None:
                     return ticket
             outcome = await self._book.claim(claim)
             if isinstance(outcome, Claimed):
                 self._till.note_spent(payment)
-                return _ticket(claim.call_id, outcome, purchase)
+                return self._ticket(claim.call_id, outcome, purchase)
             self._till.forget(order.proof.tx_hash)
             ticket = await self._run_again(claim, purchase)
             if ticket is not None:
@@ -130,13 +132,31 @@ class Counter:
         if open_call is None or open_call.state is CallState.FORWARDING:
             return None
         outcome = await self._book.reopen(open_call.call_id, epoch=open_call.epoch, now_ms=self._now_ms())
-        return _ticket(open_call.call_id, outcome, purchase) if isinstance(outcome, Claimed) else None
+        if not isinstance(outcome, Claimed):
+            return None
+        return self._ticket(open_call.call_id, outcome, purchase)
 
-    def note_unsettled(self, payment: Payment) -> None:
-        """A call on this payment ended without an outcome."""
+    def _note_unsettled(self, payment: Payment) -> None:
+        """A call on this payment ended without an outcome, or with half an answer."""
         self._unsettled[payment.id] = None
+        self._unsettled.move_to_end(payment.id)
         if len(self._unsettled) > UNSETTLED_MAX:
             self._unsettled.popitem(last=False)
+
+    def _ticket(self, call_id: CallId, claimed: Claimed, purchase: Purchase) -> Ticket:
+        payment = purchase.tender.payment
+        return Ticket(
+            call_id=call_id,
+            claimed=claimed,
+            price=purchase.due.price,
+            currency=purchase.tender.asset.symbol,
+            charge_on=purchase.due.charge_on,
+            asset=purchase.tender.asset,
+            units=purchase.due.units,
+            payer=payment.payer,
+            transaction=str(payment.tx_hash),
+            note_unsettled=partial(self._note_unsettled, payment),
+        )
 
     def _claim_of(self, order: Order, purchase: Purchase) -> Claim:
         call, listing, payment = order.call, order.listing, purchase.tender.payment
@@ -162,13 +182,30 @@ class Counter:
             nonce=None if binding is None else binding.nonce,
             ends_plain=binding is not None,
             is_plain=binding is None,
-            idempotency_key=_find_idempotency_key(call),
+            idempotency_key=find_idempotency_key(call),
             request_id=call.request_id,
             created_ms=call.received_ms,
         )
 
-    def free_claim(self, call: IncomingCall, listing: Listing, tariff: Tariff) -> Claim:
+    async def take_free(self, call: IncomingCall, listing: Listing, tariff: Tariff) -> Ticket:
         """A call that takes nothing is recorded all the same."""
+        claim = self._free_claim(call, listing, tariff)
+        outcome = await self._book.claim(claim)
+        assert isinstance(outcome, Claimed)  # it takes nothing that could run out
+        return Ticket(
+            call_id=claim.call_id,
+            claimed=outcome,
+            price=tariff.price,
+            currency=tariff.terms.currency,
+            charge_on=tariff.terms.charge_on,
+            asset=None,
+            units=0,
+            payer=None,
+            transaction=None,
+            note_unsettled=_nothing,
+        )
+
+    def _free_claim(self, call: IncomingCall, listing: Listing, tariff: Tariff) -> Claim:
         return Claim(
             call_id=self._new_call_id(),
             listing_id=listing.id,
@@ -190,7 +227,7 @@ class Counter:
             nonce=None,
             ends_plain=False,
             is_plain=False,
-            idempotency_key=_find_idempotency_key(call),
+            idempotency_key=find_idempotency_key(call),
             request_id=call.request_id,
             created_ms=call.received_ms,
         )
@@ -227,21 +264,10 @@ class Counter:
                 assert_never(outcome)
 
 
-def _find_idempotency_key(call: IncomingCall) -> str | None:
-    value = call.find_header(b"idempotency-key")
-    return None if value is None else value.decode("utf-8", "replace").strip('"')[:255]
+def _nothing() -> None:
+    pass
 
 
-def _ticket(call_id: CallId, claimed: Claimed, purchase: Purchase) -> Ticket:
-    payment = purchase.tender.payment
-    return Ticket(
-        call_id=call_id,
-        claimed=claimed,
-        price=purchase.due.price,
-        currency=purchase.tender.asset.symbol,
-        charge_on=purchase.due.charge_on,
-        asset=purchase.tender.asset,
-        units=purchase.due.units,
-        payer=payment.payer,
-        transaction=str(payment.tx_hash),
-    )
+def _may_be_unsettled(tender: Tender) -> bool:
+    """An older payment that this process meets for the first time may have a call from before a restart."""
+    return tender.is_fresh and not tender.is_first

@@ -27,11 +27,15 @@ class BodyRefused(Exception):
 
 
 class RequestBody(Protocol):
-    """The body as it comes in. `length` is None when the caller did not say; `is_present` False when there is none."""
+    """The body as it comes in. `length` is None when the caller did not say; `is_present` False when there is none.
+
+    `is_broken`: it ended before its end, by the caller's doing.
+    """
 
     is_present: bool
     length: int | None
     bytes_read: int
+    is_broken: bool
 
     async def read_chunk(self) -> bytes:
         """The next bytes; b"" once, at the end. Raises CallerGone, and BodyRefused when it comes too slowly."""

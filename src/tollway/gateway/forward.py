@@ -5,12 +5,8 @@ these steps is named here once, in the words of the table of outcomes. No body i
 """
 
 import asyncio
-import base64
-import json
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
-
-from aiohttp import ServerDisconnectedError
+from dataclasses import replace
 
 from tollway.errors import (
     Code,
@@ -21,11 +17,9 @@ from tollway.errors import (
     UpstreamBadResponse,
     UpstreamTimeout,
 )
-from tollway.gateway.cargo import Cargo
 from tollway.gateway.exchange import (
     Abandoned,
     Answer,
-    AnswerBody,
     BodyRefused,
     CallerGone,
     Declined,
@@ -34,39 +28,32 @@ from tollway.gateway.exchange import (
     Outcome,
 )
 from tollway.gateway.headers import caller_headers, upstream_headers
+from tollway.gateway.refusals import OUTCOME_UNKNOWN, UPSTREAM_ASKS_PAYMENT, explain_failure, name_proxy_error
 from tollway.gateway.target import add_query_secret, build_upstream_target
-from tollway.identifiers import Address, CallId
-from tollway.ledger.book import Book, Claimed, Close, Fenced, Finish
+from tollway.gateway.trip import ClaimRefused, Shipment, Ticket, Trip, UpstreamBody, call_headers
+from tollway.ledger.book import Book, Close, Closed
 from tollway.ledger.call import CallState, Delivery
 from tollway.limits import Limits
-from tollway.money import Asset, Price
 from tollway.outbound.dialer import Dialer
 from tollway.outbound.policy import Endpoint
-from tollway.outbound.upstream import Progress, UpstreamRequest, UpstreamResponse
-from tollway.registry.listing import ChargeOn, Listing, is_charged
+from tollway.outbound.upstream import UpstreamRequest, UpstreamResponse
+from tollway.registry.listing import Listing, is_charged
+
+_WIRE_STATES = {
+    CallState.CONSUMED: "charged",
+    CallState.RELEASED: "released",
+    CallState.UNKNOWN: "held",
+}
+_PAYMENT_ASKED = 402  # of the upstream's own answers, the one that is never passed on
+_BODILESS = frozenset({204, 304})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ticket:
-    """A granted claim: which call this is, and what it may say about its payment. `asset` None: a free call."""
-
-    call_id: CallId
-    claimed: Claimed
-    price: Price
-    currency: str
-    charge_on: ChargeOn
-    asset: Asset | None
-    units: int
-    payer: Address | None
-    transaction: str | None
-
-
-class ClaimRefused(Exception):
-    """The books did not grant the claim; nothing was sent."""
-
-    def __init__(self, declined: Declined) -> None:
-        self.declined = declined
-        super().__init__(declined.problem.detail)
+def build_target(call: IncomingCall, listing: Listing, endpoint: Endpoint) -> str | Problem:
+    """Path and query for the upstream, byte for byte, with the listing's secret parameter when it has one."""
+    query, auth = call.target.query, listing.upstream_auth
+    if auth is not None and auth.location == "query":
+        query = add_query_secret(query, name=auth.name, value=auth.value)
+    return build_upstream_target(endpoint, call.target.rest, query)
 
 
 class Passage:
@@ -89,128 +76,114 @@ class Passage:
         self._public_url = public_url
         self._name = name
 
-    async def carry(
-        self,
-        call: IncomingCall,
-        listing: Listing,
-        endpoint: Endpoint,
-        cargo: Cargo,
-        take: Callable[[], Awaitable[Ticket]],
-    ) -> Outcome:
+    async def carry(self, shipment: Shipment, take: Callable[[], Awaitable[Ticket]]) -> Outcome:
         """Dials, takes the price through `take` once a connection is held, sends, and answers with what came back.
 
         `take` raises ClaimRefused when the books say no. Every exit has written its state: released, consumed or
         unknown; a call that never got a row says so.
         """
-        request = self._build_request(call, listing, endpoint, cargo)
-        if isinstance(request, Problem):
-            return Declined(problem=request)
-        trip = _Trip(call=call, target=request.target, progress=Progress(), started_ms=self._now_ms())
+        trip = Trip(shipment=shipment, started_ms=self._now_ms())
 
         async def before_send() -> None:
             trip.ticket = await take()
 
         try:
             response = await self._dialer.send(
-                request,
+                self._build_request(shipment),
                 before_send=before_send,
-                head_deadline_s=listing.timeout_s,
+                head_deadline_s=shipment.listing.timeout_s,
                 progress=trip.progress,
             )
         except ClaimRefused as refused:
             return refused.declined
-        except asyncio.CancelledError:
-            await self._close_cancelled(trip)
-            raise
         except (TollwayError, CallerGone, BodyRefused) as exc:
             return await self._fail(trip, exc)
-        return await self._answer(call, listing, endpoint, trip, response)
+        except BaseException as exc:
+            await self._close_aborted(trip, exc)
+            raise
+        return await self._answer(trip, response)
 
-    def _build_request(
-        self, call: IncomingCall, listing: Listing, endpoint: Endpoint, cargo: Cargo
-    ) -> UpstreamRequest | Problem:
-        auth = listing.upstream_auth
-        query = call.target.query
-        if auth is not None and auth.location == "query":
-            query = add_query_secret(query, name=auth.name, value=auth.value)
-        target = build_upstream_target(endpoint, call.target.rest, query)
-        if isinstance(target, Problem):
-            return target
+    def _build_request(self, shipment: Shipment) -> UpstreamRequest:
+        listing, auth = shipment.listing, shipment.listing.upstream_auth
         headers = upstream_headers(
-            call.headers,
+            shipment.call.headers,
             gateway_name=self._name,
             forward_headers=listing.forward_headers,
             secret=(auth.name, auth.value) if auth is not None and auth.location == "header" else None,
         )
         return UpstreamRequest(
-            method=call.method,
-            endpoint=endpoint,
-            target=target,
+            method=shipment.call.method,
+            endpoint=shipment.endpoint,
+            target=shipment.target,
             headers=headers,
-            body=cargo.content,
-            content_length=cargo.length,
+            body=shipment.cargo.content,
+            content_length=shipment.cargo.length,
         )
 
     # ---- No answer: what that means for the payment.
 
-    async def _fail(self, trip: "_Trip", exc: Exception) -> Outcome:
+    async def _fail(self, trip: Trip, exc: TollwayError | CallerGone | BodyRefused) -> Outcome:
         """Provably not wholly sent -> released. Sent, and no head came -> unknown, which is never asked to pay again."""
-        if isinstance(exc, StorageUnavailable) and trip.ticket is None:
-            return Declined(problem=replace(exc.problem, payment_state="held", retry_after_s=1))
+        problem = explain_failure(exc)
+        proxy_status = (b"proxy-status", f"{self._name}; error={name_proxy_error(problem)}".encode())
+        ticket = trip.ticket
+        if ticket is None:
+            return self._fail_untaken(trip, problem, proxy_status)
         is_unsent = not trip.progress.sent or isinstance(exc, CallerGone | BodyRefused | Refusal)
         after = CallState.RELEASED if is_unsent else CallState.UNKNOWN
-        problem = _explain(exc)
-        if trip.ticket is not None:
-            await self._close(trip, after, error=problem.code.value, http_status=None, upstream_status=None)
+        error = "caller_gone" if isinstance(exc, CallerGone) else problem.code.value
+        closed = await self._close(trip, ticket, after, error=error, http_status=None, upstream_status=None)
         if isinstance(exc, CallerGone):
             return Abandoned()
-        state = "none" if trip.ticket is None or trip.ticket.asset is None else _WIRE_STATES[after]
-        if trip.ticket is None:
-            state = "released"  # nothing was taken, so all of the payment is still there
-        headers: Headers = [(b"proxy-status", f"{self._name}; error={_proxy_error(problem.code)}".encode())]
-        if trip.ticket is not None:
-            headers += self._call_headers(trip.ticket, state, rest_units=None)
+        if after is CallState.UNKNOWN:
+            ticket.note_unsettled()
+        elif isinstance(closed, Declined):
+            return closed  # "released" would be a promise that the books do not keep
+        state = _name_state(after, ticket)
+        rest_units = closed.rest_units if isinstance(closed, Closed) else None
         return Declined(
             problem=replace(
                 problem,
                 payment_state=state,
-                call_id=None if trip.ticket is None else trip.ticket.call_id,
-                members=self._locate(trip.ticket) if after is CallState.UNKNOWN else {},
+                call_id=ticket.call_id,
+                members=self._locate(ticket) if after is CallState.UNKNOWN else {},
             ),
-            headers=headers,
+            headers=[proxy_status, *call_headers(ticket, state, rest_units=rest_units)],
         )
 
-    def _locate(self, ticket: Ticket | None) -> dict[str, object]:
-        return {} if ticket is None else {"call": f"{self._public_url}/api/v2/history/{ticket.call_id}"}
+    def _fail_untaken(self, trip: Trip, problem: Problem, proxy_status: tuple[bytes, bytes]) -> Declined:
+        """No row, and nothing was sent. Only when the books themselves broke off may the price be taken for a while."""
+        if not trip.shipment.is_paid:
+            state = "none"
+        elif problem.code is Code.STORAGE_UNAVAILABLE:
+            return Declined(problem=replace(problem, payment_state="held", retry_after_s=1))
+        else:
+            state = "released"
+        return Declined(problem=replace(problem, payment_state=state), headers=[proxy_status])
 
-    async def _close_cancelled(self, trip: "_Trip") -> None:
-        """The process is stopping. What was sent is unknown; what was not is given back."""
+    def _locate(self, ticket: Ticket) -> dict[str, object]:
+        return {"call": f"{self._public_url}/api/v2/history/{ticket.call_id}"}
+
+    async def _close_aborted(self, trip: Trip, exc: BaseException) -> None:
+        """The process is stopping, or has a bug. What was sent is unknown; what was not is given back."""
         if trip.ticket is None:
             return
         after = CallState.UNKNOWN if trip.progress.sent else CallState.RELEASED
-        await asyncio.shield(
-            self._close(trip, after, error="shutdown", http_status=None, upstream_status=None)
-        )
+        error = "shutdown" if isinstance(exc, asyncio.CancelledError) else Code.INTERNAL_ERROR.value
+        closing = self._close(trip, trip.ticket, after, error=error, http_status=None, upstream_status=None)
+        await asyncio.shield(closing)
 
     # ---- An answer: close by its head, then stream.
 
-    async def _answer(
-        self,
-        call: IncomingCall,
-        listing: Listing,
-        endpoint: Endpoint,
-        trip: "_Trip",
-        response: UpstreamResponse,
-    ) -> Outcome:
-        ticket = trip.ticket
+    async def _answer(self, trip: Trip, response: UpstreamResponse) -> Outcome:
+        ticket, status = trip.ticket, response.status
         assert ticket is not None  # the dialer sends nothing without its hook
-        status = response.status
-        costs = is_charged(ticket.charge_on, status)
-        after = CallState.CONSUMED if costs else CallState.RELEASED
-        is_foreign_402 = status == 402
+        after = CallState.CONSUMED if is_charged(ticket.charge_on, status) else CallState.RELEASED
+        is_foreign_402 = status == _PAYMENT_ASKED
         try:
             closed = await self._close(
                 trip,
+                ticket,
                 after,
                 error=Code.UPSTREAM_PAYMENT_REQUIRED.value if is_foreign_402 else None,
                 http_status=None if is_foreign_402 else status,
@@ -222,39 +195,31 @@ class Passage:
         if isinstance(closed, Declined):
             response.close()
             return closed
-        state = _WIRE_STATES[after] if ticket.asset is not None else "none"
-        own = self._call_headers(ticket, state, rest_units=closed)
+        state = _name_state(after, ticket)
+        own = call_headers(ticket, state, rest_units=closed.rest_units)
         own.append((b"proxy-status", f"{self._name}; received-status={status}".encode()))
         if is_foreign_402:
             response.close()
-            return Declined(
-                problem=Problem(
-                    code=Code.UPSTREAM_PAYMENT_REQUIRED,
-                    detail="The provider's API asked for a payment of its own; nothing was charged.",
-                    call_id=ticket.call_id,
-                    payment_state=state,
-                ),
-                headers=own,
-            )
-        auth = listing.upstream_auth
+            problem = replace(UPSTREAM_ASKS_PAYMENT, call_id=ticket.call_id, payment_state=state)
+            return Declined(problem=problem, headers=own)
+        return await self._begin_stream(trip.shipment, ticket, response, own)
+
+    async def _begin_stream(
+        self, shipment: Shipment, ticket: Ticket, response: UpstreamResponse, own: Headers
+    ) -> Answer:
+        """The head, with the body's first piece where it is short and whole already."""
+        listing, auth = shipment.listing, shipment.listing.upstream_auth
         headers = caller_headers(
             response.headers,
             keep_length=True,  # taken off again below where the body fits one message
-            endpoint=endpoint,
-            target=trip.target,
+            endpoint=shipment.endpoint,
+            target=shipment.target,
             gateway_path=f"/api/v2/gateway/{listing.id}",
             secret=auth.name if auth is not None and auth.location == "query" else "",
         )
-        return await self._begin_stream(call, trip, response, headers + own)
-
-    async def _begin_stream(
-        self, call: IncomingCall, trip: "_Trip", response: UpstreamResponse, headers: Headers
-    ) -> Answer:
-        """The head, with the body's first piece where it is short and whole already."""
-        ticket = trip.ticket
-        assert ticket is not None
-        body = _UpstreamBody(response, self._book, ticket, trip, self._now_ms)
-        if call.method == "HEAD" or response.status in (204, 304):
+        headers += own
+        body = UpstreamBody(response, book=self._book, call=shipment.call, ticket=ticket, now_ms=self._now_ms)
+        if shipment.call.method == "HEAD" or response.status in _BODILESS:
             body.end(Delivery.COMPLETE, 0)
             return Answer(status=response.status, headers=headers)
         length = _find_length(headers)
@@ -265,172 +230,54 @@ class Passage:
             if len(first) == length:
                 await body.read_chunk()  # the end, which frees the connection for the next call
                 body.end(Delivery.COMPLETE, length)
-                short = [header for header in headers if header[0] != b"content-length"]
-                return Answer(status=response.status, headers=short, first=first)
+                return Answer(status=response.status, headers=_without_length(headers), first=first)
         except (UpstreamBadResponse, UpstreamTimeout):
             first = b""  # the stream below meets the same failure and cuts the answer visibly
         return Answer(status=response.status, headers=headers, first=first, rest=body)
 
     async def _close(
         self,
-        trip: "_Trip",
+        trip: Trip,
+        ticket: Ticket,
         after: CallState,
         *,
         error: str | None,
         http_status: int | None,
         upstream_status: int | None,
-    ) -> int | Declined | None:
-        """Writes the outcome. What the shown payment has left; or, when the books could not say, what to answer."""
-        ticket = trip.ticket
-        assert ticket is not None
+    ) -> Closed | Declined:
+        """Writes the outcome. Declined: the books could not say, or somebody else moved the call on."""
         elapsed_ms = self._now_ms() - trip.started_ms
-        held = replace(
-            _OUTCOME_UNKNOWN, call_id=ticket.call_id, members=self._locate(ticket), payment_state="held"
+        close = Close(
+            call_id=ticket.call_id,
+            epoch=ticket.claimed.epoch,
+            after=after,
+            http_status=http_status,
+            upstream_status=upstream_status,
+            latency_ms=elapsed_ms,
+            upstream_latency_ms=elapsed_ms,
+            error=error,
         )
         try:
-            closed = await self._book.close(
-                Close(
-                    call_id=ticket.call_id,
-                    epoch=ticket.claimed.epoch,
-                    after=after,
-                    http_status=http_status,
-                    upstream_status=upstream_status,
-                    latency_ms=elapsed_ms,
-                    upstream_latency_ms=elapsed_ms,
-                    error=error,
-                )
-            )
+            closed = await self._book.close(close)
+            if isinstance(closed, Closed):
+                return closed
         except StorageUnavailable:
-            return Declined(problem=held)
-        if isinstance(closed, Fenced):
-            return Declined(problem=held)
-        return closed.rest_units
-
-    def _call_headers(self, ticket: Ticket, state: str, *, rest_units: int | None) -> Headers:
-        headers: Headers = [
-            (b"tollway-call-id", ticket.call_id.encode()),
-            (b"tollway-payment-state", state.encode()),
-            (b"tollway-price", f"{ticket.price.text} {ticket.currency}".encode()),
-        ]
-        if ticket.asset is None:
-            return headers
-        if rest_units is not None:
-            rest = ticket.asset.format_units(rest_units)
-            headers.append((b"tollway-credit-remaining", f"{rest} {ticket.currency}".encode()))
-        if state == "charged":
-            headers.append((b"payment-response", _receipt(ticket, ticket.asset)))
-        return headers
-
-
-@dataclass(slots=True, kw_only=True)
-class _Trip:
-    call: IncomingCall
-    target: str
-    progress: Progress
-    started_ms: int
-    ticket: Ticket | None = None
-
-
-class _UpstreamBody:
-    """The rest of an answer. See `AnswerBody`."""
-
-    __slots__ = ("_book", "_is_cut", "_is_ended", "_now_ms", "_response", "_ticket", "_trip")
-
-    def __init__(
-        self,
-        response: UpstreamResponse,
-        book: Book,
-        ticket: Ticket,
-        trip: _Trip,
-        now_ms: Callable[[], int],
-    ) -> None:
-        self._response = response
-        self._book = book
-        self._ticket = ticket
-        self._trip = trip
-        self._now_ms = now_ms
-        self._is_cut = False
-        self._is_ended = False
-
-    async def read_chunk(self) -> bytes:
-        try:
-            return await self._response.read_chunk()
-        except (UpstreamBadResponse, UpstreamTimeout):
-            self._is_cut = True
-            raise
-
-    def end(self, delivery: Delivery, response_bytes: int) -> None:
-        if self._is_ended:
-            return
-        self._is_ended = True
-        self._response.close()
-        self._book.finish(
-            Finish(
-                call_id=self._ticket.call_id,
-                epoch=self._ticket.claimed.epoch,
-                delivery=delivery,
-                is_cut=self._is_cut,
-                request_bytes=self._trip.call.body.bytes_read,
-                response_bytes=response_bytes,
-                completed_ms=self._now_ms(),
-            )
+            pass  # told below: the price stays taken until recovery finds the call
+        state = _name_state(CallState.UNKNOWN, ticket)
+        problem = replace(
+            OUTCOME_UNKNOWN, call_id=ticket.call_id, members=self._locate(ticket), payment_state=state
         )
+        return Declined(problem=problem, headers=call_headers(ticket, state, rest_units=None))
 
 
-_: type[AnswerBody] = _UpstreamBody
-
-_WIRE_STATES = {
-    CallState.CONSUMED: "charged",
-    CallState.RELEASED: "released",
-    CallState.UNKNOWN: "held",
-}
-_OUTCOME_UNKNOWN = Problem(
-    code=Code.PAYMENT_OUTCOME_UNKNOWN,
-    detail="The call was carried out, but the books cannot say yet what became of its payment. Ask for the call's "
-    "record; do not pay again.",
-    retry_after_s=5,
-)
-
-
-def _explain(exc: Exception) -> Problem:
-    """What the asker may read about a call without an answer. All dial failures look alike."""
-    if isinstance(exc, BodyRefused):
-        return exc.problem
-    if isinstance(exc, UpstreamBadResponse) and isinstance(exc.__cause__, ServerDisconnectedError | OSError):
-        return Problem(
-            code=Code.UPSTREAM_TIMEOUT,
-            detail="The provider's API broke the connection before it answered.",
-            reason="connection_lost",
-        )
-    if isinstance(exc, TollwayError):
-        return exc.problem
-    return Problem(code=Code.INVALID_REQUEST, detail="The caller left before the request was whole.")
-
-
-def _proxy_error(code: Code) -> str:
-    """RFC 9209 §2.3: the registered error types."""
-    return {
-        Code.UPSTREAM_UNREACHABLE: "destination_unavailable",
-        Code.UPSTREAM_TIMEOUT: "http_response_timeout",
-        Code.UPSTREAM_BAD_RESPONSE: "http_protocol_error",
-        Code.OVERLOADED: "connection_limit_reached",
-    }.get(code, "http_request_denied")
-
-
-def _receipt(ticket: Ticket, asset: Asset) -> bytes:
-    """`PAYMENT-RESPONSE` in the shape of x402 v2's settlement response."""
-    receipt = {
-        "success": True,
-        "transaction": ticket.transaction,
-        "network": asset.network,
-        "payer": str(ticket.payer),
-        "amount": str(asset.to_base_units(ticket.units)),
-    }
-    return base64.b64encode(json.dumps(receipt, separators=(",", ":")).encode())
+def _name_state(state: CallState, ticket: Ticket) -> str:
+    return "none" if ticket.asset is None else _WIRE_STATES[state]
 
 
 def _find_length(headers: Headers) -> int | None:
-    for name, value in headers:
-        if name == b"content-length" and value.isdigit():
-            return int(value)
-    return None
+    return next((int(value) for name, value in headers if name == b"content-length"), None)
+
+
+def _without_length(headers: Headers) -> Headers:
+    """A wrong length beside a single message would go out as it stands; the server knows the right one."""
+    return [header for header in headers if header[0] != b"content-length"]

@@ -5,6 +5,7 @@ Rates protect the gateway and providers; nothing about money depends on them. Wi
 
 import math
 import time
+from collections import OrderedDict
 
 from limits import RateLimitItem, RateLimitItemPerMinute, RateLimitItemPerSecond
 from limits.storage import MemoryStorage
@@ -13,6 +14,8 @@ from limits.strategies import MovingWindowRateLimiter
 from tollway.identifiers import Address, ListingId
 from tollway.limits import Limits
 from tollway.registry.listing import RateLimit
+
+FAILING_KEYS_MAX = 100_000
 
 
 class Meters:
@@ -26,7 +29,7 @@ class Meters:
             limits.failed_calls_per_window, limits.failed_calls_window_s, namespace="failed"
         )
         # Only a key that failed lately is worth asking the limiter about: most never have.
-        self._failing: set[str] = set()
+        self._failing: OrderedDict[str, None] = OrderedDict()
 
     def charge(self, *, client_address: str, signer: str) -> int | None:
         """One look-up on a chain, per client address and per signer. Seconds to wait, or None when it is allowed."""
@@ -54,11 +57,12 @@ class Meters:
 
     def note_failed(self, *, payer: Address, client_address: str, listing_id: ListingId) -> None:
         """A run that ended unbilled or unknown."""
-        if len(self._failing) > 100_000:
-            self._failing.clear()
         for key in _failure_keys(payer, client_address, listing_id):
-            self._failing.add(key)
+            self._failing[key] = None
+            self._failing.move_to_end(key)
             self._limiter.hit(self._failed, key)
+        while len(self._failing) > FAILING_KEYS_MAX:
+            self._failing.popitem(last=False)
 
     def _hit(self, item: RateLimitItem, *key: str) -> int | None:
         return None if self._limiter.hit(item, *key) else self._wait_s(item, *key)

@@ -2,17 +2,26 @@
 here; which of them may carry terms (the law about 402) is.
 """
 
+import re
 from collections.abc import Sequence
 
-from tollway.errors import Code, FieldError, Problem
-from tollway.gateway.exchange import Declined, IncomingCall, Offer
+from aiohttp import ServerDisconnectedError
+
+from tollway.errors import Code, FieldError, Problem, TollwayError, UpstreamBadResponse
+from tollway.gateway.exchange import BodyRefused, CallerGone, Declined, IncomingCall, Offer
 from tollway.identifiers import CallId
 from tollway.ledger.call import CallState, Payment
 from tollway.money import Asset, Price
 from tollway.payments.terms import Due
 from tollway.registry.listing import Shelf
 
-OTHER_RAILS = frozenset({b"payment-signature", b"x-payment"})
+STANDARD_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+IDEMPOTENCY_KEY_MAX = 255
+
+_OTHER_RAILS = frozenset({b"payment-signature", b"x-payment"})
+_PAYS = re.compile(rb"payment(?:\s|$)", re.I)
+# TRACE answers with the request as it came, the listing's secret included (RFC 9110 §9.3.8).
+_NEVER_SERVED = frozenset({"TRACE", "CONNECT"})
 
 
 def find_closed(shelf: Shelf | None, call: IncomingCall) -> Problem | None:
@@ -39,18 +48,21 @@ def find_closed(shelf: Shelf | None, call: IncomingCall) -> Problem | None:
             retry_after_s=60,
             payment_state="none",
         )
-    if (
-        listing.methods
-        and _priced_method(call.method) not in listing.methods
-        and call.method not in listing.methods
-    ):
-        return Problem(
-            code=Code.METHOD_NOT_ALLOWED,
-            detail=f"This API takes {', '.join(listing.methods)}.",
-            payment_state="none",
-            members={"allow": list(listing.methods)},
-        )
-    return None
+    return _check_method(listing.methods, call.method)
+
+
+def _check_method(methods: Sequence[str], method: str) -> Problem | None:
+    """Methods are case-sensitive (RFC 9110 §9.1): one in lower case would be another method upstream than here."""
+    is_served = not methods or method in methods or _priced_method(method) in methods
+    if is_served and method == method.upper() and method not in _NEVER_SERVED:
+        return None
+    allowed = list(methods or STANDARD_METHODS)
+    return Problem(
+        code=Code.METHOD_NOT_ALLOWED,
+        detail=f"This API takes {', '.join(allowed)}.",
+        payment_state="none",
+        members={"allow": allowed},
+    )
 
 
 def _priced_method(method: str) -> str:
@@ -58,16 +70,42 @@ def _priced_method(method: str) -> str:
     return "GET" if method == "HEAD" else method
 
 
-def find_other_rail(call: IncomingCall) -> Problem | None:
+def check_rails(call: IncomingCall, *, has_proof: bool) -> Problem | None:
+    """One kind of payment at most; `has_proof`: X-Payment-Tx is there."""
+    rails = int(has_proof)
     for name, value in call.headers:
-        if name in OTHER_RAILS or (name == b"authorization" and value[:8].lower() == b"payment "):
-            return Problem(
-                code=Code.INVALID_REQUEST,
-                detail="The request shows more than one kind of payment; send one.",
-                reason="more_than_one_rail",
-                payment_state="none",
-            )
-    return None
+        rails += name in _OTHER_RAILS or (name == b"authorization" and _PAYS.match(value) is not None)
+    if rails <= 1:
+        return None
+    return Problem(
+        code=Code.INVALID_REQUEST,
+        detail="The request shows more than one kind of payment; send one.",
+        reason="more_than_one_rail",
+        payment_state="none",
+    )
+
+
+def check_idempotency_key(call: IncomingCall) -> Problem | None:
+    key = find_idempotency_key(call)
+    if key is None or 0 < len(key) <= IDEMPOTENCY_KEY_MAX:
+        return None
+    detail = f"must have 1 to {IDEMPOTENCY_KEY_MAX} characters"
+    return Problem(
+        code=Code.INVALID_REQUEST,
+        detail=f"Idempotency-Key {detail}.",
+        errors=(FieldError(code="malformed", detail=detail, parameter="Idempotency-Key"),),
+        payment_state="none",
+    )
+
+
+def find_idempotency_key(call: IncomingCall) -> str | None:
+    """With or without the quotes of a structured field: both spellings are in use."""
+    value = call.find_header(b"idempotency-key")
+    if value is None:
+        return None
+    text = value.decode()
+    is_quoted = len(text) >= 2 and text[0] == text[-1] == '"'
+    return text[1:-1] if is_quoted else text
 
 
 def check_price_max(call: IncomingCall, due: Due) -> Problem | None:
@@ -91,6 +129,11 @@ def check_price_max(call: IncomingCall, due: Due) -> Problem | None:
         detail=f"The call costs {due.price.text} {due.asset.symbol}, more than the {price_max.text} that was allowed.",
         payment_state="released",
     )
+
+
+def describe_rate(policy: str, *, limit: int, window_s: int) -> dict[str, object]:
+    """The member of a 429 from which its `RateLimit` headers are made. `policy`: a plain name."""
+    return {"rateLimit": {"policy": policy, "limit": limit, "windowSeconds": window_s}}
 
 
 def ask_payment(offer: Offer) -> Problem:
@@ -194,3 +237,59 @@ UNFINAL_LIMIT = Problem(
     retry_after_s=30,
     payment_state="released",
 )
+OUTCOME_UNKNOWN = Problem(
+    code=Code.PAYMENT_OUTCOME_UNKNOWN,
+    detail="The call was carried out, but the books cannot say yet what became of its payment. Ask for the call's "
+    "record; do not pay again.",
+    retry_after_s=5,
+)
+UPSTREAM_ASKS_PAYMENT = Problem(
+    code=Code.UPSTREAM_PAYMENT_REQUIRED,
+    detail="The provider's API asked for a payment of its own; nothing was charged.",
+)
+NO_OPERATION = Problem(
+    code=Code.ROUTE_NOT_FOUND,
+    detail="This API serves its listed operations only.",
+    payment_state="none",
+)
+LOOP = Problem(
+    code=Code.LOOP_DETECTED,
+    detail="This call has passed through this gateway already.",
+    payment_state="none",
+)
+BLOCKED = Problem(
+    code=Code.WALLET_BLOCKED,
+    detail="The operator of this gateway has blocked this wallet.",
+    payment_state="none",
+)
+
+
+def explain_failure(exc: TollwayError | CallerGone | BodyRefused) -> Problem:
+    """What the asker may read about a call without an answer. All dial failures look alike."""
+    if isinstance(exc, BodyRefused):
+        return exc.problem
+    if isinstance(exc, CallerGone):
+        return Problem(code=Code.INVALID_REQUEST, detail="The caller left before the request was whole.")
+    if isinstance(exc, UpstreamBadResponse) and isinstance(exc.__cause__, ServerDisconnectedError | OSError):
+        return Problem(
+            code=Code.UPSTREAM_TIMEOUT,
+            detail="The provider's API broke the connection before it answered.",
+            reason="connection_lost",
+        )
+    return exc.problem
+
+
+_PROXY_ERRORS = {
+    Code.UPSTREAM_UNREACHABLE: "destination_unavailable",
+    Code.UPSTREAM_TIMEOUT: "http_response_timeout",
+    Code.UPSTREAM_BAD_RESPONSE: "http_protocol_error",
+    Code.OVERLOADED: "connection_limit_reached",
+    Code.STORAGE_UNAVAILABLE: "proxy_internal_error",
+}
+
+
+def name_proxy_error(problem: Problem) -> str:
+    """RFC 9209 §2.3: the registered error types."""
+    if problem.reason == "connection_lost":
+        return "connection_terminated"
+    return _PROXY_ERRORS.get(problem.code, "http_request_denied")

@@ -9,6 +9,7 @@ can be refused for free has been checked.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from tollway.errors import Code, Problem
 from tollway.gateway.cargo import EMPTY_BODY_HASH, Cargo, check_size, load_plain, load_promised
@@ -23,42 +24,48 @@ from tollway.gateway.exchange import (
     Offer,
     Outcome,
 )
-from tollway.gateway.forward import Passage, Ticket
+from tollway.gateway.forward import Passage, build_target
 from tollway.gateway.headers import check_control_headers, is_loop
 from tollway.gateway.meters import Meters
 from tollway.gateway.refusals import (
+    BLOCKED,
     BOUND_REQUIRED,
+    LOOP,
+    NO_OPERATION,
     NOT_FOUND,
     OTHER_CURRENCY,
     UNREACHABLE,
     ask_payment,
+    check_idempotency_key,
     check_price_max,
+    check_rails,
     decline,
+    describe_rate,
     find_closed,
-    find_other_rail,
 )
 from tollway.gateway.target import match_operation
+from tollway.gateway.trip import Shipment
 from tollway.identifiers import Address
-from tollway.ledger.book import (
-    Book,
-    Claimed,
-)
+from tollway.ledger.book import Book
 from tollway.ledger.call import Payment
 from tollway.limits import Limits
-from tollway.money import Price
 from tollway.outbound.policy import Endpoint, EndpointRefused, parse_endpoint
 from tollway.payments.proof import Proof, parse_proof
 from tollway.payments.terms import Tariff
 from tollway.payments.till import Request, Tender, Till
 from tollway.registry.catalog import Catalog
-from tollway.registry.listing import Listing, Shelf, Terms
+from tollway.registry.listing import Listing, Operation, Shelf, Terms
 
-OTHER_RAILS = frozenset({b"payment-signature", b"x-payment"})
-PATH_LENGTH_MAX = 2_048
-CALL_IDS_SHOWN = 10
-UNSETTLED_MAX = 10_000
-SAFE_METHODS = frozenset({"GET", "HEAD"})
 CLOCK_SLACK_S = 5  # callers' clocks run a little ahead
+ENDPOINTS_KEPT = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Way:
+    """Where a call leads: the listing's endpoint, and path and query there."""
+
+    endpoint: Endpoint
+    target: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,12 +110,10 @@ class Gateway:
     async def serve(self, call: IncomingCall) -> Outcome:
         """One call, from its headers to its outcome. Raises StorageUnavailable and ChainUnavailable: nothing taken."""
         problem = check_control_headers(call.headers, limits=self._limits)
-        if problem is None and is_loop(call.headers, self._name.host):
-            problem = Problem(
-                code=Code.LOOP_DETECTED, detail="This call has passed through this gateway already."
-            )
         if problem is not None:
             return Declined(problem=problem)
+        if is_loop(call.headers, self._name.host):
+            return Declined(problem=LOOP)
         shelf = await self._catalog.find(call.listing_id)
         problem = find_closed(shelf, call)
         if shelf is None or problem is not None:
@@ -116,36 +121,52 @@ class Gateway:
         tariffs = _find_tariffs(shelf, call)
         if isinstance(tariffs, Problem):
             return Declined(problem=tariffs)
-        endpoint = self._endpoint_of(shelf.listing)
-        if isinstance(endpoint, EndpointRefused):
-            return Declined(problem=UNREACHABLE)
+        way = self._find_way(call, shelf.listing)
+        if isinstance(way, Problem):
+            return Declined(problem=way)
         try:
             if tariffs[0].price.is_free:
-                return await self._serve_free(call, shelf.listing, endpoint, tariffs[0])
-            return await self._serve_paid(call, shelf, endpoint, tariffs)
+                return await self._serve_free(call, shelf.listing, way, tariffs[0])
+            return await self._serve_paid(call, shelf, way, tariffs)
         except CallerGone:
             return Abandoned()
         except BodyRefused as refused:
             return Declined(problem=refused.problem)
 
+    def _find_way(self, call: IncomingCall, listing: Listing) -> _Way | Problem:
+        """The endpoint is parsed once per URL; policy was checked when it was listed, and is again at every socket."""
+        endpoint = self._endpoints.get(listing.endpoint)
+        if endpoint is None:
+            if len(self._endpoints) >= ENDPOINTS_KEPT:
+                self._endpoints.clear()
+            endpoint = parse_endpoint(listing.endpoint, allow_private=self._name.allow_private)
+            self._endpoints[listing.endpoint] = endpoint
+        if isinstance(endpoint, EndpointRefused):
+            return UNREACHABLE
+        target = build_target(call, listing, endpoint)
+        return target if isinstance(target, Problem) else _Way(endpoint=endpoint, target=target)
+
     # ---- Paid.
 
     async def _serve_paid(
-        self, call: IncomingCall, shelf: Shelf, endpoint: Endpoint, tariffs: Sequence[Tariff]
+        self, call: IncomingCall, shelf: Shelf, way: _Way, tariffs: Sequence[Tariff]
     ) -> Outcome:
         proof = parse_proof(call.headers)
+        if isinstance(proof, Problem):
+            return Declined(problem=proof)
         offer = Offer(
             shelf=shelf,
             price=tariffs[0].price,
             expires_ms=call.received_ms + self._limits.price_memory_s * 1000,
         )
-        if isinstance(proof, Problem):
-            return Declined(problem=proof)
+        problem = check_rails(call, has_proof=proof is not None)
+        if problem is not None:
+            return Declined(problem=problem)
         if proof is None:
             return Declined(problem=ask_payment(offer), offer=offer)
         problem = (
-            find_other_rail(call)
-            or check_size(call.body, self._limits)
+            check_size(call.body, self._limits)
+            or check_idempotency_key(call)
             or self._check_form(proof, shelf.listing)
         )
         if problem is not None:
@@ -153,6 +174,12 @@ class Gateway:
         cargo = await self._load(call, proof)
         if isinstance(cargo, Problem):
             return Declined(problem=cargo)
+        order = Order(call=call, listing=shelf.listing, proof=proof, offer=offer, cargo=cargo)
+        return await self._sell(order, way, tariffs)
+
+    async def _sell(self, order: Order, way: _Way, tariffs: Sequence[Tariff]) -> Outcome:
+        """From here on money is looked at; what the caller sent is known to be well-formed."""
+        call, listing, cargo = order.call, order.listing, order.cargo
         request = Request(
             gateway=self._name.origin,
             method=call.method,
@@ -160,18 +187,16 @@ class Gateway:
             body_hash=cargo.body_hash or EMPTY_BODY_HASH,  # a plain signature covers no body
             client_address=call.client_address,
         )
-        tenders = await self._till.tender(proof, shelf, request)
+        tenders = await self._till.tender(order.proof, order.offer.shelf, request)
         if isinstance(tenders, Problem):
-            return decline(tenders, offer)
+            return decline(tenders, order.offer)
         purchases = self._counter.price(tenders, tariffs)
-        problem = await self._check_payer(call, shelf.listing, tenders, purchases)
+        problem = await self._check_payer(call, listing, tenders, purchases)
         if problem is not None:
-            return decline(problem, offer)
-        order = Order(call=call, listing=shelf.listing, proof=proof, offer=offer, cargo=cargo)
-        outcome = await self._passage.carry(
-            call, shelf.listing, endpoint, cargo, lambda: self._counter.take(order, purchases)
-        )
-        self._note_failure(call, shelf.listing, purchases[0].tender.payment, outcome)
+            return decline(problem, order.offer)
+        shipment = _ship(call, listing, way, cargo, is_paid=True)
+        outcome = await self._passage.carry(shipment, partial(self._counter.take, order, purchases))
+        self._note_failure(call, listing, tenders[0].payment, outcome)
         return outcome
 
     def _check_form(self, proof: Proof, listing: Listing) -> Problem | None:
@@ -212,11 +237,7 @@ class Gateway:
             return OTHER_CURRENCY
         payer = tenders[0].payment.payer
         if self._is_blocked(payer):
-            return Problem(
-                code=Code.WALLET_BLOCKED,
-                detail="The operator of this gateway has blocked this wallet.",
-                payment_state="none",
-            )
+            return BLOCKED
         problem = check_price_max(call, purchases[0].due) or await self._check_debt(purchases[0].tender)
         if problem is not None:
             return problem
@@ -229,17 +250,25 @@ class Gateway:
                 detail="Too many calls of this wallet, address or listing failed lately. The payment is untouched.",
                 retry_after_s=wait_s,
                 payment_state="released",
+                members=describe_rate(
+                    "failed-calls",
+                    limit=self._limits.failed_calls_per_window,
+                    window_s=self._limits.failed_calls_window_s,
+                ),
             )
-        if listing.rate_limit is None:
-            return None
-        wait_s = self._meters.charge_listing(listing.rate_limit, listing.id, payer)
-        if wait_s is None:
+        return self._charge_rate(listing, payer)
+
+    def _charge_rate(self, listing: Listing, payer: Address) -> Problem | None:
+        rate = listing.rate_limit
+        wait_s = None if rate is None else self._meters.charge_listing(rate, listing.id, payer)
+        if rate is None or wait_s is None:
             return None
         return Problem(
             code=Code.RATE_LIMITED,
-            detail=f"The provider allows {listing.rate_limit.calls} calls in {listing.rate_limit.per_s} seconds.",
+            detail=f"The provider allows {rate.calls} calls in {rate.per_s} seconds.",
             retry_after_s=wait_s,
             payment_state="released",
+            members=describe_rate("listing", limit=rate.calls, window_s=rate.per_s),
         )
 
     async def _check_debt(self, tender: Tender) -> Problem | None:
@@ -265,8 +294,6 @@ class Gateway:
         """Runs that ended unbilled or unknown count against a budget: they cost the provider and pay nobody."""
         headers: Headers = [] if isinstance(outcome, Abandoned) else outcome.headers
         state = next((value for name, value in headers if name == b"tollway-payment-state"), None)
-        if state == b"held":
-            self._counter.note_unsettled(payment)
         if isinstance(outcome, Abandoned) or state in (b"released", b"held"):
             self._meters.note_failed(
                 payer=payment.payer, client_address=call.client_address, listing_id=listing.id
@@ -274,78 +301,47 @@ class Gateway:
 
     # ---- Free.
 
-    async def _serve_free(
-        self, call: IncomingCall, listing: Listing, endpoint: Endpoint, tariff: Tariff
-    ) -> Outcome:
+    async def _serve_free(self, call: IncomingCall, listing: Listing, way: _Way, tariff: Tariff) -> Outcome:
         wait_s = self._meters.charge_free_call(call.client_address, listing.id)
         if wait_s is not None:
-            return Declined(
-                problem=Problem(
-                    code=Code.RATE_LIMITED,
-                    detail=f"Free calls are limited to {self._limits.free_calls_per_minute} a minute.",
-                    retry_after_s=wait_s,
-                    payment_state="none",
-                )
+            most = self._limits.free_calls_per_minute
+            problem = Problem(
+                code=Code.RATE_LIMITED,
+                detail=f"Free calls are limited to {most} a minute.",
+                retry_after_s=wait_s,
+                payment_state="none",
+                members=describe_rate("free-calls", limit=most, window_s=60),
             )
-        problem = check_size(call.body, self._limits)
-        if problem is not None:
             return Declined(problem=problem)
+        problem_of_size = check_size(call.body, self._limits) or check_idempotency_key(call)
+        if problem_of_size is not None:
+            return Declined(problem=problem_of_size)
         cargo = await load_plain(call.body, limits=self._limits)
+        shipment = _ship(call, listing, way, cargo, is_paid=False)
+        return await self._passage.carry(shipment, partial(self._counter.take_free, call, listing, tariff))
 
-        async def take() -> Ticket:
-            claim = self._counter.free_claim(call, listing, tariff)
-            outcome = await self._book.claim(claim)
-            assert isinstance(outcome, Claimed)  # a free call takes nothing that could run out
-            return Ticket(
-                call_id=claim.call_id,
-                claimed=outcome,
-                price=tariff.price,
-                currency=tariff.terms.currency,
-                charge_on=tariff.terms.charge_on,
-                asset=None,
-                units=0,
-                payer=None,
-                transaction=None,
-            )
 
-        return await self._passage.carry(call, listing, endpoint, cargo, take)
-
-    def _endpoint_of(self, listing: Listing) -> Endpoint | EndpointRefused:
-        """Parsed once per URL; the policy was checked when it was listed and is checked again at every socket."""
-        endpoint = self._endpoints.get(listing.endpoint)
-        if endpoint is None:
-            if len(self._endpoints) > 10_000:
-                self._endpoints.clear()
-            endpoint = parse_endpoint(listing.endpoint, allow_private=self._name.allow_private)
-            self._endpoints[listing.endpoint] = endpoint
-        return endpoint
+def _ship(call: IncomingCall, listing: Listing, way: _Way, cargo: Cargo, *, is_paid: bool) -> Shipment:
+    return Shipment(
+        call=call, listing=listing, endpoint=way.endpoint, target=way.target, cargo=cargo, is_paid=is_paid
+    )
 
 
 def _find_tariffs(shelf: Shelf, call: IncomingCall) -> list[Tariff] | Problem:
     """What each version of the terms asks for this very operation, the current one first."""
-    tariffs: list[Tariff] = []
-    for version in shelf.versions:
-        price = _find_price(version, call)
-        if isinstance(price, Problem):
-            return price
-        if price is not None:
-            tariffs.append(Tariff(terms=version, price=price))
-    current = shelf.versions[0]
-    listing = shelf.listing
-    if (
-        listing.other_paths == "refuse"
-        and match_operation(current.operations, call.method, call.target.rest) is None
-    ):
-        return Problem(
-            code=Code.ROUTE_NOT_FOUND,
-            detail="This API serves its listed operations only.",
-            payment_state="none",
-        )
+    current, *older = shelf.versions
+    operation = match_operation(current.operations, call.method, call.target.rest)
+    if isinstance(operation, Problem):
+        return operation
+    if operation is None and shelf.listing.other_paths == "refuse":
+        return NO_OPERATION
+    tariffs = [_tariff(current, operation)]
+    for version in older:
+        operation = match_operation(version.operations, call.method, call.target.rest)
+        if not isinstance(operation, Problem):  # else it would not have been sold then
+            tariffs.append(_tariff(version, operation))
     return tariffs
 
 
-def _find_price(version: Terms, call: IncomingCall) -> Price | Problem | None:
-    operation = match_operation(version.operations, call.method, call.target.rest)
-    if isinstance(operation, Problem):
-        return operation
-    return version.price if operation is None else operation.price
+def _tariff(version: Terms, operation: Operation | None) -> Tariff:
+    return Tariff(terms=version, price=version.price if operation is None else operation.price)

@@ -33,11 +33,11 @@ from tollway.ledger.call import Delivery
 from tollway.limits import Limits
 from tollway.registry.pricing import tx_options
 from tollway.web.listing_wire import option_json
-from tollway.web.problems import render_problem
+from tollway.web.middleware import check_request_line
+from tollway.web.problems import instance_of, render_problem
 from tollway.web.wire import format_time
 
 _log = structlog.get_logger(__name__)
-
 
 
 class CallRoutes:
@@ -68,13 +68,14 @@ class CallRoutes:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = self._request_id_of(scope)
         client_address = self._client_address_of(scope)
+        body = IncomingBody(receive, scope["headers"], self._limits)
         running = self._in_flight.get(client_address, 0)
         if running >= self._limits.in_flight_per_address_max:
-            await self._decline(scope, send, request_id, Declined(problem=_CROWDED))
+            await self._decline(scope, body, send, request_id, Declined(problem=_CROWDED))
             return
         self._in_flight[client_address] = running + 1
         try:
-            await self._handle(scope, receive, send, request_id, client_address)
+            await self._handle(scope, body, send, request_id, client_address)
         finally:
             left = self._in_flight[client_address] - 1
             if left:
@@ -83,21 +84,23 @@ class CallRoutes:
                 del self._in_flight[client_address]
 
     async def _handle(
-        self, scope: Scope, receive: Receive, send: Send, request_id: str, client_address: str
+        self, scope: Scope, body: "IncomingBody", send: Send, request_id: str, client_address: str
     ) -> None:
-        body = IncomingBody(receive, scope["headers"], self._limits)
         outcome = await self._serve(scope, body, request_id, client_address)
         self._note_outcome(_name_outcome(outcome))
         if isinstance(outcome, Answer):
             outcome.headers.append((b"x-request-id", request_id.encode()))
             await self._answer(outcome, body, send)
         elif isinstance(outcome, Declined):
-            await self._decline(scope, send, request_id, outcome)
+            await self._decline(scope, body, send, request_id, outcome)
         # Abandoned: nobody is there to be answered; returning closes the exchange.
 
     async def _serve(
         self, scope: Scope, body: "IncomingBody", request_id: str, client_address: str
     ) -> Outcome:
+        problem = check_request_line(scope, limits=self._limits)
+        if problem is not None:
+            return Declined(problem=problem)
         target = split_target(scope["raw_path"], scope["query_string"])
         if isinstance(target, Problem):
             return Declined(problem=target)
@@ -124,57 +127,56 @@ class CallRoutes:
     # ---- Answers.
 
     async def _answer(self, answer: Answer, body: "IncomingBody", send: Send) -> None:
-        await send({"type": "http.response.start", "status": answer.status, "headers": answer.headers})
+        head: Message = {"type": "http.response.start", "status": answer.status, "headers": answer.headers}
         if answer.rest is None:
+            await send(head)
             await send({"type": "http.response.body", "body": answer.first})
             return
-        sent = 0
+        stream = _Stream()
         try:
-            # An empty message brings the head to the caller before the first byte of the body is there.
-            await self._send_chunk(send, answer.first)
-            sent = len(answer.first)
-            delivery, sent = await self._pump(answer.rest, body, send, sent)
-        except BaseException:
-            answer.rest.end(Delivery.PARTIAL, sent)
-            raise
-        answer.rest.end(delivery, sent)
-        if delivery is Delivery.COMPLETE:
+            await send(head)
+            await self._pump(answer.first, answer.rest, body, send, stream)
+        finally:
+            answer.rest.end(stream.delivery, stream.sent)
+        if stream.delivery is Delivery.COMPLETE:
             await send({"type": "http.response.body", "body": b""})
         # Else: no final message, so that the server cuts the connection and the caller sees that it is not whole.
 
     async def _pump(
-        self, rest: AnswerBody, body: "IncomingBody", send: Send, sent: int
-    ) -> tuple[Delivery, int]:
+        self, first: bytes, rest: AnswerBody, body: "IncomingBody", send: Send, stream: "_Stream"
+    ) -> None:
         """Streams until the end, the upstream's failure, the caller's leaving, or a caller that takes nothing."""
-        pump = _Pump(sent=sent)
         async with asyncio.TaskGroup() as group:
-            flow = group.create_task(self._flow(rest, send, pump))
+            flow = group.create_task(self._flow(first, rest, send, stream))
             if body.is_finished:
                 watcher = group.create_task(body.wait_gone())
                 watcher.add_done_callback(lambda _: flow.cancel())
                 flow.add_done_callback(lambda _: watcher.cancel())
-        return pump.delivery, pump.sent
 
-    async def _flow(self, rest: AnswerBody, send: Send, pump: "_Pump") -> None:
+    async def _flow(self, first: bytes, rest: AnswerBody, send: Send, stream: "_Stream") -> None:
         try:
+            # An empty message brings the head to the caller before the first byte of the body is there.
+            await self._send_chunk(send, first, stream)
             while chunk := await rest.read_chunk():
-                await self._send_chunk(send, chunk)
-                pump.sent += len(chunk)
+                await self._send_chunk(send, chunk, stream)
         except (UpstreamBadResponse, UpstreamTimeout, TimeoutError):
             return
-        pump.delivery = Delivery.COMPLETE
+        stream.delivery = Delivery.COMPLETE
 
-    async def _send_chunk(self, send: Send, chunk: bytes) -> None:
+    async def _send_chunk(self, send: Send, chunk: bytes, stream: "_Stream") -> None:
         async with asyncio.timeout(self._limits.write_stall_s):
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        stream.sent += len(chunk)
 
-    async def _decline(self, scope: Scope, send: Send, request_id: str, declined: Declined) -> None:
+    async def _decline(
+        self, scope: Scope, body: "IncomingBody", send: Send, request_id: str, declined: Declined
+    ) -> None:
         problem = declined.problem
         if declined.offer is not None:
-            problem = _with_members(problem, {"payment": self._terms_json(declined.offer)})
-        instance = scope["raw_path"].decode("latin-1")
+            terms = self._terms_json(declined.offer)
+            problem = replace(problem, members={**problem.members, "payment": terms})
         status, headers, content = render_problem(
-            problem, public_url=self._public_url, request_id=request_id, instance=instance
+            problem, public_url=self._public_url, request_id=request_id, instance=instance_of(scope)
         )
         headers += declined.headers
         if not any(name == b"tollway-payment-state" for name, _ in declined.headers):
@@ -183,6 +185,8 @@ class CallRoutes:
             allow = problem.members.get("allow", ())
             assert isinstance(allow, Iterable)
             headers.append((b"allow", ", ".join(str(method) for method in allow).encode()))
+        if not await body.drop_rest():
+            headers.append((b"connection", b"close"))
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else content})
 
@@ -208,13 +212,13 @@ class CallRoutes:
         }
 
 
-class _Pump:
-    """How far a stream came."""
+class _Stream:
+    """How far an answer came."""
 
     __slots__ = ("delivery", "sent")
 
-    def __init__(self, *, sent: int) -> None:
-        self.sent = sent
+    def __init__(self) -> None:
+        self.sent = 0
         self.delivery = Delivery.PARTIAL
 
 
@@ -225,20 +229,35 @@ class IncomingBody:
     the time spent waiting for the caller alone.
     """
 
-    __slots__ = ("_limits", "_receive", "_waited_s", "bytes_read", "is_finished", "is_present", "length")
+    __slots__ = (
+        "_awaits_continue",
+        "_is_reading",
+        "_limits",
+        "_receive",
+        "_waited_s",
+        "bytes_read",
+        "is_broken",
+        "is_finished",
+        "is_present",
+        "length",
+    )
 
     def __init__(self, receive: Receive, headers: Iterable[tuple[bytes, bytes]], limits: Limits) -> None:
         self._receive = receive
         self._limits = limits
         self._waited_s = 0.0
+        self._awaits_continue = False
+        self._is_reading = False
         self.bytes_read = 0
+        self.is_broken = False
         self.length: int | None = 0
         for name, value in headers:
             if name == b"content-length" and value.isdigit():
                 self.length = int(value)
             elif name == b"transfer-encoding":
                 self.length = None
-                break
+            elif name == b"expect":
+                self._awaits_continue = True
         self.is_present = self.length != 0
         self.is_finished = not self.is_present
 
@@ -246,6 +265,7 @@ class IncomingBody:
         while not self.is_finished:
             message = await self._next_message()
             if message["type"] == "http.disconnect":
+                self.is_broken = True
                 raise CallerGone
             chunk: bytes = message.get("body", b"")
             if not message.get("more_body", False):
@@ -254,6 +274,25 @@ class IncomingBody:
                 self.bytes_read += len(chunk)
                 return chunk
         return b""
+
+    async def drop_rest(self) -> bool:
+        """Reads what is left of a refused body and drops it, so that the refusal is not lost to a reset.
+
+        False when the connection cannot be used again: the rest is too long, too slow, or not to come at all.
+        """
+        if self.is_finished:
+            return True
+        most = self.bytes_read + self._limits.refused_body_bytes_max
+        is_unasked = self._awaits_continue and self.bytes_read == 0
+        if self.is_broken or self._is_reading or is_unasked or (self.length or 0) > most:
+            return False
+        try:
+            while await self.read_chunk():
+                if self.bytes_read > most:
+                    return False
+        except (CallerGone, BodyRefused):
+            return False
+        return True
 
     async def wait_gone(self) -> None:
         """Returns when the caller has left. Only once the whole body is here."""
@@ -266,17 +305,16 @@ class IncomingBody:
         limits = self._limits
         patience_s = limits.body_rate_grace_s + self.bytes_read / limits.body_rate_bytes_min - self._waited_s
         started = time.monotonic()
+        self._is_reading = True
         try:
             async with asyncio.timeout(max(patience_s, 0.001)):
                 return await self._receive()
         except TimeoutError as exc:
+            self.is_broken = True
             raise BodyRefused(_TOO_SLOW) from exc
         finally:
+            self._is_reading = False
             self._waited_s += time.monotonic() - started
-
-
-def _with_members(problem: Problem, members: dict[str, Any]) -> Problem:
-    return replace(problem, members={**problem.members, **members})
 
 
 def _name_outcome(outcome: Outcome) -> str:

@@ -10,6 +10,7 @@ import math
 import os
 import socket
 import sys
+from collections.abc import Iterator
 
 from granian.constants import HTTPModes, Interfaces
 from granian.http import HTTP1Settings
@@ -60,9 +61,8 @@ class HttpServer:
         async with asyncio.TaskGroup() as group:
             arm = group.create_task(self._arm_kernel_timer())
             try:
-                with contextlib.suppress(
-                    TimeoutError
-                ):  # the drain deadline: what is left is cancelled by the house
+                # The drain deadline: what is left then ends with the loop, and recovery finds it.
+                with contextlib.suppress(TimeoutError):
                     await self._server.serve()
             finally:
                 arm.cancel()
@@ -89,10 +89,23 @@ class HttpServer:
         await self.wait_up()
         timeout_ms = int(self._limits.write_stall_s * 1000) + 1000
         for entry in os.listdir("/proc/self/fd"):
-            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(entry))) as candidate:
+            with contextlib.suppress(OSError), _borrow_socket(int(entry)) as candidate:
                 is_listening = candidate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
                 if is_listening and candidate.getsockname()[1] == self._port:
                     candidate.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout_ms)
+
+
+@contextlib.contextmanager
+def _borrow_socket(number: int) -> Iterator[socket.socket]:
+    """A file descriptor of ours as a socket, without closing it. Raises OSError when it is none."""
+    own = os.dup(number)
+    try:
+        borrowed = socket.socket(fileno=own)
+    except OSError:
+        os.close(own)
+        raise
+    with borrowed:
+        yield borrowed
 
 
 def _check_port_free(host: str, port: int) -> None:

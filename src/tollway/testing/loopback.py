@@ -1,0 +1,176 @@
+"""An upstream of raw bytes on loopback, for tests: it answers as it is told to, lies included, and its own log is the
+counter of truth. It knows nothing of a gateway.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True, kw_only=True)
+class Arrived:
+    """One request as it came. `body` grows while it arrives; `is_whole` once its true end was seen."""
+
+    method: str
+    target: str
+    headers: tuple[tuple[str, str], ...]
+    body: bytearray = field(default_factory=bytearray)
+    is_whole: bool = False
+
+    def find(self, name: str) -> str | None:
+        return next((value for key, value in self.headers if key.lower() == name.lower()), None)
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(key.lower() for key, _ in self.headers)
+
+
+Answerer = Callable[[Arrived, asyncio.StreamWriter], Awaitable[None]]
+
+
+def raw(*parts: bytes, close: bool = False) -> Answerer:
+    """These bytes, and then the next request, or the end of the connection."""
+
+    async def answer(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
+        for part in parts:
+            writer.write(part)
+            await writer.drain()
+        if close:
+            raise ConnectionAbortedError
+
+    return answer
+
+
+def plain(body: bytes = b"ok", *, status: int = 200, headers: tuple[str, ...] = ()) -> Answerer:
+    """A well-made answer with a length; no body to HEAD."""
+
+    async def answer(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
+        lines = [f"HTTP/1.1 {status} Told", f"Content-Length: {len(body)}", *headers]
+        head = "\r\n".join(lines).encode() + b"\r\n\r\n"
+        writer.write(head if arrived.method == "HEAD" else head + body)
+        await writer.drain()
+
+    return answer
+
+
+async def hang_up(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
+    """No answer at all: the connection ends."""
+    raise ConnectionAbortedError
+
+
+async def say_nothing(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
+    """No answer at all, and the connection stays."""
+    await asyncio.Event().wait()
+
+
+class LoopbackUpstream:
+    """`arrived`: every request whose head came. `ended`: how many connections are over."""
+
+    def __init__(self) -> None:
+        self.arrived: list[Arrived] = []
+        self.answer: Answerer = plain()
+        self.is_body_read_first = True
+        self.accepted = 0
+        self.ended = 0
+        self.port = 0
+        self._writers: list[asyncio.StreamWriter] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.accepted += 1
+        self._writers.append(writer)
+        try:
+            while True:
+                arrived = _parse_head(await reader.readuntil(b"\r\n\r\n"))
+                self.arrived.append(arrived)
+                await self._converse(arrived, reader, writer)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            self.ended += 1
+            writer.transport.abort() if writer.is_closing() else writer.close()
+
+    async def _converse(
+        self, arrived: Arrived, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Answers once the body is here; or, told so, at once, while the body comes in. A caller that leaves ends it."""
+        if self.is_body_read_first:
+            await _read_body(arrived, reader)
+            reading = asyncio.get_running_loop().create_task(_wait_gone(reader))
+        else:
+            reading = asyncio.get_running_loop().create_task(_read_body(arrived, reader))
+        answering = asyncio.get_running_loop().create_task(_run(self.answer, arrived, writer))
+        try:
+            done, _ = await asyncio.wait({reading, answering}, return_when=asyncio.FIRST_COMPLETED)
+            if answering not in done and reading.exception() is None:
+                await answering
+            for task in done:
+                task.result()
+        finally:
+            reading.cancel()
+            answering.cancel()
+            await asyncio.gather(reading, answering, return_exceptions=True)
+
+    def stop(self) -> None:
+        for writer in self._writers:
+            writer.transport.abort()
+
+
+@asynccontextmanager
+async def run_upstream() -> AsyncIterator[LoopbackUpstream]:
+    upstream = LoopbackUpstream()
+    server = await asyncio.start_server(upstream.serve, "127.0.0.1", 0, limit=2**20)
+    upstream.port = server.sockets[0].getsockname()[1]
+    try:
+        yield upstream
+    finally:
+        server.close()
+        upstream.stop()
+        async with asyncio.timeout(5):
+            while upstream.ended < upstream.accepted:  # noqa: ASYNC110 - a test polls
+                await asyncio.sleep(0.001)
+
+
+async def _run(answer: Answerer, arrived: Arrived, writer: asyncio.StreamWriter) -> None:
+    await answer(arrived, writer)
+
+
+async def _wait_gone(reader: asyncio.StreamReader) -> None:
+    """Ends with ConnectionResetError when the other side closes; what it sends stays unread."""
+    while not reader.at_eof():  # noqa: ASYNC110 - reading would take bytes of the next request
+        await asyncio.sleep(0.002)
+    raise ConnectionResetError
+
+
+async def _read_body(arrived: Arrived, reader: asyncio.StreamReader) -> None:
+    length = arrived.find("content-length")
+    if (arrived.find("transfer-encoding") or "").lower() == "chunked":
+        while size := int(await reader.readuntil(b"\r\n"), 16):
+            arrived.body += await reader.readexactly(size)
+            await reader.readexactly(2)
+        await reader.readuntil(b"\r\n")
+    elif length is not None:
+        while len(arrived.body) < int(length):
+            chunk = await reader.read(min(65536, int(length) - len(arrived.body)))
+            if not chunk:
+                raise ConnectionResetError
+            arrived.body += chunk
+    arrived.is_whole = True
+
+
+def _parse_head(head: bytes) -> Arrived:
+    line, *lines = head.decode("latin-1").rstrip("\r\n").split("\r\n")
+    method, target, _ = line.split(" ", 2)
+    headers = tuple((name, value.strip()) for name, _, value in (one.partition(":") for one in lines))
+    return Arrived(method=method, target=target, headers=headers)
+
+
+async def until(condition: Callable[[], bool], *, deadline_s: float = 5.0) -> None:
+    """Returns once `condition` holds; TimeoutError after the deadline."""
+    async with asyncio.timeout(deadline_s):
+        while not condition():  # noqa: ASYNC110 - a test polls
+            await asyncio.sleep(0.001)

@@ -1,0 +1,464 @@
+"""A whole gateway in one process, for tests of the passage: the real rooms over in-memory twins, in front of an
+upstream on loopback. A call runs through the real ASGI door, without a socket in front (`ask`), or behind the real
+server (`serving`).
+"""
+
+import asyncio
+import itertools
+import json
+import socket
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import coincurve
+from starlette.types import Message, Scope
+
+from tollway.chain.reader import ChainFacts, ContractAnswer, NotMined
+from tollway.chain.rules import PRESETS, ChainRules
+from tollway.errors import ChainUnavailable
+from tollway.gateway.forward import Passage
+from tollway.gateway.meters import Meters
+from tollway.gateway.serve import Gateway, GatewayName
+from tollway.identifiers import Address, ChainId, ListingId, TxHash, keccak256
+from tollway.identity.signatures import SignatureJudge, paid_call_digest, transaction_digests
+from tollway.ledger.call import CallRecord, NewPayment, Payment
+from tollway.ledger.statement import HistoryQuery
+from tollway.limits import DEFAULT_LIMITS, Limits
+from tollway.money import Price
+from tollway.outbound.dialer import Dialer
+from tollway.payments.proof import Binding, format_binding
+from tollway.payments.till import Till
+from tollway.registry.listing import ChargeOn, Listing, Shelf
+from tollway.testing.loopback import LoopbackUpstream, run_upstream
+from tollway.testing.memory_book import MemoryBook
+from tollway.testing.memory_catalog import MemoryCatalog
+from tollway.web.app import build_app
+from tollway.web.call_routes import CallRoutes
+from tollway.web.server import HttpServer
+
+PUBLIC_URL = "https://gw.example.com"
+NOW_MS = 1_800_000_000_000
+CHAIN = ChainId(84532)
+RULES = PRESETS["local"].rules()
+USDC = RULES.assets[0]
+PROVIDER = Address(b"\xcc" * 20)
+PAY_TO = Address(b"\xbb" * 20)
+CALLS = "/api/v2/gateway/"
+
+HeaderPairs = Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buyer:
+    """A wallet with a key."""
+
+    key: coincurve.PrivateKey = field(repr=False)
+
+    @classmethod
+    def named(cls, name: str) -> "Buyer":
+        return cls(key=coincurve.PrivateKey(keccak256(name.encode())))
+
+    @property
+    def address(self) -> Address:
+        return Address(keccak256(self.key.public_key.format(compressed=False)[1:])[12:])
+
+    def sign(self, digest: bytes) -> str:
+        return "0x" + self.key.sign_recoverable(digest, hasher=None).hex()
+
+
+class FakeChains:
+    """A chain reader that knows what it was given. `away`: no node answers. `lookups` counts questions."""
+
+    chain_ids = (CHAIN,)
+
+    def __init__(self) -> None:
+        self.facts: dict[TxHash, ChainFacts] = {}
+        self.away = False
+        self.lookups = 0
+
+    async def fetch_facts(self, chain_id: ChainId, tx_hash: TxHash) -> ChainFacts | NotMined:
+        self.lookups += 1
+        if self.away:
+            raise ChainUnavailable
+        return self.facts.get(tx_hash) or NotMined(chain_id=chain_id, is_pending=False)
+
+    async def call_contract(
+        self,
+        chain_id: ChainId,
+        *,
+        to: Address | None,
+        calldata: bytes,
+        gas: int,
+        bytes_max: int,
+        deadline_s: float,
+    ) -> ContractAnswer:
+        if self.away:
+            raise ChainUnavailable
+        return ContractAnswer(reverted=True, payload=b"")
+
+    async def fetch_code_size(self, chain_id: ChainId, address: Address) -> int:
+        return 0
+
+    async def check_chain(self, chain_id: ChainId) -> None:
+        if self.away:
+            raise ChainUnavailable
+
+
+class Exchange:
+    """One request at the ASGI door, and the answer as far as it came. `leave` is the caller hanging up."""
+
+    def __init__(self, scope: Scope, chunks: Iterable[bytes], *, is_open: bool) -> None:
+        self.scope = scope
+        self.sent: list[Message] = []
+        self._inbox: deque[Message] = deque()
+        self._news = asyncio.Event()
+        for chunk in chunks:
+            self.give(chunk)
+        if not is_open:
+            self.finish()
+
+    def give(self, chunk: bytes) -> None:
+        self._put({"type": "http.request", "body": chunk, "more_body": True})
+
+    def finish(self) -> None:
+        self._put({"type": "http.request", "body": b"", "more_body": False})
+
+    def leave(self) -> None:
+        self._put({"type": "http.disconnect"})
+
+    def _put(self, message: Message) -> None:
+        self._inbox.append(message)
+        self._news.set()
+
+    async def receive(self) -> Message:
+        while not self._inbox:
+            self._news.clear()
+            await self._news.wait()
+        if self._inbox[0]["type"] == "http.disconnect":
+            return self._inbox[0]
+        return self._inbox.popleft()
+
+    async def send(self, message: Message) -> None:
+        self.sent.append(message)
+
+    @property
+    def is_started(self) -> bool:
+        return bool(self.sent)
+
+    @property
+    def is_ended(self) -> bool:
+        """True for an answer that came to its proper end; False for one that was cut."""
+        return bool(self.sent) and not self.sent[-1].get("more_body", False) and len(self.sent) > 1
+
+    @property
+    def status(self) -> int:
+        return int(self.sent[0]["status"])
+
+    @property
+    def headers(self) -> dict[str, str]:
+        pairs = [(name.decode(), value.decode("latin-1")) for name, value in self.sent[0]["headers"]]
+        names = [name for name, _ in pairs]
+        doubled = {name for name in names if names.count(name) > 1 and name != "link"}
+        assert not doubled, f"doubled headers: {doubled}"
+        return dict(pairs)
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(message["body"] for message in self.sent[1:])
+
+    @property
+    def problem(self) -> dict[str, Any]:
+        assert self.headers["content-type"] == "application/problem+json", self.body
+        parsed: dict[str, Any] = json.loads(self.body)
+        return parsed
+
+
+class SmallGateway:
+    """Everything at hand. `now_ms` is the clock; set it forward as needed."""
+
+    def __init__(
+        self, upstream: LoopbackUpstream, *, limits: Limits, is_bound_required: bool = False
+    ) -> None:
+        self.now_ms = NOW_MS
+        self.upstream = upstream
+        self.limits = limits
+        self.book = MemoryBook(now_ms=self._clock, limits=limits)
+        self.catalog = MemoryCatalog()
+        self.chains = FakeChains()
+        self.blocked: set[Address] = set()
+        self.outcomes: list[str] = []
+        self.buyer = Buyer.named("buyer")
+        self._numbers = itertools.count(1)
+        self.dialer = Dialer(limits=limits, allow_private=True, lookup=lambda host, port: ["127.0.0.1"])
+        self.meters = Meters(limits=limits)
+        self.rules: dict[ChainId, ChainRules] = {CHAIN: RULES}
+        self.till = Till(
+            book=self.book,
+            chains=self.chains,
+            rules=self.rules,
+            judge_of_signatures=SignatureJudge(self.chains, limits=limits),
+            meter=self.meters,
+            limits=limits,
+            now_ms=self._clock,
+            find_older_terms=self._find_older_terms,
+        )
+        self.gateway = Gateway(
+            name=GatewayName(
+                origin=PUBLIC_URL,
+                host="gw.example.com",
+                allow_private=True,
+                is_bound_required=is_bound_required,
+            ),
+            catalog=self.catalog,
+            book=self.book,
+            till=self.till,
+            passage=Passage(
+                dialer=self.dialer,
+                book=self.book,
+                limits=limits,
+                now_ms=self._clock,
+                public_url=PUBLIC_URL,
+                name="gw.example.com",
+            ),
+            meters=self.meters,
+            limits=limits,
+            is_blocked=self.blocked.__contains__,
+            now_ms=self._clock,
+            entropy=self._entropy,
+        )
+        self.calls = CallRoutes(
+            self.gateway,
+            rules=self.rules,
+            limits=limits,
+            public_url=PUBLIC_URL,
+            now_ms=self._clock,
+            request_id_of=lambda scope: "req_test",
+            client_address_of=lambda scope: str(scope["client"][0]),
+            note_outcome=self.outcomes.append,
+        )
+        self.app = build_app(
+            call_app=self.calls,
+            routers=[],
+            public_url=PUBLIC_URL,
+            limits=limits,
+            clock=lambda: self.now_ms / 1000,
+            entropy=self._entropy,
+        )
+
+    def _clock(self) -> int:
+        return self.now_ms
+
+    def _entropy(self, size: int) -> bytes:
+        return keccak256(next(self._numbers).to_bytes(8, "big"))[:size]
+
+    async def _find_older_terms(self, shelf: Shelf, moment_ms: int) -> Shelf:
+        return replace(shelf, versions=await self.catalog.terms_since(shelf.listing.id, moment_ms))
+
+    # ---- What is for sale.
+
+    async def publish(self, name: str = "api_quotes", **changes: Any) -> Listing:
+        """A listing of 0.01 USDC a call, on sale for a day; every field can be given."""
+        listing = replace(self.sample(name), **changes)
+        await self.catalog.publish(listing)
+        return listing
+
+    async def revise(self, listing: Listing, **changes: Any) -> Listing:
+        changed = replace(listing, updated_ms=self.now_ms, **changes)
+        await self.catalog.revise(changed, expected_revision=listing.revision)
+        return replace(changed, revision=listing.revision + 1)
+
+    def sample(self, name: str) -> Listing:
+        born_ms = NOW_MS - 86_400_000
+        return Listing(
+            id=ListingId(name),
+            provider=PROVIDER,
+            name="Quotes",
+            description="",
+            endpoint=self.upstream.url + "/base",
+            price=Price.parse("0.01"),
+            currency="USDC",
+            pay_to=PAY_TO,
+            networks=(CHAIN,),
+            methods=(),
+            tags=(),
+            operations=(),
+            other_paths="serve",
+            charge_on=ChargeOn.SUCCESS,
+            timeout_s=5,
+            forward_headers=(),
+            upstream_auth=None,
+            openapi=None,
+            openapi_url=None,
+            signature="any",
+            rate_limit=None,
+            status="active",
+            created_ms=born_ms,
+            updated_ms=born_ms,
+            revision=1,
+        )
+
+    # ---- Who pays.
+
+    async def pay(self, units: int = 10_000, *, buyer: Buyer | None = None, age_s: int = 0) -> Payment:
+        """A payment that the books know already: `units` of a millionth USDC."""
+        payer = buyer or self.buyer
+        number = next(self._numbers)
+        new = NewPayment(
+            chain_id=CHAIN,
+            tx_hash=TxHash(keccak256(b"tx" + number.to_bytes(8, "big"))),
+            asset=USDC.key,
+            payer=payer.address,
+            payee=PAY_TO,
+            value_units=units,
+            block_number=100 + number,
+            block_hash=b"\x01" * 32,
+            block_time=self.now_ms // 1000 - age_s,
+            is_final=True,
+        )
+        (payment,) = await self.book.record_payments([new], now_ms=self.now_ms)
+        return payment
+
+    def plain_proof(
+        self, tx_hash: TxHash, *, buyer: Buyer | None = None, is_raw: bool = False
+    ) -> HeaderPairs:
+        digest = transaction_digests(tx_hash)[1 if is_raw else 0]
+        return [("X-Payment-Tx", str(tx_hash)), ("X-Signature", (buyer or self.buyer).sign(digest))]
+
+    def bound_proof(
+        self,
+        tx_hash: TxHash,
+        *,
+        method: str = "GET",
+        target: str = "",
+        body: bytes = b"",
+        promises: bool = False,
+        listing: str = "api_quotes",
+        nonce: bytes | None = None,
+        valid_for_s: int = 60,
+        buyer: Buyer | None = None,
+    ) -> HeaderPairs:
+        """The bound form. `promises`: `bodyHash` is named, so that the body may be streamed."""
+        binding = Binding(
+            valid_until=self.now_ms // 1000 + valid_for_s,
+            nonce=nonce or self._entropy(32),
+            body_hash=keccak256(body) if promises else None,
+        )
+        digest = paid_call_digest(
+            chain_id=CHAIN,
+            gateway=PUBLIC_URL,
+            api_id=listing,
+            method=method,
+            target=target.encode(),
+            body_hash=keccak256(body),
+            transaction=tx_hash,
+            valid_until=binding.valid_until,
+            nonce=binding.nonce,
+        )
+        return [
+            ("X-Payment-Tx", str(tx_hash)),
+            ("X-Signature", (buyer or self.buyer).sign(digest)),
+            ("X-Signature-Params", format_binding(binding)),
+        ]
+
+    # ---- Calls.
+
+    def open(
+        self,
+        method: str = "GET",
+        target: str = "",
+        headers: HeaderPairs = (),
+        chunks: Sequence[bytes] = (),
+        *,
+        listing: str = "api_quotes",
+        client: str = "203.0.113.5",
+        is_chunked: bool = False,
+        is_open: bool = False,
+        length: int | None = None,
+    ) -> Exchange:
+        """A request that is not sent yet. `is_open`: its body goes on after `chunks`."""
+        path, _, query = target.partition("?")
+        framing: list[tuple[str, str]] = []
+        if is_chunked:
+            framing = [("transfer-encoding", "chunked")]
+        elif chunks or length is not None:
+            framing = [("content-length", str(sum(map(len, chunks)) if length is None else length))]
+        pairs = [("host", "gw.example.com"), *framing, *headers]
+        raw_path = (CALLS + listing + path).encode()
+        scope = {
+            "type": "http",
+            "http_version": "1.1",
+            "method": method,
+            "path": raw_path.decode(),
+            "raw_path": raw_path,
+            "query_string": query.encode(),
+            "headers": [(name.lower().encode(), value.encode("latin-1")) for name, value in pairs],
+            "client": (client, 40_000),
+        }
+        return Exchange(scope, chunks, is_open=is_open)
+
+    async def run(self, exchange: Exchange) -> Exchange:
+        """Until the gateway is done with it."""
+        await self.calls(exchange.scope, exchange.receive, exchange.send)
+        return exchange
+
+    async def ask(
+        self,
+        method: str = "GET",
+        target: str = "",
+        headers: HeaderPairs = (),
+        chunks: Sequence[bytes] = (),
+        **more: Any,
+    ) -> Exchange:
+        return await self.run(self.open(method, target, headers, chunks, **more))
+
+    # ---- What became of it.
+
+    async def history(self, buyer: Buyer | None = None) -> tuple[CallRecord, ...]:
+        """The payer's calls, newest first."""
+        wallet = (buyer or self.buyer).address
+        page = await self.book.history(HistoryQuery(wallet=wallet, role="payer", limit=100, offset=0))
+        return page.calls
+
+    async def rest_units(self, payment: Payment) -> int:
+        (now,) = [one for one in await self.book.find_payments(payment.tx_hash) if one.id == payment.id]
+        return now.rest_units
+
+    async def check_balanced(self) -> None:
+        report = await self.book.audit()
+        assert report.is_balanced, report.wrong
+
+
+@asynccontextmanager
+async def open_gateway(*, is_bound_required: bool = False, **limits: Any) -> AsyncIterator[SmallGateway]:
+    """A gateway and its upstream. `limits` replace the defaults; waits for networks are short."""
+    short: dict[str, Any] = {"connect_deadline_s": 1.0, "dns_deadline_s": 1.0, "drain_deadline_s": 3.0}
+    async with run_upstream() as upstream:
+        gate = SmallGateway(
+            upstream,
+            limits=replace(DEFAULT_LIMITS, **{**short, **limits}),
+            is_bound_required=is_bound_required,
+        )
+        try:
+            yield gate
+        finally:
+            await gate.dialer.close()
+
+
+@asynccontextmanager
+async def serving(gate: SmallGateway) -> AsyncIterator[int]:
+    """The same gateway behind the real server, on a free port of loopback."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    server = HttpServer(gate.app, host="127.0.0.1", port=port, limits=gate.limits)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(server.serve())
+        try:
+            async with asyncio.timeout(10):
+                await server.wait_up()
+            yield port
+        finally:
+            server.stop()
