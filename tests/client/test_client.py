@@ -1,5 +1,6 @@
 """Whole calls over a fake gateway and a fake chain, with both clients."""
 
+import asyncio
 import inspect
 import json
 
@@ -219,6 +220,18 @@ async def test_a_failed_transfer_is_reported_and_does_not_count(make, gateway, c
     chain.mined.clear()
     chain.pool = {"0xother": b""}
     assert (await do(client.call(API))).status_code == 200
+
+
+async def test_calls_at_once_each_pay_for_themselves_and_all_are_served(gateway, wallet, store_path, chain):
+    options = {"wallet": wallet, "rpc_urls": {CHAIN: "http://node.test"}, "store_path": store_path}
+    transport = httpx.MockTransport(gateway.handle)
+    async with AsyncTollwayClient(GATEWAY, transport=transport, **options) as client:
+        answers = await asyncio.gather(*(client.call(API, f"/{n}") for n in range(12)))
+        assert [answer.status_code for answer in answers] == [200] * 12
+        assert len(client.payments()) == 12
+        shared = await asyncio.gather(*(client.call(API, f"/{n}", prepay=12) for n in range(12)))
+        assert [answer.status_code for answer in shared] == [200] * 12
+        assert len(client.payments()) == 13
 
 
 def refusal(status, code, **members):

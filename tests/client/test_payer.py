@@ -162,7 +162,7 @@ def test_stores_before_broadcasting_and_broadcasts_before_calling():
         )
         >> SignedTransfer(tx_hash=TX, raw=b"raw")
     )
-    play << Store(transfer=transfer()) >> Stored()
+    play << Store(transfer=transfer(), price=10_000) >> Stored()
     play << ask("eth_getTransactionReceipt", str(TX)) >> NodeAnswer(result=None)
     play << ask("eth_getTransactionCount", str(PAYER), "finalized") >> number(5)
     play << ask("eth_sendRawTransaction", "0x" + b"raw".hex()) >> NodeAnswer(result=str(TX))

@@ -70,6 +70,21 @@ def test_payee_with_resolved_payments_may_be_paid_again(store, state):
     assert store.store(transfer(2, pay_to=first.pay_to), budget=None) == Stored()
 
 
+def test_credit_that_appeared_meanwhile_makes_a_payment_needless(store):
+    first = transfer(1, amount=30_000, rest=30_000)
+    store.store(first, budget=None)
+    store.learn(first.tx_hash, TransferState.CONFIRMED, 20_000)
+    second = transfer(2, pay_to=first.pay_to)
+    found = store.store(second, budget=None, price=10_000)
+    assert found == PaidAlready(transfer=replace(first, state=TransferState.CONFIRMED, rest=20_000))
+    store.learn(first.tx_hash, TransferState.CONFIRMED, 19_999)  # one price is left to the call that paid it
+    assert store.store(second, budget=None, price=10_000) == Stored()
+    store.learn(second.tx_hash, TransferState.CONFIRMED, 0)
+    store.learn(first.tx_hash, TransferState.CONFIRMED, 20_000)
+    third = transfer(3, pay_to=first.pay_to)
+    assert store.store(third, budget=None, price=10_000, tried=frozenset({first.tx_hash})) == Stored()
+
+
 def test_other_gateways_payments_do_not_stand_in_the_way(store):
     store.store(transfer(1), budget=None)
     other = transfer(2, pay_to=transfer(1).pay_to, gateway="http://other")

@@ -1,8 +1,8 @@
 """The caller's side: find an API, pay for it from a local wallet, call it.
 
-    with TollwayClient("http://127.0.0.1:8402", wallet=Wallet.from_environment(os.environ),
-                       rpc_urls={84532: "http://127.0.0.1:8545"}, max_price="0.05 USDC", budget="5 USDC") as client:
-        answer = client.call(api_id, "/quote/ETH")
+with TollwayClient("http://127.0.0.1:8402", wallet=Wallet.from_environment(os.environ),
+                   rpc_urls={84532: "http://127.0.0.1:8545"}, max_price="0.05 USDC", budget="5 USDC") as client:
+    answer = client.call(api_id, "/quote/ETH")
 """
 
 from tollway.client.client import AsyncTollwayClient, TollwayClient

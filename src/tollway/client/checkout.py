@@ -10,6 +10,7 @@ from tollway.client.failures import CannotPay, PriceAboveMax
 from tollway.client.quote import Cap, Offer, to_atto
 from tollway.client.steps import Flow, Transfer
 from tollway.client.transfer import Made, Patience, Purse, fetch_balance, know_asset, make_transfer
+from tollway.identifiers import TxHash
 from tollway.money import Asset, format_decimal
 
 
@@ -35,7 +36,9 @@ class Short:
     problem: Mapping[str, object]
 
 
-def pay_offer(offers: Sequence[Offer], short: Short | None, purse: Purse, rules: Rules) -> Flow[Made]:
+def pay_offer(
+    offers: Sequence[Offer], short: Short | None, purse: Purse, rules: Rules, tried: frozenset[TxHash]
+) -> Flow[Made]:
     """Chooses an offer, signs and stores. What comes back is followed and spent like every other payment."""
     reasons: list[str] = []
     for offer in _prefer(offers, short):
@@ -49,7 +52,7 @@ def pay_offer(offers: Sequence[Offer], short: Short | None, purse: Purse, rules:
             has = format_decimal(balance, decimals=asset.decimals)
             reasons.append(f"{due} {asset.symbol} on {asset.network} is due, the wallet holds {has}")
             continue
-        return (yield from make_transfer(asset, offer, amount, purse))
+        return (yield from make_transfer(asset, offer, amount, purse, tried))
     raise CannotPay("This wallet cannot pay the call: " + ("; ".join(reasons) or "no offer was made") + ".")
 
 

@@ -128,7 +128,10 @@ class TollwayClient(_Client):
             if not self._is_resumed:
                 self._is_resumed = True
                 self.resume()
-            paid = self._drive(self._desk.begin_call(trip.plan), trip)
+            try:
+                paid = self._drive(self._desk.begin_call(trip.plan), trip)
+            finally:
+                self._desk.end_call(trip.plan)
             assert trip.response is not None
             yield wrap_response(trip.response, paid, trip.content)
         except BaseException:
@@ -295,7 +298,10 @@ class AsyncTollwayClient(_Client):
             if not self._is_resumed:
                 self._is_resumed = True
                 await self.resume()
-            paid = await self._drive(self._desk.begin_call(trip.plan), trip)
+            try:
+                paid = await self._drive(self._desk.begin_call(trip.plan), trip)
+            finally:
+                self._desk.end_call(trip.plan)
             assert trip.response is not None
             yield wrap_response(trip.response, paid, trip.content)
         except BaseException:

@@ -29,16 +29,20 @@ from tollway.client.steps import (
     NextNonce,
     NodeAway,
     Outcome,
+    PaidAlready,
     Recall,
     Send,
     SignCall,
     SignTransfer,
     Store,
+    Stored,
+    StoreOutcome,
+    Transfer,
     Unsent,
 )
 from tollway.client.transfer import Patience, Purse, resume
 from tollway.client.wallet import Wallet
-from tollway.identifiers import Address, ChainId
+from tollway.identifiers import Address, ChainId, TxHash
 from tollway.identity.http_signature import SignedRequest
 from tollway.identity.public_origin import parse_origin
 from tollway.money import Asset
@@ -131,6 +135,9 @@ class Desk:
             (asset.chain_id, asset.token): asset for asset in options.get("assets", ())
         }
         path = options.get("store_path") or Path.home() / ".tollway" / "payments.sqlite3"
+        # Payments of one call's price each, made by calls that are running now: others keep their hands off them.
+        # In memory on purpose: after a crash nobody speaks for a payment, and the next call spends it.
+        self._spoken_for: dict[TxHash, CallPlan] = {}
         self.store = SpendingStore(Path(path), now_ms=self._now_ms)
 
     # ---- One call.
@@ -214,19 +221,41 @@ class Desk:
                 return wallet.sign_transfer(step)
             case Recall():
                 assert plan is not None
-                return self.store.recall(
+                known = self.store.recall(
                     payer=wallet.address, gateway=str(self.origin), api_id=plan.api_id, payees=step.payees
                 )
+                return tuple(transfer for transfer in known if self._is_free_for(plan, transfer))
             case NextNonce():
                 return self.store.next_nonce(payer=wallet.address, chain_id=step.chain_id)
             case Unsent():
                 unresolved = self.store.unresolved(wallet.address)
                 return tuple(transfer for transfer in unresolved if transfer.chain_id == step.chain_id)
             case Store():
-                return self.store.store(step.transfer, budget=self.budget)
+                assert plan is not None
+                return self._keep(step, plan)
             case Learn():
                 self.store.learn(step.tx_hash, step.state, step.rest)
                 return None
+
+    def _keep(self, step: Store, plan: CallPlan) -> StoreOutcome:
+        if plan.rules.prepay == 1:  # before it is stored, so that nobody sees it unclaimed
+            self._spoken_for[step.transfer.tx_hash] = plan
+        outcome = self.store.store(step.transfer, budget=self.budget, price=step.price, tried=step.tried)
+        if not isinstance(outcome, Stored):
+            self._spoken_for.pop(step.transfer.tx_hash, None)
+        if isinstance(outcome, PaidAlready):
+            return PaidAlready(
+                transfer=outcome.transfer, is_spoken_for=not self._is_free_for(plan, outcome.transfer)
+            )
+        return outcome
+
+    def _is_free_for(self, plan: CallPlan, transfer: Transfer) -> bool:
+        return self._spoken_for.get(transfer.tx_hash, plan) is plan
+
+    def end_call(self, plan: CallPlan) -> None:
+        """The call has its answer, or failed: what it left unspent is anybody's."""
+        for tx_hash in [tx_hash for tx_hash, owner in list(self._spoken_for.items()) if owner is plan]:
+            self._spoken_for.pop(tx_hash, None)
 
     # ---- The control plane.
 

@@ -43,7 +43,7 @@ from tollway.identifiers import TxHash
 
 PAYMENTS_MAX = 2
 CREDITS_MAX = 8
-ROUNDS_MAX = 40
+ROUNDS_MAX = 500
 PREPAY_MAX = 100_000
 SENDS_MAX = 60
 BROKEN_RETRIES_MAX = 2
@@ -139,11 +139,15 @@ def pay_flow(purse: Purse, rules: Rules) -> Flow[Paid]:
             _raise_if_refused(refused, offers)
             if len(made) == PAYMENTS_MAX:
                 break
-            payment = yield from pay_offer(offers, short, purse, rules)
+            payment = yield from pay_offer(offers, short, purse, rules, frozenset(tried))
             if payment.transfer.tx_hash in tried:  # unresolved, and the gateway has just said no to it
                 break
             if payment.is_new:
                 made.add(payment.transfer.tx_hash)
+            if payment.is_spoken_for:  # it will be spent by the call that made it; then it is our turn to pay
+                yield from settle(payment.transfer, rules.patience)
+                is_recalled = False
+                continue
             queue = [payment.transfer]
             short = None
     raise PaymentPending(

@@ -56,16 +56,29 @@ class SpendingStore:
         self.path = path
         self._now_ms = now_ms
 
-    def store(self, transfer: Transfer, *, budget: Cap | None) -> StoreOutcome:
-        """Writes a signed payment, or says why it must not be made. When this returns `Stored` it is on the disk."""
+    def store(
+        self,
+        transfer: Transfer,
+        *,
+        budget: Cap | None,
+        price: int = 0,
+        tried: frozenset[TxHash] = frozenset(),
+    ) -> StoreOutcome:
+        """Writes a signed payment, or says why it must not be made. When this returns `Stored` it is on the disk.
+
+        A payment is needless where credit for more than one call of `price` has appeared since the caller looked
+        (a single price is left to the call that paid it), and where an unresolved one goes to the same payee.
+        """
         with self._transaction() as connection:
             earlier = _select(
                 connection,
-                "payer = ? AND gateway = ? AND pay_to = ? AND state IN (SELECT value FROM json_each(?))",
-                (str(transfer.payer), transfer.gateway, str(transfer.pay_to), _as_json(UNRESOLVED)),
+                "payer = ? AND gateway = ? AND pay_to = ? AND state IN ('stored', 'refused', 'confirmed')",
+                (str(transfer.payer), transfer.gateway, str(transfer.pay_to)),
             )
-            if earlier:
-                return PaidAlready(transfer=earlier[0])
+            for entry in earlier:
+                is_credit = entry.asset == transfer.asset and entry.rest >= 2 * price > 0
+                if entry.state in UNRESOLVED or (is_credit and entry.tx_hash not in tried):
+                    return PaidAlready(transfer=entry)
             over = _check_budget(connection, transfer, budget)
             if over is not None:
                 return over

@@ -200,9 +200,14 @@ class Unsent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Store:
-    """Put a signed payment on disk, durably, before anybody else may see it. -> `Stored` and its kind."""
+    """Put a signed payment on disk, durably, before anybody else may see it. -> `Stored` and its kind.
+
+    `price`: of one call, in base units. `tried`: payments that this call has tried already.
+    """
 
     transfer: Transfer
+    price: int
+    tried: frozenset[TxHash] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,9 +217,11 @@ class Stored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaidAlready:
-    """Nothing was stored: an unresolved payment of ours to that payee exists."""
+    """Nothing was stored: we have an unresolved payment to that payee, or credit that somebody prepaid meanwhile.
+    `is_spoken_for`: a call that is running now made it for itself."""
 
     transfer: Transfer
+    is_spoken_for: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,7 @@ from tollway.client.steps import (
     TransferState,
     Unsent,
 )
-from tollway.identifiers import Address, ChainId, keccak256
+from tollway.identifiers import Address, ChainId, TxHash, keccak256
 from tollway.money import Asset, format_decimal
 
 NONCE_TRIES_MAX = 8
@@ -71,6 +71,7 @@ class Made:
 
     transfer: Transfer
     is_new: bool
+    is_spoken_for: bool = False
 
 
 # ---- Before anything is signed.
@@ -119,8 +120,10 @@ def fetch_balance(asset: Asset, holder: Address) -> Flow[int]:
 # ---- Signing and storing.
 
 
-def make_transfer(asset: Asset, offer: Offer, amount: int, purse: Purse) -> Flow[Made]:
-    """Signs a payment and puts it on disk. Gives it back, or the unresolved one that already goes to that payee.
+def make_transfer(
+    asset: Asset, offer: Offer, amount: int, purse: Purse, tried: frozenset[TxHash]
+) -> Flow[Made]:
+    """Signs a payment and puts it on disk. Gives it back, or the one that makes it needless.
 
     Nothing is broadcast here. Raises `CannotPay`, `BudgetExhausted` and `NodeUnreachable`: then nothing was spent.
     """
@@ -169,19 +172,20 @@ def make_transfer(asset: Asset, offer: Offer, amount: int, purse: Purse) -> Flow
             confirmations=offer.confirmations,
             state=TransferState.STORED,
         )
-        kept = yield from _store(transfer)
+        kept = yield from _store(Store(transfer=transfer, price=offer.amount, tried=tried))
         if kept is not None:
             return kept
     raise CannotPay("Other processes of this wallet keep taking its nonces; try again.")
 
 
-def _store(transfer: Transfer) -> Flow[Made | None]:
-    outcome = yield Store(transfer=transfer)
+def _store(step: Store) -> Flow[Made | None]:
+    transfer = step.transfer
+    outcome = yield step
     match outcome:
         case Stored():
             return Made(transfer=transfer, is_new=True)
-        case PaidAlready(transfer=earlier):
-            return Made(transfer=earlier, is_new=False)
+        case PaidAlready(transfer=earlier, is_spoken_for=is_spoken_for):
+            return Made(transfer=earlier, is_new=False, is_spoken_for=is_spoken_for)
         case NonceTaken():
             return None
         case OverBudget(spent_atto=spent, budget_atto=budget):
