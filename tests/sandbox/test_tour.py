@@ -1,0 +1,90 @@
+"""The walk-through against gateways that answer wrongly. The one that answers rightly is in tests/cli/test_demo.py."""
+
+from collections.abc import Callable
+
+import aiohttp
+import httpx
+import pytest
+
+from tollway.identifiers import ChainId
+from tollway.money import Asset
+from tollway.sandbox.artifacts import Contract, load_test_usdc
+from tollway.sandbox.chain_driver import ChainDriver
+from tollway.sandbox.playground import USDC_ADDRESS, Playground, make_account
+from tollway.sandbox.tour import Exchange, Paid, Scene, Tour, TourFailed
+
+CHAIN = ChainId(84532)
+Answer = Callable[[httpx.Request], httpx.Response]
+
+
+def is_create(request: httpx.Request) -> bool:
+    return request.url.path == "/api/v2/apis"
+
+
+def created_then(answer: httpx.Response) -> Answer:
+    return lambda request: httpx.Response(201, json={"id": "api_1"}) if is_create(request) else answer
+
+
+def cut(request: httpx.Request) -> httpx.Response:
+    raise httpx.ReadError("reset")
+
+
+STOPS: dict[str, tuple[Answer, str]] = {
+    "no answer": (cut, "got no answer"),
+    "not created": (lambda request: httpx.Response(503), "answered 503 instead of 201"),
+    "no JSON": (lambda request: httpx.Response(201, text="hello"), "not JSON"),
+    "no object": (lambda request: httpx.Response(201, json=[1]), "not an object"),
+    "no id": (lambda request: httpx.Response(201, json={}), "has no id"),
+    "served unpaid": (created_then(httpx.Response(200, json={})), "answered 200 instead of 402"),
+    "no terms": (created_then(httpx.Response(402, json={})), "no way to pay"),
+    "another payee": (
+        created_then(
+            httpx.Response(
+                402,
+                json={
+                    "payment": {
+                        "options": [
+                            {
+                                "rail": "tx",
+                                "token": str(USDC_ADDRESS),
+                                "amount": "1",
+                                "payTo": "0x" + "1" * 40,
+                            }
+                        ]
+                    }
+                },
+            )
+        ),
+        "another wallet",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", STOPS)
+async def test_stops_at_the_first_step_that_goes_wrong_and_pays_nothing(case: str) -> None:
+    answer, words = STOPS[case]
+    scenes: list[Scene] = []
+    playground = Playground(
+        rpc_url="http://127.0.0.1:1",
+        token=Contract(artifact=load_test_usdc(), address=USDC_ADDRESS),
+        usdc=Asset(chain_id=CHAIN, token=USDC_ADDRESS, symbol="USDC", decimals=6),
+        native=Asset(chain_id=CHAIN, token=None, symbol="ETH", decimals=18),
+        accounts=tuple(make_account(role) for role in ("provider", "visitor")),
+    )
+    async with (
+        aiohttp.ClientSession() as session,
+        httpx.AsyncClient(transport=httpx.MockTransport(answer)) as http,
+    ):
+        tour = Tour(
+            gateway_url="http://127.0.0.1:2",
+            upstream_url="http://127.0.0.1:3",
+            driver=ChainDriver(session, playground.rpc_url, CHAIN),  # nothing listens there
+            playground=playground,
+            http=http,
+            tell=scenes.append,
+        )
+        with pytest.raises(TourFailed, match=words):
+            await tour.walk()
+    assert not any(isinstance(scene, Paid) for scene in scenes)
+    signed = [dict(scene.sent).keys() for scene in scenes if isinstance(scene, Exchange)][:1]
+    assert all({"Content-Digest", "Signature-Input", "Signature"} <= names for names in signed)
