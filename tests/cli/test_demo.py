@@ -123,7 +123,10 @@ def test_stays_up_for_play_until_ctrl_c_and_leaves_nothing(tmp_path: Path, demos
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
-def test_ctrl_c_before_it_is_ready_stops_everything_too(tmp_path: Path, demos: list[Demo]) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_before_it_is_ready_stops_everything_too(
+    tmp_path: Path, demos: list[Demo], number: signal.Signals
+) -> None:
     demo = Demo(tmp_path, "--port", "0")
     demos.append(demo)
     deadline = time.monotonic() + DEADLINE_S
@@ -131,7 +134,7 @@ def test_ctrl_c_before_it_is_ready_stops_everything_too(tmp_path: Path, demos: l
         assert demo.process.poll() is None, demo.text()
         assert time.monotonic() < deadline
         time.sleep(0.001)
-    os.killpg(demo.process.pid, signal.SIGINT)  # as a terminal does: to the whole group
+    os.killpg(demo.process.pid, number)  # as a terminal does: to the whole group
     assert demo.wait() == 130, demo.text()
     assert demo.is_group_gone()
     assert list(demo.temporary.iterdir()) == []
