@@ -4,12 +4,17 @@
 """
 
 import asyncio
+import importlib.util
+import itertools
+import sys
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 
 import aiohttp
 import pytest
+import pytest_asyncio
 from eth_account import Account
 
 from tollway.identifiers import Address, TxHash
@@ -17,9 +22,28 @@ from tollway.sandbox.anvil import Anvil, run_anvil
 from tollway.sandbox.artifacts import Contract, load_artifact
 from tollway.sandbox.chain_driver import ChainDriver, Receipt
 from tollway.sandbox.playground import PlayAccount, Playground, furnish_playground
+from tollway.sandbox.provider import run_provider
 
 CONTRACTS = Path(__file__).parent / "contracts"
 HERE = Path(__file__).parent
+
+
+def _load(name: str, path: Path) -> ModuleType:
+    """Test files are no package; this one is shared by path."""
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
+
+street_module = _load("tollway_live_street", HERE / "street.py")
+databases = _load("tollway_contract_databases", HERE.parent / "contracts" / "conftest.py")
+postgres_server = databases.postgres_server
+postgres_template = databases.postgres_template
+_DATABASES = itertools.count(1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -81,6 +105,41 @@ def caller(playground: Playground) -> PlayAccount:
 @pytest.fixture
 def stranger(playground: Playground) -> PlayAccount:
     return playground.account("stranger")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def street(
+    anvil: Anvil,
+    furnished: Playground,
+    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest,
+) -> AsyncIterator[object]:
+    """Chain, sample provider and gateways in processes of their own, for all tests of one file."""
+
+    async def make_postgres() -> str:
+        server = request.getfixturevalue("postgres_server")
+        template = request.getfixturevalue("postgres_template")
+        name = f"live_{next(_DATABASES)}"
+        await databases._create_database(server, name, template=template)
+        return databases._named(server, name)
+
+    async with (
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
+        run_provider() as provider,
+    ):
+        driver = ChainDriver(session, anvil.rpc_url, anvil.chain_id)
+        before = await driver.snapshot()
+        try:
+            yield street_module.Street(
+                driver=driver,
+                playground=furnished,
+                provider=provider,
+                session=session,
+                folder=tmp_path_factory.mktemp("street"),
+                make_postgres=make_postgres,
+            )
+        finally:
+            await driver.revert(before)
 
 
 @pytest.fixture

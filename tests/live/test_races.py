@@ -1,0 +1,154 @@
+"""Many callers, one payment: the upstream's own log counts what was served, and nobody who lost is asked to pay again.
+
+Real gateways in processes of their own; on PostgreSQL also two on one database.
+"""
+
+import asyncio
+import contextlib
+import itertools
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from tollway_live_street import PRICE_UNITS, bound, plain
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+CALLERS = 50
+_PATHS = (f"/echo/race-{number}" for number in itertools.count(1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Market:
+    """One listing, as one or more gateways on one database sell it."""
+
+    street: Any
+    gateways: list[Any]
+    provider: Any
+    api_id: str
+
+    async def race(self, make_headers: Any, path: str, *, method: str = "GET") -> list[Any]:
+        """All callers at once, spread over the gateways."""
+        gateways = itertools.cycle(self.gateways)
+        return await asyncio.gather(
+            *(
+                self.street.call(next(gateways), self.api_id, path, method=method, headers=make_headers())
+                for _ in range(CALLERS)
+            )
+        )
+
+    async def check_books(self, payer: Any, tx_hash: Any, *, served: int) -> None:
+        """The audit balances and the history names exactly the calls that were served."""
+        report = await self.street.audit(self.gateways[0])
+        assert (report.wrong, report.held_calls) == ((), ())
+        calls = await self.street.history(self.gateways[-1], payer)
+        assert Counter(call["payment"]["state"] for call in calls) == {"charged": served}
+        shown = await self.street.payment(self.gateways[-1], payer, tx_hash)
+        assert int(shown["credit"]) == int(shown["amount"]) - served * PRICE_UNITS
+
+
+@pytest_asyncio.fixture(
+    scope="module",
+    loop_scope="module",
+    params=[
+        "sqlite",
+        pytest.param("postgresql", marks=pytest.mark.postgres),
+        pytest.param("two on postgresql", marks=pytest.mark.postgres),
+    ],
+)
+async def market(request: pytest.FixtureRequest, street: Any) -> Any:
+    url = None if request.param == "sqlite" else await street.make_postgres()
+    async with contextlib.AsyncExitStack() as stack:
+        first = await stack.enter_async_context(street.gateway(database_url=url))
+        gateways = [first]
+        if request.param.startswith("two"):
+            second = street.gateway(database_url=url, public_url=first.public_url)
+            gateways.append(await stack.enter_async_context(second))
+        provider = await street.wallet()
+        api_id = await street.publish(first, provider)
+        yield Market(street=street, gateways=gateways, provider=provider, api_id=api_id)
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["unseen", "known"])
+@pytest.mark.parametrize("worth", [1, 10])
+async def test_fifty_callers_get_what_was_paid_for_and_no_more(
+    market: Market, worth: int, known: bool
+) -> None:
+    street, path = market.street, next(_PATHS)
+    caller = await street.wallet()
+    tx_hash = await street.send_tokens(caller, market.provider.address, worth * PRICE_UNITS)
+    headers = plain(caller, tx_hash)
+    if known:
+        refused = await street.call(
+            market.gateways[0], market.api_id, path, headers=[*headers, ("Tollway-Max-Price", "0.001")]
+        )
+        assert refused.code == "price_above_max"  # looked up and recorded, nothing spent
+
+    replies = await market.race(lambda: headers, path)
+
+    assert street.provider.count(path) == worth
+    winners = [reply for reply in replies if reply.status == 200]
+    losers = [reply for reply in replies if reply.status != 200]
+    assert len(winners) == worth
+    assert {(reply.status, reply.code) for reply in losers} == {(409, "payment_already_used")}
+    assert not any(reply.asks_for_money for reply in losers)
+    assert {reply.state for reply in winners} == {"charged"}
+    await market.check_books(caller, tx_hash, served=worth)
+
+
+@pytest.mark.parametrize("worth", [1, 10])
+async def test_one_bound_signature_buys_one_call_however_often_it_is_shown(
+    market: Market, worth: int
+) -> None:
+    street, path = market.street, next(_PATHS)
+    caller = await street.wallet()
+    tx_hash = await street.send_tokens(caller, market.provider.address, worth * PRICE_UNITS)
+    headers = bound(caller, tx_hash, market.gateways[0], market.api_id, path, chain_id=street.driver.chain_id)
+
+    replies = await market.race(lambda: headers, path)
+
+    assert street.provider.count(path) == 1
+    assert [reply.status for reply in replies].count(200) == 1
+    losers = {(reply.status, reply.code) for reply in replies if reply.status != 200}
+    assert losers <= {
+        (409, "idempotency_in_progress"),
+        (401, "nonce_reused"),
+        (409, "payment_already_used"),
+    }
+    assert not any(reply.asks_for_money for reply in replies if reply.status != 200)
+    await market.check_books(caller, tx_hash, served=1)
+
+
+async def test_fifty_bound_signatures_on_a_payment_worth_ten_buy_ten(market: Market) -> None:
+    street, path = market.street, next(_PATHS)
+    caller = await street.wallet()
+    tx_hash = await street.send_tokens(caller, market.provider.address, 10 * PRICE_UNITS)
+
+    def sign() -> Any:
+        first, chain_id = market.gateways[0], street.driver.chain_id
+        return bound(caller, tx_hash, first, market.api_id, path, chain_id=chain_id, method="POST")
+
+    replies = await market.race(sign, path, method="POST")
+
+    assert street.provider.count(path) == 10
+    assert [reply.status for reply in replies].count(200) == 10
+    losers = {(reply.status, reply.code) for reply in replies if reply.status != 200}
+    assert losers == {(409, "payment_already_used")}
+    await market.check_books(caller, tx_hash, served=10)
+
+
+async def test_two_payers_in_one_race_never_pay_for_each_other(market: Market) -> None:
+    street, path = market.street, next(_PATHS)
+    one, other = await street.wallets(2)
+    tx_one = await street.send_tokens(one, market.provider.address, 3 * PRICE_UNITS)
+    tx_other = await street.send_tokens(other, market.provider.address, 4 * PRICE_UNITS)
+    proofs = itertools.cycle([plain(one, tx_one), plain(other, tx_other)])
+
+    replies = await market.race(lambda: next(proofs), path)
+
+    assert street.provider.count(path) == 7
+    assert {reply.code for reply in replies if reply.status != 200} == {"payment_already_used"}
+    await market.check_books(one, tx_one, served=3)
+    await market.check_books(other, tx_other, served=4)
