@@ -1,0 +1,317 @@
+"""Payments that can still leave their chain: taken away only by what a node says twice, and brought back by the verdict."""
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tollway.chain.rules import ChainRules
+from tollway.chain.watcher import Watcher
+from tollway.errors import StorageUnavailable
+from tollway.identifiers import Address, ChainId, TxHash, keccak256
+from tollway.ledger.book import Claimed
+from tollway.ledger.call import CallState, NewPayment, Payment, PaymentState
+from tollway.limits import DEFAULT_LIMITS, Limits
+from tollway.money import Asset
+from tollway.testing.book_samples import claim_on, close_of
+from tollway.testing.memory_book import MemoryBook
+from tollway.testing.memory_chain import MemoryChain, Transaction, transfer_log
+
+CHAIN, OTHER, UNKNOWN = ChainId(84532), ChainId(10), ChainId(5)
+PAYER, PAYEE, TOKEN = (Address(bytes([n]) * 20) for n in (1, 2, 3))
+
+
+def rules_of(chain_id: ChainId) -> ChainRules:
+    usdc = Asset(chain_id=chain_id, token=TOKEN, symbol="USDC", decimals=6)
+    return ChainRules(chain_id=chain_id, kind="test", confirmations=((0, 2),), assets=(usdc,))
+
+
+class Watch:
+    """A watcher over scripted chains. Finality follows three blocks behind the head."""
+
+    def __init__(self, **limits: Any) -> None:
+        self.now_s = 1_800_000_000
+        self.chain = MemoryChain(CHAIN, OTHER, finality_depth=3)
+        self.book = MemoryBook(now_ms=self.now_ms)
+        self.gone: list[Payment] = []
+        self.watcher = self.make(**limits)
+
+    def make(self, sleep: Any = asyncio.sleep, **limits: Any) -> Watcher:
+        return Watcher(
+            self.book,
+            self.chain,
+            {CHAIN: rules_of(CHAIN), OTHER: rules_of(OTHER)},
+            limits=replace(DEFAULT_LIMITS, **limits) if limits else Limits(),
+            now_ms=self.now_ms,
+            on_gone=self.gone.append,
+            sleep=sleep,
+        )
+
+    def now_ms(self) -> int:
+        return self.now_s * 1000
+
+    def transaction(self, name: str, units: int = 10, **fields: Any) -> Transaction:
+        logs = (transfer_log(TOKEN, PAYER, PAYEE, units),)
+        tx_hash = TxHash(keccak256(name.encode()))
+        return Transaction(
+            **{"tx_hash": tx_hash, "sender": PAYER, "recipient": TOKEN, "logs": logs, **fields}
+        )
+
+    async def record(self, name: str = "tx", chain_id: ChainId = CHAIN, units: int = 10) -> Payment:
+        """Mined, one block deep, and in the books."""
+        transaction = self.transaction(name, units)
+        number, block_hash, block_time = 1, b"\x01" * 32, self.now_s
+        if chain_id in self.chain.chain_ids:
+            block = self.chain.mine(chain_id, transaction)
+            number, block_hash, block_time = block.number, block.block_hash, block.time
+        new = NewPayment(
+            chain_id=chain_id,
+            tx_hash=transaction.tx_hash,
+            asset=rules_of(chain_id).assets[0].key,
+            payer=PAYER,
+            payee=PAYEE,
+            value_units=units,
+            block_number=number,
+            block_hash=block_hash,
+            block_time=block_time,
+            is_final=False,
+        )
+        (payment,) = await self.book.record_payments((new,), now_ms=self.now_ms())
+        return payment
+
+    async def check(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.now_s += 10
+            await self.watcher.check_once()
+
+    async def read(self, payment: Payment) -> Payment:
+        (found,) = [p for p in await self.book.find_payments(payment.tx_hash) if p.id == payment.id]
+        return found
+
+    async def state(self, payment: Payment) -> PaymentState:
+        return (await self.read(payment)).state
+
+    async def consume(self, payment: Payment, units: int) -> None:
+        claim = claim_on(payment, units)
+        claimed = await self.book.claim(claim)
+        assert isinstance(claimed, Claimed)
+        await self.book.close(close_of(claim, CallState.CONSUMED))
+
+
+@pytest.fixture
+def watch() -> Watch:
+    return Watch()
+
+
+async def test_a_payment_becomes_final_when_its_block_is(watch) -> None:
+    payment = await watch.record()
+    watch.chain.bury(CHAIN, 2)
+    await watch.check(3)
+    assert await watch.state(payment) is PaymentState.UNFINAL
+    watch.chain.bury(CHAIN, 1)
+    await watch.check()
+    assert await watch.state(payment) is PaymentState.FINAL
+    asked = watch.chain.questions
+    await watch.check()
+    assert watch.chain.questions == asked  # final payments are left alone
+
+
+async def test_gone_is_what_the_chain_says_twice(watch) -> None:
+    payment = await watch.record()
+    await watch.consume(payment, 4)
+    watch.chain.reorg(CHAIN, 1)
+    await watch.check()
+    assert await watch.state(payment) is PaymentState.UNFINAL
+    assert watch.gone == []
+    await watch.check()
+    found = await watch.read(payment)
+    assert (found.state, found.value_units) == (PaymentState.GONE, 0)
+    assert [gone.id for gone in watch.gone] == [payment.id]
+    assert [debt.units for debt in await watch.book.debts(PAYER)] == [4]
+    await watch.check(3)
+    assert len(watch.gone) == 1
+
+
+async def test_back_in_the_pool_is_not_mined(watch) -> None:
+    payment = await watch.record()
+    watch.chain.reorg(CHAIN, 1)
+    watch.chain.pend(CHAIN, watch.transaction("tx"))
+    await watch.check(2)
+    assert await watch.state(payment) is PaymentState.GONE
+
+
+async def test_the_two_must_follow_each_other(watch) -> None:
+    payment = await watch.record()
+    for _ in range(3):
+        watch.chain.reorg(CHAIN, 1)
+        await watch.check()
+        watch.chain.mine(CHAIN, watch.transaction("tx"))
+        await watch.check()
+    assert await watch.state(payment) is PaymentState.UNFINAL
+
+
+async def test_mined_in_another_block_is_noted_silently(watch) -> None:
+    payment = await watch.record()
+    watch.chain.reorg(CHAIN, 1)
+    block = watch.chain.mine(CHAIN, watch.transaction("tx"))
+    await watch.check()
+    found = await watch.read(payment)
+    assert (found.state, found.value_units) == (PaymentState.UNFINAL, 10)
+    assert (found.block_number, found.block_hash) == (block.number, block.block_hash)
+    assert watch.gone == []
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"succeeded": False},
+        {"logs": ()},
+        {"logs": (transfer_log(TOKEN, PAYER, PAYEE, 9),)},
+        {"logs": (transfer_log(PAYEE, PAYER, PAYEE, 10),)},
+        {"logs": (transfer_log(TOKEN, PAYER, PAYEE, 10), transfer_log(TOKEN, PAYEE, PAYER, 10))},
+    ],
+    ids=["failed", "moved nothing", "moved less", "another token", "returned"],
+)
+async def test_mined_again_it_has_to_pay_again(watch, changed) -> None:
+    payment = await watch.record()
+    watch.chain.reorg(CHAIN, 1, watch.transaction("tx", **changed))
+    await watch.check()
+    assert await watch.state(payment) is PaymentState.UNFINAL
+    await watch.check()
+    assert await watch.state(payment) is PaymentState.GONE
+    assert len(watch.gone) == 1
+
+
+async def test_a_displaced_block_says_nothing(watch) -> None:
+    payment = await watch.record()
+    watch.chain.lies[payment.tx_hash] = lambda facts: replace(
+        facts, canonical_hash=bytes(32), succeeded=False
+    )
+    await watch.check(5)
+    assert await watch.read(payment) == payment
+
+
+async def test_a_silent_chain_changes_nothing(watch) -> None:
+    payment = await watch.record()
+    watch.chain.reorg(CHAIN, 1)
+    await watch.check()
+    watch.chain.take_away(CHAIN)
+    await watch.check(5)
+    assert await watch.read(payment) == payment
+    assert watch.gone == []
+
+
+async def test_a_gone_payment_comes_back_when_it_lies_deep_enough(watch) -> None:
+    payment = await watch.record()
+    await watch.consume(payment, 4)
+    watch.chain.reorg(CHAIN, 1)
+    await watch.check(2)
+    watch.chain.mine(CHAIN, watch.transaction("tx"))
+    await watch.check()
+    assert await watch.state(payment) is PaymentState.GONE
+    watch.chain.bury(CHAIN, 1)
+    await watch.check()
+    found = await watch.read(payment)
+    assert (found.state, found.value_units, found.taken_units) == (PaymentState.UNFINAL, 10, 4)
+    assert await watch.book.debts(PAYER) == ()
+    assert (await watch.book.audit()).is_balanced
+
+
+async def test_a_gone_payment_comes_back_with_what_it_is_worth_now(watch) -> None:
+    payment = await watch.record()
+    watch.chain.reorg(CHAIN, 1, watch.transaction("tx", 7))
+    watch.chain.bury(CHAIN, 1)
+    await watch.check(3)
+    found = await watch.read(payment)
+    assert (found.state, found.value_units) == (PaymentState.UNFINAL, 7)
+
+
+async def test_a_gone_payment_that_fails_again_stays_away(watch) -> None:
+    payment = await watch.record()
+    watch.chain.reorg(CHAIN, 1, watch.transaction("tx", succeeded=False))
+    watch.chain.bury(CHAIN, 5)
+    await watch.check(6)
+    assert await watch.state(payment) is PaymentState.GONE
+    assert len(watch.gone) == 1
+
+
+async def test_one_batch_at_a_time_and_all_have_their_turn(watch) -> None:
+    watch.watcher = watch.make(watch_batch_max=2)
+    payments = [await watch.record(f"tx{number}") for number in range(5)]
+    watch.chain.bury(CHAIN, 3)
+    await watch.check()
+    assert watch.chain.questions == 2
+    await watch.check(2)
+    assert [await watch.state(payment) for payment in payments] == [PaymentState.FINAL] * 5
+
+
+async def test_a_dead_chain_is_asked_a_little_and_holds_nobody_up(watch) -> None:
+    watch.watcher = watch.make(watch_batch_max=4, watch_in_flight_max=1)
+    for number in range(8):
+        await watch.record(f"dead{number}", OTHER)
+    await watch.record("unknown", UNKNOWN)
+    payment = await watch.record("alive")
+    watch.chain.bury(CHAIN, 3)
+    watch.chain.take_away(OTHER)
+    await watch.check(3)
+    assert await watch.state(payment) is PaymentState.FINAL
+    assert watch.chain.asked["fetch_facts", OTHER] == 3  # one for each batch that holds any
+    assert watch.chain.asked["fetch_facts", UNKNOWN] == 0
+
+
+async def test_one_bad_payment_does_not_stop_the_others(watch) -> None:
+    bad, good = await watch.record("bad"), await watch.record("good")
+
+    def lie(facts: Any) -> Any:
+        raise ZeroDivisionError
+
+    watch.chain.lies[bad.tx_hash] = lie
+    watch.chain.bury(CHAIN, 3)
+    await watch.check()
+    assert await watch.state(good) is PaymentState.FINAL
+    assert await watch.state(bad) is PaymentState.UNFINAL
+
+
+async def test_no_more_than_a_few_questions_are_in_flight(watch) -> None:
+    watch.watcher = watch.make(watch_in_flight_max=3)
+    for number in range(9):
+        await watch.record(f"tx{number}")
+    watch.chain.gate = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(watch.check())
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert watch.chain.questions == 3
+        watch.chain.gate.set()
+    assert watch.chain.questions == 9
+
+
+async def test_books_that_are_away_are_named(watch) -> None:
+    watch.book.away = True
+    with pytest.raises(StorageUnavailable):
+        await watch.check()
+
+
+async def test_it_runs_through_failures_until_it_is_cancelled(watch) -> None:
+    payment = await watch.record()
+    watch.chain.bury(CHAIN, 3)
+    slept: list[float] = []
+    is_final = asyncio.Event()
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        watch.book.away = len(slept) < 3
+        if not watch.book.away and await watch.state(payment) is PaymentState.FINAL:
+            is_final.set()
+        await asyncio.sleep(0)
+
+    watch.book.away = True
+    watcher = watch.make(sleep)
+    async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+        task = group.create_task(watcher.run())
+        await is_final.wait()
+        task.cancel()
+    assert task.cancelled()
+    assert set(slept) == {DEFAULT_LIMITS.watch_interval_s}
+    assert len(slept) >= 3

@@ -1,0 +1,258 @@
+"""A till over in-memory twins: chains that are scripted, books, wallets with keys, a clock set by hand."""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import coincurve
+import pytest
+
+from tollway.chain.reader import ContractAnswer, Log
+from tollway.chain.rules import ChainRules
+from tollway.identifiers import Address, ChainId, ListingId, TxHash, keccak256
+from tollway.identity.signatures import SignatureJudge, paid_call_digest, transaction_digests
+from tollway.ledger.book import Claim
+from tollway.ledger.call import Payment
+from tollway.limits import DEFAULT_LIMITS
+from tollway.money import Asset, Price
+from tollway.payments.proof import Binding, Proof
+from tollway.payments.till import Request, Till
+from tollway.registry.listing import ChargeOn, Listing, Shelf, Terms
+from tollway.testing.book_samples import claim_on
+from tollway.testing.memory_book import MemoryBook
+from tollway.testing.memory_chain import MemoryChain, Transaction, transfer_log
+
+MAIN, SECOND, TEST = ChainId(8453), ChainId(10), ChainId(84532)
+START_S = 1_800_000_000
+TOKEN = Address(b"\xcc" * 20)
+MAGIC_WORD = bytes.fromhex("1626ba7e").ljust(32, b"\0")
+
+
+@dataclass(frozen=True)
+class Wallet:
+    key: coincurve.PrivateKey
+
+    @property
+    def address(self) -> Address:
+        return Address(keccak256(self.key.public_key.format(compressed=False)[1:])[12:])
+
+    def sign(self, digest: bytes) -> bytes:
+        raw = self.key.sign_recoverable(digest, hasher=None)
+        return raw[:64] + bytes([27 + raw[64]])
+
+
+@dataclass
+class Meter:
+    """Lets `left` look-ups pass."""
+
+    left: int = 1_000
+    charged: list[tuple[str, str]] = field(default_factory=list)
+
+    def charge(self, *, client_address: str, signer: str) -> int | None:
+        if self.left <= 0:
+            return 17
+        self.left -= 1
+        self.charged.append((client_address, signer))
+        return None
+
+
+def chain_rules(chain_id: ChainId) -> ChainRules:
+    assets = (
+        Asset(chain_id=chain_id, token=TOKEN, symbol="USDC", decimals=6),
+        Asset(chain_id=chain_id, token=None, symbol="ETH", decimals=18),
+    )
+    kind = "test" if chain_id == TEST else "main"
+    return ChainRules(chain_id=chain_id, kind=kind, confirmations=((0, 2),), assets=assets)  # type: ignore[arg-type] # a literal
+
+
+class Stall:
+    """Everything around one till. Times in seconds; `now_s` is moved by hand."""
+
+    def __init__(self) -> None:
+        self.now_s = START_S
+        self.chain = MemoryChain(MAIN, SECOND, TEST)
+        self.rules = {chain_id: chain_rules(chain_id) for chain_id in (MAIN, SECOND, TEST)}
+        self.book = MemoryBook(now_ms=self.now_ms)
+        self.meter = Meter()
+        self.provider, self.caller, self.thief = (self.wallet(n) for n in ("provider", "caller", "thief"))
+        self.older: list[Terms] = []
+        self.older_asked = 0
+        self.till = self.make_till()
+        self._hashes = 0
+
+    def make_till(self) -> Till:
+        """Another one over the same books and chains: a restart, or a second gateway."""
+        return Till(
+            book=self.book,
+            chains=self.chain,
+            rules=self.rules,
+            judge_of_signatures=SignatureJudge(self.chain, limits=DEFAULT_LIMITS),
+            meter=self.meter,
+            limits=DEFAULT_LIMITS,
+            now_ms=self.now_ms,
+            find_older_terms=self._find_older_terms,
+        )
+
+    def now_ms(self) -> int:
+        return self.now_s * 1000
+
+    async def _find_older_terms(self, shelf: Shelf, moment_ms: int) -> Shelf:
+        self.older_asked += 1
+        older = [version for version in self.older if version.is_in_force_since(moment_ms)]
+        return replace(shelf, versions=(*shelf.versions, *older))
+
+    @staticmethod
+    def wallet(name: str) -> Wallet:
+        return Wallet(coincurve.PrivateKey(hashlib.sha256(name.encode()).digest()))
+
+    # ---- What is for sale.
+
+    def version(self, since_s: int = START_S - 999_999, until_s: int | None = None, **fields: Any) -> Terms:
+        defaults: dict[str, Any] = {
+            "price": Price.parse("0.01"),
+            "currency": "USDC",
+            "networks": (MAIN,),
+            "pay_to": self.provider.address,
+            "operations": (),
+            "charge_on": ChargeOn.SUCCESS,
+            "since_ms": since_s * 1000,
+            "until_ms": None if until_s is None else until_s * 1000,
+        }
+        return Terms(**{**defaults, **fields})
+
+    def shelf(self, *versions: Terms, listing_id: str = "api_1") -> Shelf:
+        """A listing with these terms, newest first."""
+        current = (versions or (self.version(),))[0]
+        listing = Listing(
+            id=ListingId(listing_id),
+            provider=self.provider.address,
+            name="Quotes",
+            description="",
+            endpoint="https://quotes.example.com",
+            price=current.price,
+            currency=current.currency,
+            pay_to=current.pay_to,
+            networks=current.networks,
+            methods=(),
+            tags=(),
+            operations=current.operations,
+            other_paths="serve",
+            charge_on=current.charge_on,
+            timeout_s=30,
+            forward_headers=(),
+            upstream_auth=None,
+            openapi=None,
+            openapi_url=None,
+            signature="any",
+            rate_limit=None,
+            status="active",
+            created_ms=current.since_ms,
+            updated_ms=current.since_ms,
+            revision=1,
+        )
+        return Shelf(listing=listing, versions=versions or (current,))
+
+    # ---- What happens on the chain.
+
+    def hash(self) -> TxHash:
+        self._hashes += 1
+        return TxHash(keccak256(b"transaction %d" % self._hashes))
+
+    def transfer(self, payer: Address, units: int = 10_000, to: Address | None = None) -> Log:
+        return transfer_log(TOKEN, payer, to or self.provider.address, units)
+
+    def mine(
+        self,
+        *logs: Log,
+        chain_id: ChainId = MAIN,
+        age_s: int = 100,
+        tx_hash: TxHash | None = None,
+        depth: int = 2,
+        **fields: Any,
+    ) -> TxHash:
+        """A transaction with these logs, `age_s` old by the till's clock."""
+        tx_hash = tx_hash or self.hash()
+        given: dict[str, Any] = {"sender": self.caller.address, "recipient": TOKEN, **fields}
+        transaction = Transaction(tx_hash=tx_hash, logs=logs, **given)
+        self.chain.mine(chain_id, transaction, time=self.now_s - age_s)
+        self.chain.bury(chain_id, depth - 1)
+        return tx_hash
+
+    def pay(self, payer: Wallet | None = None, units: int = 10_000, **fields: Any) -> TxHash:
+        payer = payer or self.caller
+        return self.mine(self.transfer(payer.address, units, fields.pop("to", None)), **fields)
+
+    def deploy_wallet(self, owner: Wallet, chain_id: ChainId = MAIN) -> Address:
+        """A contract wallet: what its owner's key signed, it signed."""
+        address = Address(keccak256(b"wallet of" + owner.address)[12:])
+
+        def answer(calldata: bytes) -> ContractAnswer:
+            digest, signature = calldata[4:36], calldata[100:165]
+            is_owner = owner.sign(digest) == signature
+            return ContractAnswer(reverted=False, payload=MAGIC_WORD if is_owner else bytes(32))
+
+        self.chain.deploy(chain_id, address, answer)
+        return address
+
+    # ---- What the caller shows.
+
+    def request(self, **fields: Any) -> Request:
+        defaults: dict[str, Any] = {
+            "gateway": "https://gw.example.com",
+            "method": "GET",
+            "target": b"/quote/ETH?full=1",
+            "body_hash": keccak256(b""),
+            "client_address": "192.0.2.7",
+        }
+        return Request(**{**defaults, **fields})
+
+    def proof(
+        self,
+        tx_hash: TxHash,
+        signer: Wallet | None = None,
+        *,
+        chain_id: ChainId | None = None,
+        is_raw: bool = False,
+        signature: bytes | None = None,
+    ) -> Proof:
+        """The plain form."""
+        digest = transaction_digests(tx_hash)[int(is_raw)]
+        signed = (signer or self.caller).sign(digest) if signature is None else signature
+        return Proof(tx_hash=tx_hash, signature=signed, binding=None, chain_id=chain_id)
+
+    def bound(
+        self, tx_hash: TxHash, signer: Wallet | None = None, *, chain_id: ChainId = MAIN, **fields: Any
+    ) -> Proof:
+        """The bound form; what differs from `request()` is given."""
+        signed: dict[str, Any] = {
+            "chain_id": chain_id,
+            "gateway": "https://gw.example.com",
+            "api_id": "api_1",
+            "method": "GET",
+            "target": b"/quote/ETH?full=1",
+            "body_hash": keccak256(b""),
+            "transaction": tx_hash,
+            "valid_until": START_S + 60,
+            "nonce": b"\x0c" * 32,
+            **fields,
+        }
+        signature = (signer or self.caller).sign(paid_call_digest(**signed))
+        binding = Binding(valid_until=START_S + 60, nonce=b"\x0c" * 32, body_hash=None)
+        return Proof(tx_hash=tx_hash, signature=signature, binding=binding, chain_id=None)
+
+    async def tender(self, proof: Proof, shelf: Shelf | None = None, **fields: Any) -> Any:
+        return await self.till.tender(proof, shelf or self.shelf(), self.request(**fields))
+
+    def claim(self, payment: Payment, units: int = 10_000) -> Claim:
+        return claim_on(payment, units)
+
+
+@pytest.fixture
+def stall() -> Stall:
+    return Stall()
+
+
+@pytest.fixture
+def make_stall() -> Callable[[], Stall]:
+    return Stall

@@ -1,0 +1,92 @@
+"""Many callers, one question; one charge for each question really asked."""
+
+import asyncio
+
+import pytest
+
+from tollway.chain.reader import NotMined
+from tollway.errors import ChainUnavailable, Code, Refusal
+from tollway.payments.lookups import Charge, Lookups
+
+
+@pytest.fixture
+def charge(stall):
+    return lambda: Charge(stall.meter, client_address="192.0.2.7", signer="somebody")
+
+
+async def turns() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def test_a_charge_is_taken_once(stall, charge) -> None:
+    one = charge()
+    one.take()
+    one.take()
+    assert stall.meter.charged == [("192.0.2.7", "somebody")]
+
+
+def test_a_refused_charge_says_how_long_to_wait_and_may_be_tried_again(stall, charge) -> None:
+    stall.meter.left = 0
+    one = charge()
+    with pytest.raises(Refusal) as refused:
+        one.take()
+    assert refused.value.problem.code is Code.RATE_LIMITED
+    assert refused.value.problem.retry_after_s == 17
+    stall.meter.left = 1
+    one.take()
+    assert len(stall.meter.charged) == 1
+
+
+async def test_one_flight_for_each_transaction_on_each_chain(stall, charge) -> None:
+    lookups, hashes = Lookups(stall.chain), [stall.hash(), stall.hash()]
+    chain_ids = stall.chain.chain_ids[:2]
+    stall.chain.gate = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        tasks = [
+            group.create_task(lookups.fetch(chain_id, tx_hash, charge()))
+            for tx_hash in hashes
+            for chain_id in chain_ids
+            for _ in range(10)
+        ]
+        await turns()
+        stall.chain.gate.set()
+    assert all(isinstance(task.result(), NotMined) for task in tasks)
+    assert stall.chain.questions == len(stall.meter.charged) == 4
+    await lookups.fetch(chain_ids[0], hashes[0], charge())
+    assert stall.chain.questions == 5  # an answer is not kept
+
+
+async def test_leaders_may_leave_one_after_another(stall, charge) -> None:
+    lookups, tx_hash = Lookups(stall.chain), stall.hash()
+    chain_id = stall.chain.chain_ids[0]
+    stall.chain.gate = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        tasks = []
+        for _ in range(4):
+            tasks.append(group.create_task(lookups.fetch(chain_id, tx_hash, charge())))
+            await turns()
+        for leaver in tasks[:3]:
+            leaver.cancel()
+            await turns()
+        stall.chain.gate.set()
+    assert [task.cancelled() for task in tasks] == [True, True, True, False]
+    assert isinstance(tasks[3].result(), NotMined)
+    assert stall.chain.questions == 4
+
+
+async def test_a_refused_leader_leaves_the_way_free(stall, charge) -> None:
+    lookups, tx_hash = Lookups(stall.chain), stall.hash()
+    chain_id = stall.chain.chain_ids[0]
+    stall.meter.left = 0
+    with pytest.raises(Refusal):
+        await lookups.fetch(chain_id, tx_hash, charge())
+    stall.meter.left = 1
+    assert isinstance(await lookups.fetch(chain_id, tx_hash, charge()), NotMined)
+
+
+async def test_an_outage_keeps_its_words(stall, charge) -> None:
+    stall.chain.take_away(*stall.chain.chain_ids)
+    chain_id = stall.chain.chain_ids[0]
+    with pytest.raises(ChainUnavailable, match="gave a usable answer"):
+        await Lookups(stall.chain).fetch(chain_id, stall.hash(), charge())
