@@ -16,6 +16,7 @@ from tollway.ledger.call import CallState
 from tollway.storage.book_store import BookStore
 from tollway.storage.database import Database, SqliteDatabase
 from tollway.storage.operator_notes import mark_path
+from tollway.storage.recovery import Stranded, settle
 from tollway.testing.book_samples import NOW_MS, claim_on, close_of, new_payment, tx_hash
 
 HOLD_MS = 86_400_000
@@ -102,6 +103,20 @@ async def test_recovery_leaves_alone_what_is_claimed_or_closed_meanwhile(databas
         rounds = (one.recover(now_ms=NOW_MS) for _ in range(10))
         outcomes = await asyncio.gather(*(call() for _ in range(100)), *rounds)
         assert outcomes[100:] == [0] * 10
+
+
+@pytest.mark.parametrize(
+    ("epoch", "before"), [(2, CallState.FORWARDING), (1, CallState.UNKNOWN), (1, CallState.CONSUMED)]
+)
+async def test_what_moved_on_since_it_was_found_is_left_alone(
+    database: Database, epoch: int, before: CallState
+) -> None:
+    async with Gateway(database) as one:
+        claim = claim_on(await paid(one))
+        await one.claim(claim)
+        stale = Stranded(call_id=claim.call_id, epoch=epoch, before=before, after=CallState.RELEASED)
+        assert await database.write(lambda c: settle(c, [stale], now_ms=NOW_MS)) == 0
+        assert (await one.find_call(claim.call_id)).state is CallState.FORWARDING
 
 
 @pytest.mark.postgres

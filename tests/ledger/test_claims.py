@@ -161,3 +161,11 @@ def test_never_grants_more_than_there_is(seed: int) -> None:
                 taken[key] = taken.get(key, 0) + units
     assert {one.payment_id: one.taken_units for one in debits} == taken
     assert all(taken.get(one.id, 0) <= one.value_units for one in payments)
+
+
+def test_a_nonce_counts_once_within_a_batch() -> None:
+    shown = payment(1, 10)
+    first, second = claim_on(shown, nonce=NONCE), claim_on(shown, nonce=NONCE)
+    decisions, debits = decide([first, second], shown)
+    assert decisions[1].outcome == NonceUsed(call_id=first.call_id, state=CallState.FORWARDING)
+    assert [one.taken_units for one in debits] == [1]
