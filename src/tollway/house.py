@@ -11,7 +11,7 @@ import secrets
 import signal
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -26,12 +26,11 @@ from starlette.types import ASGIApp
 from tollway.chain.rpc import ChainEndpoints, RpcReader
 from tollway.chain.rules import ChainRules
 from tollway.chain.watcher import Watcher
+from tollway.chores import Chores
 from tollway.errors import (
     ChainUnavailable,
     SettingsInvalid,
     StorageUnavailable,
-    TollwayError,
-    UpstreamBadResponse,
 )
 from tollway.gateway.forward import Passage
 from tollway.gateway.meters import Meters
@@ -42,10 +41,9 @@ from tollway.identity.front_desk import FrontDesk
 from tollway.identity.public_origin import PublicOrigin, parse_origin
 from tollway.identity.signatures import SignatureJudge
 from tollway.ledger.call import Payment
-from tollway.limits import MIB
 from tollway.money import Asset
 from tollway.outbound.dialer import Dialer
-from tollway.outbound.policy import Endpoint
+from tollway.outbound.inquirer import Inquirer
 from tollway.payments.sighting import Lookout
 from tollway.payments.till import Till
 from tollway.registry.draft_rules import DraftRules
@@ -77,8 +75,6 @@ CHAIN_CHECK_INTERVAL_S = 60.0
 PRUNE_INTERVAL_S = 300.0
 MODERATION_INTERVAL_S = 1.0
 READY_NOTE_INTERVAL_S = 20.0
-DOCUMENT_BYTES_MAX = MIB
-PROBE_DEADLINE_S = 3.0
 
 _NO_TRANSACTION = TxHash(32)  # any question to the books tells whether they answer
 
@@ -118,6 +114,7 @@ class House:
             on_request=lambda count: self.metrics.rpc_requests.inc(),
         )
         self.dialer = self._make_dialer(origin)
+        self.inquirer = Inquirer(self.dialer)
         self.meters = Meters(limits=limits)
         judge = SignatureJudge(self.chains, limits=limits)
         self.till = Till(
@@ -257,27 +254,9 @@ class House:
             allowlist=settings.allowlist if settings.registration == "allowlist" else None,
             now_ms=now_ms,
             entropy=secrets.token_bytes,
-            is_unprotected=self._is_unprotected,
-            fetch_document=self._fetch_document,
+            is_unprotected=self.inquirer.is_unprotected,
+            fetch_document=self.inquirer.fetch_document,
         )
-
-    async def _is_unprotected(self, endpoint: Endpoint) -> bool:
-        """Whether the endpoint answers 2xx to somebody without the listing's secret."""
-        try:
-            answer = await self.dialer.fetch(
-                endpoint.href, bytes_max=DOCUMENT_BYTES_MAX, deadline_s=PROBE_DEADLINE_S
-            )
-        except TollwayError:
-            return False
-        return 200 <= answer.status <= 299
-
-    async def _fetch_document(self, url: str) -> bytes:
-        answer = await self.dialer.fetch(
-            url, bytes_max=DOCUMENT_BYTES_MAX, deadline_s=self.settings.limits.connect_deadline_s
-        )
-        if answer.status != 200:
-            raise UpstreamBadResponse(f"The server answered {answer.status}.")
-        return answer.body
 
     async def _find_older_terms(self, shelf: Shelf, moment_ms: int) -> Shelf:
         return replace(shelf, versions=await self.catalog.terms_since(shelf.listing.id, moment_ms))
@@ -320,16 +299,16 @@ class House:
         await self.book.open()
         await self.moderation.refresh()
         await self.check_chains()
-        group = await self._stack.enter_async_context(_Background())
+        chores = await self._stack.enter_async_context(Chores())
         limits = self.settings.limits
-        group.every(limits.owner_renew_s, self._renew)
-        group.every(limits.recovery_interval_s, self._recover)
-        group.every(CHAIN_CHECK_INTERVAL_S, self.check_chains)
-        group.every(PRUNE_INTERVAL_S, self._prune)
-        group.every(MODERATION_INTERVAL_S, self.moderation.refresh)
-        group.every(READY_NOTE_INTERVAL_S, self._note_ready)
-        group.start(self.watcher.run())
-        writing = group.start(self.book.run())
+        chores.every(limits.owner_renew_s, self._renew)
+        chores.every(limits.recovery_interval_s, self._recover)
+        chores.every(CHAIN_CHECK_INTERVAL_S, self.check_chains)
+        chores.every(PRUNE_INTERVAL_S, self._prune)
+        chores.every(MODERATION_INTERVAL_S, self.moderation.refresh)
+        chores.every(READY_NOTE_INTERVAL_S, self._note_ready)
+        chores.start(self.watcher.run())
+        writing = chores.start(self.book.run())
         self._stack.push_async_callback(self._stop_writing, writing)
 
     async def _stop_writing(self, writing: asyncio.Task[None]) -> None:
@@ -424,45 +403,6 @@ class House:
     async def _note_ready(self) -> None:
         if all((await self.check_ready()).values()):
             await self.book.note_ready(now_ms=now_ms())
-
-
-class _Background:
-    """The house's task group: jobs that repeat, each failure logged, none fatal."""
-
-    def __init__(self) -> None:
-        self._group = asyncio.TaskGroup()
-        self._tasks: list[asyncio.Task[None]] = []
-
-    async def __aenter__(self) -> Self:
-        await self._group.__aenter__()
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await self._group.__aexit__(None, None, None)
-
-    def start(self, job: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        task = self._group.create_task(job)
-        self._tasks.append(task)
-        return task
-
-    def every(self, interval_s: float, job: Callable[[], Awaitable[object]]) -> None:
-        self.start(_repeat(interval_s, job))
-
-
-async def _repeat(interval_s: float, job: Callable[[], Awaitable[object]]) -> None:
-    while True:
-        try:
-            await job()
-        except Exception:  # noqa: BLE001 - a task root: logged, and tried again
-            _log.exception("background_job_failed", job=getattr(job, "__name__", "job"))
-        await asyncio.sleep(interval_s)
 
 
 def _under_base(router: APIRouter) -> APIRouter:
