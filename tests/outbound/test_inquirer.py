@@ -1,5 +1,6 @@
 """What the gateway itself asks of a provider's server."""
 
+import socket
 from collections.abc import AsyncIterator
 
 import pytest
@@ -35,6 +36,14 @@ async def inquirer() -> AsyncIterator[Inquirer]:
     await dialer.close()
 
 
+@pytest.fixture
+def nobody() -> str:
+    """A port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{probe.getsockname()[1]}"
+
+
 def endpoint_of(url: str) -> Endpoint:
     endpoint = parse_endpoint(url, allow_private=True)
     assert isinstance(endpoint, Endpoint)
@@ -58,9 +67,9 @@ async def test_a_url_that_may_not_be_dialled_is_refused(inquirer: Inquirer) -> N
         await inquirer.fetch_document("file:///etc/passwd")
 
 
-async def test_a_server_that_is_not_there_is_unreachable(inquirer: Inquirer) -> None:
+async def test_a_server_that_is_not_there_is_unreachable(inquirer: Inquirer, nobody: str) -> None:
     with pytest.raises(UpstreamUnreachable):
-        await inquirer.fetch_document("http://127.0.0.1:1/openapi.json")
+        await inquirer.fetch_document(nobody + "/openapi.json")
 
 
 @pytest.mark.parametrize(("status", "is_unprotected"), [(200, True), (204, True), (401, False), (404, False)])
@@ -70,5 +79,5 @@ async def test_an_endpoint_is_unprotected_when_it_answers_anybody(
     assert await inquirer.is_unprotected(endpoint_of(f"{server}/{status}")) is is_unprotected
 
 
-async def test_an_endpoint_that_cannot_be_asked_is_not_accused(inquirer: Inquirer) -> None:
-    assert not await inquirer.is_unprotected(endpoint_of("http://127.0.0.1:1"))
+async def test_an_endpoint_that_cannot_be_asked_is_not_accused(inquirer: Inquirer, nobody: str) -> None:
+    assert not await inquirer.is_unprotected(endpoint_of(nobody))
