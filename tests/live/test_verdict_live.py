@@ -1,0 +1,339 @@
+"""Real transactions on a real node, through the real reader and the till: what each is worth to whom."""
+
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+from eth_account import Account
+
+from tollway.chain.rpc import ChainEndpoints, RpcReader
+from tollway.chain.rules import ChainRules
+from tollway.errors import ChainUnavailable, Code, Problem
+from tollway.identifiers import Address, ListingId, TxHash, keccak256
+from tollway.identity.signatures import SignatureJudge, paid_call_digest, transaction_digests
+from tollway.ledger.call import PaymentState
+from tollway.limits import Limits
+from tollway.money import Price
+from tollway.payments.proof import Binding, Proof
+from tollway.payments.till import Request, Till
+from tollway.registry.listing import ChargeOn, Listing, Shelf, Terms
+from tollway.sandbox.chain_driver import Receipt
+from tollway.sandbox.playground import PlayAccount
+from tollway.testing.memory_book import MemoryBook
+
+LIMITS = Limits(
+    rpc_deadline_s=20.0, erc1271_deadline_s=20.0
+)  # the machine may be busy; nothing here is about time
+ORIGIN = "https://gw.example.com"
+DAY = 86_400
+FAILED = Code.PAYMENT_VERIFICATION_FAILED
+
+
+class FreeMeter:
+    def charge(self, *, client_address: str, signer: str) -> int | None:
+        return None
+
+
+@dataclass
+class Counter:
+    """One listing of `provider`, and the till that serves it. `skew_s` moves the gateway's clock."""
+
+    playground: Any
+    reader: RpcReader
+    pay_to: Address
+    skew_s: int = 0
+    confirmations: int = 1
+
+    def __post_init__(self) -> None:
+        self.book = MemoryBook(now_ms=self.now_ms)
+        usdc = self.playground.usdc
+        self.chain_id = usdc.chain_id
+        self.trips_before = 0
+
+    def now_ms(self) -> int:
+        return (int(time.time()) + self.skew_s) * 1000
+
+    def till(self) -> Till:
+        rules = ChainRules(
+            chain_id=self.chain_id,
+            kind="test",
+            confirmations=((0, self.confirmations),),
+            assets=(self.playground.usdc, self.playground.native),
+        )
+
+        async def find_older_terms(shelf: Shelf, moment_ms: int) -> Shelf:
+            return shelf
+
+        return Till(
+            book=self.book,
+            chains=self.reader,
+            rules={self.chain_id: rules},
+            judge_of_signatures=SignatureJudge(self.reader, limits=LIMITS),
+            meter=FreeMeter(),
+            limits=LIMITS,
+            now_ms=self.now_ms,
+            find_older_terms=find_older_terms,
+        )
+
+    def shelf(self, currency: str) -> Shelf:
+        terms = Terms(
+            price=Price.parse("0.01"),
+            currency=currency,
+            networks=(self.chain_id,),
+            pay_to=self.pay_to,
+            operations=(),
+            charge_on=ChargeOn.SUCCESS,
+            since_ms=0,
+            until_ms=None,
+        )
+        listing = Listing(
+            id=ListingId("api_1"),
+            provider=self.pay_to,
+            name="Quotes",
+            description="",
+            endpoint="https://quotes.example.com",
+            price=terms.price,
+            currency=currency,
+            pay_to=self.pay_to,
+            networks=terms.networks,
+            methods=(),
+            tags=(),
+            operations=(),
+            other_paths="serve",
+            charge_on=terms.charge_on,
+            timeout_s=30,
+            forward_headers=(),
+            upstream_auth=None,
+            openapi=None,
+            openapi_url=None,
+            signature="any",
+            rate_limit=None,
+            status="active",
+            created_ms=0,
+            updated_ms=0,
+            revision=1,
+        )
+        return Shelf(listing=listing, versions=(terms,))
+
+    def plain(self, tx_hash: TxHash, signer: PlayAccount) -> Proof:
+        signed = Account.unsafe_sign_hash(transaction_digests(tx_hash)[0], signer.key)
+        return Proof(tx_hash=tx_hash, signature=bytes(signed.signature), binding=None, chain_id=None)
+
+    def bound(self, tx_hash: TxHash, signer: PlayAccount) -> Proof:
+        binding = Binding(valid_until=self.now_ms() // 1000 + 60, nonce=b"\x0c" * 32, body_hash=None)
+        digest = paid_call_digest(
+            chain_id=self.chain_id,
+            gateway=ORIGIN,
+            api_id="api_1",
+            method="GET",
+            target=b"/quote/ETH",
+            body_hash=keccak256(b""),
+            transaction=tx_hash,
+            valid_until=binding.valid_until,
+            nonce=binding.nonce,
+        )
+        signed = Account.unsafe_sign_hash(digest, signer.key)
+        return Proof(tx_hash=tx_hash, signature=bytes(signed.signature), binding=binding, chain_id=None)
+
+    async def show(self, proof: Proof, currency: str = "USDC") -> list[int] | tuple[Code, str | None]:
+        """What each tender is worth, or code and reason."""
+        request = Request(
+            gateway=ORIGIN,
+            method="GET",
+            target=b"/quote/ETH",
+            body_hash=keccak256(b""),
+            client_address="192.0.2.7",
+        )
+        outcome = await self.till().tender(proof, self.shelf(currency), request)
+        if isinstance(outcome, Problem):
+            return outcome.code, outcome.reason
+        return [tender.payment.value_units for tender in outcome]
+
+    async def pay(self, receipt: Receipt, signer: PlayAccount, currency: str = "USDC") -> Any:
+        return await self.show(self.plain(receipt.tx_hash, signer), currency)
+
+
+@pytest.fixture
+def round_trips() -> list[int]:
+    return []
+
+
+@pytest.fixture
+async def counter(anvil, playground, provider_account, round_trips) -> AsyncIterator[Counter]:
+    chains = {anvil.chain_id: ChainEndpoints(urls=(anvil.rpc_url,))}
+    async with RpcReader(chains, limits=LIMITS, on_request=round_trips.append) as reader:
+        yield Counter(playground, reader, provider_account.address)
+
+
+async def test_a_token_transfer_in_two_round_trips_and_never_again(
+    counter, scenes, chain, caller, provider_account, round_trips
+) -> None:
+    receipt = await scenes.pay_token(caller, provider_account.address, 10_000)
+    await chain.mine(3)
+    assert await counter.pay(receipt, caller) == [10_000]
+    assert len(round_trips) == 2
+    assert await counter.show(counter.bound(receipt.tx_hash, caller)) == [10_000]
+    assert len(round_trips) == 2
+    (payment,) = await counter.book.find_payments(receipt.tx_hash)
+    assert (payment.payer, payment.payee, payment.block_hash) == (
+        caller.address,
+        provider_account.address,
+        receipt.block_hash,
+    )
+    assert payment.state is PaymentState.FINAL
+
+
+async def test_a_stolen_hash(counter, scenes, caller, stranger, provider_account) -> None:
+    receipt = await scenes.pay_token(caller, provider_account.address, 10_000)
+    assert await counter.pay(receipt, stranger) == (Code.PAYER_MISMATCH, None)
+    assert await counter.pay(receipt, caller) == [10_000]
+    assert await counter.pay(receipt, stranger) == (Code.PAYER_MISMATCH, None)
+
+
+async def test_a_native_transfer_exactly(counter, scenes, caller, stranger, provider_account) -> None:
+    receipt = await scenes.pay_native(caller, provider_account.address, 10**16 + 10**9 - 1)
+    assert await counter.pay(receipt, stranger, "ETH") == (Code.PAYER_MISMATCH, None)
+    assert await counter.pay(receipt, caller, "ETH") == [10**7]
+
+
+async def test_native_value_for_a_listing_sold_in_a_token(counter, scenes, caller, provider_account) -> None:
+    receipt = await scenes.pay_native(caller, provider_account.address, 10**16)
+    assert await counter.pay(receipt, caller) == (FAILED, "wrong_token")
+
+
+async def test_failures_are_no_payments(counter, scenes, caller, provider_account) -> None:
+    assert await counter.pay(await scenes.fail(caller, 5), caller, "ETH") == (FAILED, "transaction_failed")
+    failed = await scenes.fail_token(caller, provider_account.address)
+    assert await counter.pay(failed, caller) == (FAILED, "transaction_failed")
+
+
+async def test_another_token_another_recipient_and_a_spoof(
+    counter, scenes, caller, stranger, provider_account
+) -> None:
+    to = provider_account.address
+    other = await scenes.pay_other_token(caller, to, 10_000)
+    assert await counter.pay(other, caller) == (FAILED, "wrong_token")
+    elsewhere = await scenes.pay_token(caller, stranger.address, 10_000)
+    assert await counter.pay(elsewhere, caller) == (FAILED, "wrong_recipient")
+    spoof = await scenes.spoof(caller, payer=caller.address, to=to, amount=10_000)
+    assert await counter.pay(spoof, caller) == (FAILED, "wrong_token")
+
+
+async def test_two_transfers_are_worth_their_sum(counter, scenes, caller, stranger, provider_account) -> None:
+    to = provider_account.address
+    receipt = await scenes.bundle(stranger, [(caller, to, 10_000), (caller, to, 10_000)])
+    assert await counter.pay(receipt, caller) == [20_000]
+    assert await counter.pay(receipt, stranger) == (Code.PAYER_MISMATCH, None)
+
+
+async def test_two_payers_in_one_bundle(counter, scenes, caller, stranger, provider_account) -> None:
+    to = provider_account.address
+    receipt = await scenes.bundle(stranger, [(caller, to, 10_000), (stranger, to, 7)])
+    assert await counter.pay(receipt, stranger) == [7]
+    assert await counter.pay(receipt, caller) == [10_000]
+
+
+async def test_what_comes_back_is_subtracted(counter, scenes, caller, stranger, provider_account) -> None:
+    to = provider_account.address
+    part = await scenes.bundle(stranger, [(caller, to, 10), (provider_account, caller.address, 3)])
+    assert await counter.pay(part, caller) == [7]
+    whole = await scenes.bundle(stranger, [(caller, to, 10), (provider_account, caller.address, 10)])
+    assert await counter.pay(whole, caller) == (FAILED, "returned")
+    itself = await scenes.pay_token(provider_account, to, 10)
+    assert await counter.pay(itself, provider_account) == (FAILED, "returned")
+
+
+async def test_a_relayed_transfer_is_the_owners(counter, scenes, caller, stranger, provider_account) -> None:
+    """transferFrom by somebody else: the payer is who the money came from."""
+    receipt = await scenes.bundle(stranger, [(caller, provider_account.address, 10_000)])
+    assert receipt.sender == stranger.address
+    assert await counter.pay(receipt, stranger) == (Code.PAYER_MISMATCH, None)
+    assert await counter.pay(receipt, caller) == [10_000]
+
+
+@pytest.mark.parametrize("extra", [0, 7])
+async def test_an_authorised_transfer_counts_elsewhere(
+    counter, scenes, caller, stranger, provider_account, extra
+) -> None:
+    receipt = await scenes.relay(stranger, caller, provider_account.address, 10_000, extra=extra)
+    assert await counter.pay(receipt, caller) == (FAILED, "authorization_transfer")
+
+
+async def test_native_value_inside_a_contract(counter, scenes, caller, provider_account) -> None:
+    receipt = await scenes.pay_native_inside(caller, provider_account.address, 10**16)
+    assert await counter.pay(receipt, caller, "ETH") == (FAILED, "internal_transfer")
+
+
+async def test_an_unknown_hash_is_pending(counter, caller) -> None:
+    proof = counter.plain(TxHash(b"\x42" * 32), caller)
+    assert await counter.show(proof) == (Code.PAYMENT_PENDING, "not_mined")
+
+
+async def test_too_shallow_and_then_deep_enough(counter, scenes, chain, caller, provider_account) -> None:
+    counter.confirmations = 3
+    receipt = await scenes.pay_token(caller, provider_account.address, 10_000)
+    assert await counter.pay(receipt, caller) == (Code.PAYMENT_PENDING, "confirmations")
+    await chain.mine(1)
+    assert await counter.pay(receipt, caller) == (Code.PAYMENT_PENDING, "confirmations")
+    assert await counter.book.find_payments(receipt.tx_hash) == ()
+    await chain.mine(1)
+    assert await counter.pay(receipt, caller) == [10_000]
+
+
+async def test_too_old_unless_admitted(counter, scenes, caller, provider_account) -> None:
+    receipt = await scenes.pay_token(caller, provider_account.address, 10_000)
+    counter.skew_s = DAY + 60
+    assert await counter.pay(receipt, caller) == (Code.PAYMENT_TOO_OLD, None)
+    await counter.book.admit(receipt.tx_hash, now_ms=counter.now_ms())
+    assert await counter.pay(receipt, caller) == [10_000]
+
+
+async def test_a_block_ahead_of_the_gateways_clock(counter, scenes, chain, caller, provider_account) -> None:
+    await chain.rpc("evm_increaseTime", 600)
+    receipt = await scenes.pay_token(caller, provider_account.address, 10_000)
+    assert await counter.pay(receipt, caller) == (Code.PAYMENT_PENDING, "block_in_future")
+    counter.skew_s = 600
+    assert await counter.pay(receipt, caller) == [10_000]
+
+
+async def test_a_payment_that_left_the_chain_is_unknown_again(
+    counter, scenes, chain, caller, provider_account
+) -> None:
+    receipt = await scenes.pay_token(caller, provider_account.address, 10_000)
+    await chain.reorg(1)
+    assert await counter.pay(receipt, caller) == (Code.PAYMENT_PENDING, "not_mined")
+
+
+@pytest.mark.parametrize("form", ["plain", "bound"])
+async def test_a_contract_wallet_pays_and_its_owner_signs(
+    counter, scenes, caller, stranger, provider_account, form
+) -> None:
+    wallet = await scenes.deploy("OwnedWallet", str(caller.address))
+    receipt = await scenes.pay_token_as_wallet(wallet, caller, provider_account.address, 10_000)
+    sign = counter.bound if form == "bound" else counter.plain
+    assert await counter.show(sign(receipt.tx_hash, stranger)) == (Code.PAYER_MISMATCH, None)
+    for _ in range(2):
+        assert await counter.show(sign(receipt.tx_hash, caller)) == [10_000]
+    (payment,) = await counter.book.find_payments(receipt.tx_hash)
+    assert payment.payer == wallet.address
+
+
+@pytest.mark.parametrize("name", ["GasBurnerWallet", "MisalignedWallet", "ShortWallet", "RevertingWallet"])
+async def test_a_hostile_wallet_says_no(counter, scenes, caller, provider_account, name) -> None:
+    wallet = await scenes.deploy(name)
+    receipt = await scenes.pay_token_as_wallet(wallet, caller, provider_account.address, 10_000)
+    assert await counter.pay(receipt, caller) == (Code.PAYER_MISMATCH, None)
+
+
+async def test_a_dead_node_refuses_nobody(counter, scenes, caller, provider_account, unused_tcp_port) -> None:
+    receipt = await scenes.pay_token(caller, provider_account.address, 10_000)
+    dead = {counter.chain_id: ChainEndpoints(urls=(f"http://127.0.0.1:{unused_tcp_port}",))}
+    async with RpcReader(dead, limits=LIMITS) as reader:
+        away = replace(counter, reader=reader)
+        with pytest.raises(ChainUnavailable):
+            await away.pay(receipt, caller)
+        assert await counter.pay(receipt, caller) == [10_000]
+        away.book = counter.book
+        assert await away.pay(receipt, caller) == [10_000]
