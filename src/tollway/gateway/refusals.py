@@ -203,7 +203,7 @@ NOT_FOUND = Problem(code=Code.API_NOT_FOUND, detail="There is no API of this id.
 UNREACHABLE = Problem(
     code=Code.UPSTREAM_UNREACHABLE,
     detail="The provider's API could not be reached; nothing was sent.",
-    payment_state="released",
+    payment_state="none",
 )
 BOUND_REQUIRED = Problem(
     code=Code.INVALID_REQUEST,

@@ -180,13 +180,19 @@ class SmallGateway:
     """Everything at hand. `now_ms` is the clock; set it forward as needed."""
 
     def __init__(
-        self, upstream: LoopbackUpstream, *, limits: Limits, is_bound_required: bool = False
+        self,
+        upstream: LoopbackUpstream,
+        *,
+        limits: Limits,
+        is_bound_required: bool = False,
+        before: "SmallGateway | None" = None,
     ) -> None:
+        """`before`: a gateway that is no more, whose books and catalog this one goes on with."""
         self.now_ms = NOW_MS
         self.upstream = upstream
         self.limits = limits
-        self.book = MemoryBook(now_ms=self._clock, limits=limits)
-        self.catalog = MemoryCatalog()
+        self.book = before.book if before else MemoryBook(now_ms=self._clock, limits=limits)
+        self.catalog = before.catalog if before else MemoryCatalog()
         self.chains = FakeChains()
         self.blocked: set[Address] = set()
         self.outcomes: list[str] = []
@@ -205,6 +211,14 @@ class SmallGateway:
             now_ms=self._clock,
             find_older_terms=self._find_older_terms,
         )
+        self.passage = Passage(
+            dialer=self.dialer,
+            book=self.book,
+            limits=limits,
+            now_ms=self._clock,
+            public_url=PUBLIC_URL,
+            name="gw.example.com",
+        )
         self.gateway = Gateway(
             name=GatewayName(
                 origin=PUBLIC_URL,
@@ -215,14 +229,7 @@ class SmallGateway:
             catalog=self.catalog,
             book=self.book,
             till=self.till,
-            passage=Passage(
-                dialer=self.dialer,
-                book=self.book,
-                limits=limits,
-                now_ms=self._clock,
-                public_url=PUBLIC_URL,
-                name="gw.example.com",
-            ),
+            passage=self.passage,
             meters=self.meters,
             limits=limits,
             is_blocked=self.blocked.__contains__,
@@ -304,22 +311,30 @@ class SmallGateway:
 
     async def pay(self, units: int = 10_000, *, buyer: Buyer | None = None, age_s: int = 0) -> Payment:
         """A payment that the books know already: `units` of a millionth USDC."""
-        payer = buyer or self.buyer
+        new = self.sample_payment(
+            value_units=units,
+            payer=(buyer or self.buyer).address,
+            block_time=self.now_ms // 1000 - age_s,
+        )
+        (payment,) = await self.book.record_payments([new], now_ms=self.now_ms)
+        return payment
+
+    def sample_payment(self, **changes: Any) -> NewPayment:
+        """An accepted payment that is not recorded yet; every field can be given."""
         number = next(self._numbers)
         new = NewPayment(
             chain_id=CHAIN,
             tx_hash=TxHash(keccak256(b"tx" + number.to_bytes(8, "big"))),
             asset=USDC.key,
-            payer=payer.address,
+            payer=self.buyer.address,
             payee=PAY_TO,
-            value_units=units,
+            value_units=10_000,
             block_number=100 + number,
             block_hash=b"\x01" * 32,
-            block_time=self.now_ms // 1000 - age_s,
+            block_time=self.now_ms // 1000,
             is_final=True,
         )
-        (payment,) = await self.book.record_payments([new], now_ms=self.now_ms)
-        return payment
+        return replace(new, **changes)
 
     def plain_proof(
         self, tx_hash: TxHash, *, buyer: Buyer | None = None, is_raw: bool = False

@@ -1,0 +1,666 @@
+"""The table of outcomes, row by row: what happened, what the books say, what the caller gets, and whether the same
+proof works again. The upstream's own log counts."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from tollway.ledger.book import Close, Closed, Fenced
+from tollway.ledger.call import CallState, Delivery
+from tollway.money import Price
+from tollway.registry.listing import ChargeOn
+from tollway.testing.loopback import Arrived, hang_up, plain, raw, say_nothing, until
+from tollway.testing.small_gateway import PUBLIC_URL, Exchange, SmallGateway, open_gateway
+
+
+@pytest.fixture
+async def gate() -> AsyncIterator[SmallGateway]:
+    async with open_gateway(
+        upload_bytes_max=300_000, write_stall_s=0.3, body_rate_grace_s=0.2, chunk_idle_s=0.3
+    ) as small:
+        yield small
+
+
+async def states(gate: SmallGateway) -> list[CallState]:
+    """Of the payer's calls, oldest first."""
+    await gate.check_balanced()
+    return [call.state for call in reversed(await gate.history())]
+
+
+@contextlib.asynccontextmanager
+async def running(gate: SmallGateway, exchange: Exchange) -> AsyncIterator[asyncio.Task[Exchange]]:
+    async with asyncio.TaskGroup() as group:
+        yield group.create_task(gate.run(exchange))
+
+
+async def check_works_again(gate: SmallGateway, proof: Any) -> None:
+    gate.upstream.answer = plain(b"at last")
+    before = len(gate.upstream.arrived)
+    answer = await gate.ask(headers=proof)
+    assert (answer.status, answer.body) == (200, b"at last")
+    assert len(gate.upstream.arrived) == before + 1
+    await gate.check_balanced()
+
+
+# ---------------------------------------------------------------------- nothing was sent
+
+
+async def test_a_dial_that_fails_leaves_no_row_and_the_proof_works_again(gate: SmallGateway) -> None:
+    listing = await gate.publish(endpoint=nobody_listens())
+    payment = await gate.pay()
+    proof = gate.bound_proof(payment.tx_hash)
+    answer = await gate.ask(headers=proof)
+    assert (answer.status, answer.problem["code"]) == (502, "upstream_unreachable")
+    assert answer.problem["paymentState"] == answer.headers["tollway-payment-state"] == "released"
+    assert answer.headers["proxy-status"] == "gw.example.com; error=destination_unavailable"
+    assert "tollway-call-id" not in answer.headers
+    assert await states(gate) == []
+    await gate.revise(listing, endpoint=gate.upstream.url)
+    await check_works_again(gate, proof)
+
+
+async def test_a_free_call_that_fails_to_dial_speaks_of_no_payment(gate: SmallGateway) -> None:
+    await gate.publish(endpoint=nobody_listens(), price=Price.parse("0"))
+    answer = await gate.ask()
+    assert (answer.status, answer.problem["paymentState"]) == (502, "none")
+
+
+async def test_a_crowded_upstream_is_not_dialled() -> None:
+    async with open_gateway(in_flight_per_origin_max=1) as gate:
+        await gate.publish()
+        gate.upstream.answer = say_nothing
+        payment = await gate.pay(20_000)
+        proof = gate.plain_proof(payment.tx_hash)
+        first = gate.open(headers=proof)
+        with contextlib.suppress(asyncio.CancelledError):
+            async with running(gate, first) as task:
+                await until(lambda: len(gate.upstream.arrived) == 1)
+                answer = await gate.ask("GET", "/other", proof)
+                task.cancel()
+        assert (answer.status, answer.problem["code"]) == (503, "overloaded")
+        assert answer.problem["paymentState"] == "released"
+        assert answer.headers["retry-after"]
+        assert len(gate.upstream.arrived) == 1
+
+
+async def test_books_that_break_off_in_the_claim_send_nothing(gate: SmallGateway) -> None:
+    await gate.publish()
+    payment = await gate.pay(50_000)
+    proof = gate.plain_proof(payment.tx_hash)
+    for _ in range(2):
+        assert (await gate.ask(headers=proof)).status == 200
+    gate.book.away = True  # the payment is known by now, so that the claim is the first to meet it
+    answer = await gate.ask(headers=proof)
+    assert (answer.status, answer.problem["code"]) == (503, "storage_unavailable")
+    assert (answer.problem["paymentState"], answer.headers["retry-after"]) == ("held", "1")
+    assert "payment" not in answer.problem
+    assert len(gate.upstream.arrived) == 2
+    gate.book.away = False
+    await check_works_again(gate, proof)
+
+
+# ---------------------------------------------------------------------- sent, and no head
+
+
+async def test_a_reset_before_the_head_is_held_and_names_the_call(gate: SmallGateway) -> None:
+    await gate.publish()
+    gate.upstream.answer = hang_up
+    payment = await gate.pay()
+    answer = await gate.ask(headers=gate.plain_proof(payment.tx_hash))
+    assert (answer.status, answer.problem["code"]) == (504, "upstream_timeout")
+    assert answer.problem["paymentState"] == answer.headers["tollway-payment-state"] == "held"
+    call_id = answer.headers["tollway-call-id"]
+    assert answer.problem["callId"] == call_id
+    assert answer.problem["call"] == f"{PUBLIC_URL}/api/v2/history/{call_id}"
+    assert answer.headers["proxy-status"] == "gw.example.com; error=connection_terminated"
+    assert await states(gate) == [CallState.UNKNOWN]
+    assert await gate.rest_units(payment) == 0
+    assert len(gate.upstream.arrived) == 1
+
+
+async def test_a_head_that_does_not_come_in_time_is_held(gate: SmallGateway) -> None:
+    await gate.publish(timeout_s=0.05)
+    gate.upstream.answer = say_nothing
+    payment = await gate.pay()
+    answer = await gate.ask(headers=gate.plain_proof(payment.tx_hash))
+    assert (answer.status, answer.problem["code"]) == (504, "upstream_timeout")
+    assert answer.problem["paymentState"] == "held"
+    assert answer.headers["proxy-status"] == "gw.example.com; error=http_response_timeout"
+    assert await states(gate) == [CallState.UNKNOWN]
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"HTTP/1.1 099 Odd\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 000 Odd\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n",
+        b"HTTP/1.1 999 Odd\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nx",
+        b"HTTP/1.1 200 OK\r\nBad Name: 1\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nX: " + b"x" * 70_000 + b"\r\nContent-Length: 0\r\n\r\n",
+        b"SSH-2.0-OpenSSH_9.6\r\n\r\n",
+    ],
+    ids=["099", "000", "101", "999", "two-lengths", "bad-name", "huge-header", "not-http"],
+)
+async def test_an_answer_that_is_no_http_is_502_and_held(gate: SmallGateway, head: bytes) -> None:
+    await gate.publish()
+    gate.upstream.answer = raw(head)
+    payment = await gate.pay()
+    answer = await gate.ask(headers=gate.plain_proof(payment.tx_hash))
+    assert (answer.status, answer.problem["code"]) == (502, "upstream_bad_response")
+    assert answer.problem["paymentState"] == "held"
+    assert await states(gate) == [CallState.UNKNOWN]
+
+
+@pytest.mark.parametrize("form", ["plain", "bound", "same nonce"])
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+async def test_a_safe_repeat_runs_under_the_same_claim(gate: SmallGateway, form: str, method: str) -> None:
+    """Although the payment has credit for more calls."""
+    await gate.publish()
+    gate.upstream.answer = hang_up
+    payment = await gate.pay(30_000)
+    proofs = {
+        "plain": [gate.plain_proof(payment.tx_hash)] * 2,
+        "bound": [gate.bound_proof(payment.tx_hash, method=method, target="/q") for _ in range(2)],
+        "same nonce": [gate.bound_proof(payment.tx_hash, method=method, target="/q")] * 2,
+    }[form]
+    first = await gate.ask(method, "/q", proofs[0])
+    gate.upstream.answer = plain(b"late")
+    second = await gate.ask(method, "/q", proofs[1])
+    assert (first.status, second.status) == (504, 200)
+    assert first.headers["tollway-call-id"] == second.headers["tollway-call-id"]
+    assert second.headers["tollway-payment-state"] == "charged"
+    assert await states(gate) == [CallState.CONSUMED]
+    assert await gate.rest_units(payment) == 20_000
+    assert len(gate.upstream.arrived) == 2
+
+
+async def test_a_repeat_after_a_restart_runs_under_the_same_claim(gate: SmallGateway) -> None:
+    """A new process knows of no unsettled call; it asks the books the first time that it meets a payment."""
+    await gate.publish()
+    gate.upstream.answer = hang_up
+    payment = await gate.pay(30_000)
+    proof = gate.plain_proof(payment.tx_hash)
+    await gate.ask("GET", "/q", proof)
+    again = SmallGateway(gate.upstream, limits=gate.limits, before=gate)
+    gate.upstream.answer = plain(b"late")
+    try:
+        assert (await again.ask("GET", "/q", proof)).status == 200
+    finally:
+        await again.dialer.close()
+    assert await states(gate) == [CallState.CONSUMED]
+    assert await gate.rest_units(payment) == 20_000
+
+
+async def test_another_request_is_no_repeat(gate: SmallGateway) -> None:
+    await gate.publish()
+    gate.upstream.answer = hang_up
+    payment = await gate.pay(30_000)
+    proof = gate.plain_proof(payment.tx_hash)
+    await gate.ask("GET", "/q", proof)
+    gate.upstream.answer = plain()
+    assert (await gate.ask("GET", "/q?x", proof)).status == 200
+    assert await states(gate) == [CallState.UNKNOWN, CallState.CONSUMED]
+    assert await gate.rest_units(payment) == 10_000
+
+
+async def test_a_safe_request_runs_three_times_at_most(gate: SmallGateway) -> None:
+    await gate.publish()
+    gate.upstream.answer = hang_up
+    payment = await gate.pay()
+    proof = gate.plain_proof(payment.tx_hash)
+    answers = [(await gate.ask(headers=proof)).status for _ in range(4)]
+    assert answers == [504, 504, 504, 409]
+    assert len(gate.upstream.arrived) == 3
+    assert await states(gate) == [CallState.UNKNOWN]
+
+
+async def test_a_post_is_not_repeated(gate: SmallGateway) -> None:
+    await gate.publish()
+    gate.upstream.answer = hang_up
+    payment = await gate.pay()
+    proof = gate.plain_proof(payment.tx_hash)
+    assert (await gate.ask("POST", "", proof, [b"body"])).status == 504
+    gate.upstream.answer = plain()
+    answer = await gate.ask("POST", "", proof, [b"body"])
+    assert (answer.status, answer.problem["code"]) == (409, "payment_already_used")
+    assert answer.problem["paymentState"] == "held"
+    assert len(gate.upstream.arrived) == 1
+    assert await states(gate) == [CallState.UNKNOWN]
+
+
+async def test_a_nonce_buys_once(gate: SmallGateway) -> None:
+    await gate.publish()
+    payment = await gate.pay(30_000)
+    proof = gate.bound_proof(payment.tx_hash)
+    first = await gate.ask(headers=proof)
+    answer = await gate.ask(headers=proof)
+    assert (answer.status, answer.problem["code"]) == (401, "nonce_reused")
+    assert answer.problem["callId"] == first.headers["tollway-call-id"]
+    assert answer.problem["paymentState"] == "charged"
+    assert "payment" not in answer.problem
+    assert len(gate.upstream.arrived) == 1
+    assert await gate.rest_units(payment) == 20_000
+
+
+async def test_a_nonce_of_a_released_call_counts_again(gate: SmallGateway) -> None:
+    await gate.publish()
+    gate.upstream.answer = plain(status=500)
+    payment = await gate.pay()
+    proof = gate.bound_proof(payment.tx_hash)
+    assert (await gate.ask(headers=proof)).status == 500
+    await check_works_again(gate, proof)
+
+
+async def test_a_nonce_whose_call_is_running_is_told_to_wait(gate: SmallGateway) -> None:
+    await gate.publish()
+    release = asyncio.Event()
+
+    async def answer_later(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
+        await release.wait()
+        await plain()(arrived, writer)
+
+    gate.upstream.answer = answer_later
+    payment = await gate.pay(30_000)
+    proof = gate.bound_proof(payment.tx_hash)
+    async with running(gate, gate.open(headers=proof)) as first:
+        await until(lambda: len(gate.upstream.arrived) == 1)
+        second = await gate.ask(headers=proof)
+        release.set()
+    assert (await first).status == 200
+    assert (second.status, second.problem["code"]) == (409, "idempotency_in_progress")
+    assert second.headers["retry-after"] == "1"
+    assert len(gate.upstream.arrived) == 1
+
+
+# ---------------------------------------------------------------------- the request breaks off
+
+
+BIG = [b"a" * 65_536, b"b" * 65_536, b"c" * 1_000]
+
+
+async def test_a_promised_body_that_differs_is_cut_before_its_end(gate: SmallGateway) -> None:
+    await gate.publish()
+    gate.upstream.is_body_read_first = False
+    gate.upstream.answer = say_nothing
+    payment = await gate.pay()
+    body = b"".join(BIG)
+    proof = gate.bound_proof(payment.tx_hash, method="POST", body=body, promises=True)
+    for is_chunked in (True, False):
+        answer = await gate.ask("POST", "", proof, [*BIG[:2], b"d" * 1_000], is_chunked=is_chunked)
+        assert (answer.status, answer.problem["reason"]) == (400, "body_hash_mismatch")
+        assert answer.problem["paymentState"] == "released"
+        await until(lambda: gate.upstream.ended == gate.upstream.accepted)
+        assert not [seen for seen in gate.upstream.arrived if seen.is_whole or b"d" in seen.body]
+    assert await states(gate) == [CallState.RELEASED] * 2
+    gate.upstream.is_body_read_first, gate.upstream.answer = True, plain()
+    assert (await gate.ask("POST", "", proof, BIG, is_chunked=True)).status == 200
+    assert gate.upstream.arrived[-1].body == body
+    assert await gate.rest_units(payment) == 0
+
+
+async def test_a_streamed_body_over_the_limit_is_cut_and_released(gate: SmallGateway) -> None:
+    await gate.publish()
+    gate.upstream.is_body_read_first = False
+    gate.upstream.answer = say_nothing
+    payment = await gate.pay()
+    proof = gate.plain_proof(payment.tx_hash)
+    answer = await gate.ask("POST", "", proof, [b"x" * 65_536] * 5, is_chunked=True)
+    assert (answer.status, answer.problem["code"]) == (413, "payload_too_large")
+    assert answer.problem["paymentState"] == "released"
+    await until(lambda: gate.upstream.ended == gate.upstream.accepted)
+    assert not gate.upstream.arrived[0].is_whole
+    assert await states(gate) == [CallState.RELEASED]
+
+
+async def test_a_body_that_comes_too_slowly_is_cut_and_released(gate: SmallGateway) -> None:
+    await gate.publish()
+    gate.upstream.is_body_read_first = False
+    gate.upstream.answer = say_nothing
+    payment = await gate.pay()
+    exchange = gate.open("POST", "", gate.plain_proof(payment.tx_hash), [b"x"], is_chunked=True, is_open=True)
+    answer = await gate.run(exchange)
+    assert (answer.status, answer.problem["reason"]) == (400, "body_too_slow")
+    assert answer.headers["connection"] == "close"
+    assert await states(gate) == [CallState.RELEASED]
+
+
+async def test_a_caller_gone_before_the_request_is_whole_is_released(gate: SmallGateway) -> None:
+    await gate.publish()
+    gate.upstream.is_body_read_first = False
+    gate.upstream.answer = say_nothing
+    payment = await gate.pay()
+    proof = gate.plain_proof(payment.tx_hash)
+    exchange = gate.open("POST", "", proof, [b"x" * 70_000], is_chunked=True, is_open=True)
+    async with running(gate, exchange):
+        await until(lambda: len(gate.upstream.arrived) == 1)
+        exchange.leave()
+    assert exchange.sent == []
+    await until(lambda: gate.upstream.ended == gate.upstream.accepted)
+    assert not gate.upstream.arrived[0].is_whole
+    assert await states(gate) == [CallState.RELEASED]
+    assert gate.outcomes == ["abandoned"]
+    gate.upstream.is_body_read_first = True
+    await check_works_again(gate, proof)
+
+
+async def test_a_caller_gone_before_the_claim_leaves_no_row(gate: SmallGateway) -> None:
+    await gate.publish()
+    payment = await gate.pay()
+    exchange = gate.open("POST", "", gate.plain_proof(payment.tx_hash), [b"x"], is_open=True, length=10)
+    exchange.leave()
+    await gate.run(exchange)
+    assert exchange.sent == []
+    assert await states(gate) == []
+    assert not gate.upstream.arrived
+
+
+# ---------------------------------------------------------------------- the caller is gone
+
+
+@pytest.mark.parametrize(("status", "state"), [(200, CallState.CONSUMED), (500, CallState.RELEASED)])
+async def test_a_caller_gone_before_the_head_is_closed_by_the_head_all_the_same(
+    gate: SmallGateway, status: int, state: CallState
+) -> None:
+    await gate.publish()
+    release = asyncio.Event()
+
+    async def answer_later(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
+        await release.wait()
+        writer.write(f"HTTP/1.1 {status} X\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
+        await asyncio.Event().wait()
+
+    gate.upstream.answer = answer_later
+    payment = await gate.pay()
+    exchange = gate.open(headers=gate.plain_proof(payment.tx_hash))
+    async with running(gate, exchange):
+        await until(lambda: len(gate.upstream.arrived) == 1)
+        exchange.leave()
+        release.set()
+    await until(lambda: gate.upstream.ended == 1)
+    assert await states(gate) == [state]
+    (call,) = await gate.history()
+    assert call.delivery is Delivery.PARTIAL
+
+
+async def test_a_caller_gone_in_the_middle_pays_and_the_upstream_is_cut(gate: SmallGateway) -> None:
+    await gate.publish()
+
+    async def answer_slowly(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n")
+        await asyncio.Event().wait()
+
+    gate.upstream.answer = answer_slowly
+    payment = await gate.pay()
+    exchange = gate.open(headers=gate.plain_proof(payment.tx_hash))
+    async with running(gate, exchange):
+        await until(lambda: exchange.body == b"hello")
+        assert gate.upstream.ended == 0
+        exchange.leave()
+    await until(lambda: gate.upstream.ended == 1)
+    assert not exchange.is_ended
+    assert await states(gate) == [CallState.CONSUMED]
+    (call,) = await gate.history()
+    assert (call.delivery, call.response_bytes) == (Delivery.PARTIAL, 5)
+
+
+# ---------------------------------------------------------------------- the answer breaks off
+
+
+CUT_ANSWERS = {
+    "chunked": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n",
+    "short length": b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhello",
+    "long length": b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\nhello",
+    "nothing of it": b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("head", CUT_ANSWERS.values(), ids=CUT_ANSWERS)
+@pytest.mark.parametrize("is_closed", [True, False], ids=["closed", "silent"])
+async def test_an_answer_cut_by_the_upstream_breaks_visibly(
+    gate: SmallGateway, head: bytes, is_closed: bool
+) -> None:
+    await gate.publish()
+    gate.upstream.answer = raw(head, close=True) if is_closed else holding(head)
+    payment = await gate.pay()
+    answer = await gate.ask(headers=gate.plain_proof(payment.tx_hash))
+    assert answer.status == 200
+    assert not answer.is_ended
+    assert answer.body in (b"", b"hello")
+    assert await states(gate) == [CallState.CONSUMED]
+    (call,) = await gate.history()
+    assert (call.delivery, call.response_bytes) == (Delivery.PARTIAL, len(answer.body))
+    assert await gate.rest_units(payment) == 0
+
+
+@pytest.mark.parametrize("units", [10_000, 50_000])
+async def test_a_cut_answer_may_be_asked_for_once_more(gate: SmallGateway, units: int) -> None:
+    await gate.publish()
+    gate.upstream.answer = raw(CUT_ANSWERS["chunked"], close=True)
+    payment = await gate.pay(units)
+    proof = gate.plain_proof(payment.tx_hash)
+    first = await gate.ask(headers=proof)
+    second = await gate.ask(headers=proof)
+    assert first.headers["tollway-call-id"] == second.headers["tollway-call-id"]
+    assert await gate.rest_units(payment) == units - 10_000
+    third = await gate.ask(headers=proof)
+    assert third.status == (409 if units == 10_000 else 200)
+    assert len(await gate.history()) == (1 if units == 10_000 else 2)
+
+
+async def test_a_cut_answer_to_a_post_is_not_repeated(gate: SmallGateway) -> None:
+    await gate.publish()
+    gate.upstream.answer = raw(CUT_ANSWERS["chunked"], close=True)
+    payment = await gate.pay()
+    proof = gate.plain_proof(payment.tx_hash)
+    assert (await gate.ask("POST", headers=proof)).status == 200
+    assert (await gate.ask("POST", headers=proof)).status == 409
+    assert len(gate.upstream.arrived) == 1
+
+
+async def test_whoever_breaks_the_own_upload_off_earns_no_repeat(gate: SmallGateway) -> None:
+    """A GET with a body that never ends, answered early: leaving breaks the answer, by the caller's doing."""
+    await gate.publish()
+    gate.upstream.is_body_read_first = False
+
+    async def answer_early(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
+        writer.write(CUT_ANSWERS["chunked"])
+        await asyncio.Event().wait()
+
+    gate.upstream.answer = answer_early
+    payment = await gate.pay()
+    body = b"x" * 70_000
+    proof = gate.bound_proof(payment.tx_hash, body=body, promises=True)
+    exchange = gate.open(
+        "GET", "", proof, [body[:66_000], body[66_000:69_000]], is_chunked=True, is_open=True
+    )
+    async with running(gate, exchange):
+        await until(lambda: exchange.body == b"hello")
+        exchange.leave()
+    assert await states(gate) == [CallState.CONSUMED]
+    answer = await gate.ask("GET", "", proof, [body], is_chunked=True)
+    assert answer.problem["code"] == "nonce_reused"
+    assert len(gate.upstream.arrived) == 1
+
+
+# ---------------------------------------------------------------------- the books at the close
+
+
+class FencedBook:
+    """Closes nothing: somebody else moved the call on."""
+
+    def __init__(self, book: Any, answer: Closed | Fenced | None) -> None:
+        self._book = book
+        self._answer = answer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._book, name)
+
+    async def close(self, close: Close) -> Closed | Fenced:
+        if self._answer is None:
+            self._book.away = True
+            return await self._book.close(close)  # type: ignore[no-any-return]
+        return self._answer
+
+
+@pytest.mark.parametrize("answer", [Fenced(), None], ids=["fenced", "books away"])
+async def test_an_answer_whose_close_fails_is_withheld_and_held(
+    gate: SmallGateway, answer: Fenced | None
+) -> None:
+    await gate.publish()
+    gate.passage._book = FencedBook(gate.book, answer)
+    payment = await gate.pay()
+    told = await gate.ask(headers=gate.plain_proof(payment.tx_hash))
+    assert (told.status, told.problem["code"]) == (503, "payment_outcome_unknown")
+    assert told.problem["paymentState"] == told.headers["tollway-payment-state"] == "held"
+    assert told.problem["call"].endswith(told.headers["tollway-call-id"])
+    assert told.headers["retry-after"] == "5"
+    assert "payment" not in told.problem
+    gate.book.away = False
+    assert await states(gate) == [CallState.FORWARDING]
+
+
+async def test_a_release_that_cannot_be_written_is_not_promised(gate: SmallGateway) -> None:
+    await gate.publish()
+    gate.passage._book = FencedBook(gate.book, None)
+    gate.upstream.is_body_read_first = False
+    gate.upstream.answer = say_nothing
+    payment = await gate.pay()
+    body = [b"x" * 70_000, b"y"]
+    proof = gate.bound_proof(payment.tx_hash, method="POST", body=b"other", promises=True)
+    told = await gate.ask("POST", "", proof, body, is_chunked=True)
+    assert (told.status, told.problem["paymentState"]) == (503, "held")
+
+
+async def test_a_stop_in_the_middle_leaves_nothing_running(gate: SmallGateway) -> None:
+    await gate.publish()
+    gate.upstream.answer = say_nothing
+    payment = await gate.pay()
+    proof = gate.plain_proof(payment.tx_hash)
+    async with running(gate, gate.open(headers=proof)) as task:
+        await until(lambda: len(gate.upstream.arrived) == 1)
+        task.cancel()
+    assert await states(gate) == [CallState.UNKNOWN]
+    await until(lambda: gate.upstream.ended == 1)
+    (call,) = await gate.history()
+    assert call.error == "shutdown"
+
+
+async def test_a_bug_behind_the_claim_is_held_and_answered(gate: SmallGateway) -> None:
+    await gate.publish()
+    gate.upstream.answer = plain()
+    payment = await gate.pay()
+    take = gate.gateway._counter.take
+
+    async def take_and_fail(*order: Any) -> Any:
+        await take(*order)
+        raise ZeroDivisionError
+
+    gate.gateway._counter.take = take_and_fail  # type: ignore[method-assign]
+    with capture_logs() as logs:
+        told = await gate.ask(headers=gate.plain_proof(payment.tx_hash))
+    assert [line["event"] for line in logs] == ["call_failed"]
+    assert (told.status, told.problem["code"]) == (500, "internal_error")
+    assert told.problem["paymentState"] == "held"
+    assert not gate.upstream.arrived
+
+
+# ---------------------------------------------------------------------- bodies and heads, whole
+
+
+@pytest.mark.parametrize(
+    ("answer", "length"),
+    [
+        (plain(b""), None),
+        (plain(b"x" * 1_000), None),
+        (plain(b"x" * 65_536), None),
+        (plain(b"x" * 65_537), "65537"),
+        (raw(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nxx\r\n0\r\n\r\n"), None),
+        (raw(b"HTTP/1.1 200 OK\r\n\r\nxyz", close=True), None),
+    ],
+    ids=["empty", "small", "just small", "large", "chunked", "until the end"],
+)
+async def test_passes_a_whole_body_on(gate: SmallGateway, answer: Any, length: str | None) -> None:
+    """A length goes on only with a streamed body: beside a single message it is the server's to know."""
+    await gate.publish()
+    gate.upstream.answer = answer
+    payment = await gate.pay()
+    told = await gate.ask(headers=gate.plain_proof(payment.tx_hash))
+    assert told.status == 200
+    assert told.is_ended
+    assert told.headers.get("content-length") == length
+    (call,) = await gate.history()
+    assert (call.delivery, call.response_bytes) == (Delivery.COMPLETE, len(told.body))
+
+
+@pytest.mark.parametrize("status", [204, 304])
+async def test_an_answer_without_a_body_has_none(gate: SmallGateway, status: int) -> None:
+    await gate.publish()
+    gate.upstream.answer = raw(f"HTTP/1.1 {status} X\r\nETag: a\r\n\r\n".encode())
+    payment = await gate.pay()
+    told = await gate.ask(headers=gate.plain_proof(payment.tx_hash))
+    assert (told.status, told.body, told.headers["etag"]) == (status, b"", "a")
+    assert told.is_ended
+
+
+async def test_head_shows_the_length_and_no_body(gate: SmallGateway) -> None:
+    await gate.publish()
+    gate.upstream.answer = plain(b"x" * 1_234)
+    payment = await gate.pay()
+    told = await gate.ask("HEAD", headers=gate.plain_proof(payment.tx_hash))
+    assert (told.status, told.body, told.headers["content-length"]) == (200, b"", "1234")
+    assert told.headers["tollway-payment-state"] == "charged"
+
+
+@pytest.mark.parametrize("chunks", [[b"x" * 100], BIG], ids=["small", "large"])
+@pytest.mark.parametrize("is_chunked", [True, False])
+@pytest.mark.parametrize("form", ["plain", "bound", "promised"])
+async def test_passes_a_request_body_on(
+    gate: SmallGateway, chunks: Sequence[bytes], is_chunked: bool, form: str
+) -> None:
+    await gate.publish()
+    payment = await gate.pay()
+    body = b"".join(chunks)
+    proof = {
+        "plain": gate.plain_proof(payment.tx_hash),
+        "bound": gate.bound_proof(payment.tx_hash, method="PUT", body=body),
+        "promised": gate.bound_proof(payment.tx_hash, method="PUT", body=body, promises=True),
+    }[form]
+    assert (await gate.ask("PUT", "", proof, chunks, is_chunked=is_chunked)).status == 200
+    (arrived,) = gate.upstream.arrived
+    assert bytes(arrived.body) == body
+    assert ("content-length" in arrived.names) != ("transfer-encoding" in arrived.names)
+    (call,) = await gate.history()
+    assert call.request_bytes == len(body)
+
+
+async def test_an_early_answer_to_an_upload_is_passed_on(gate: SmallGateway) -> None:
+    await gate.publish(charge_on=ChargeOn.ANSWERED)
+    gate.upstream.is_body_read_first = False
+    gate.upstream.answer = plain(b"enough", status=413)
+    payment = await gate.pay()
+    proof = gate.plain_proof(payment.tx_hash)
+    exchange = gate.open("POST", "", proof, [b"x" * 70_000], is_chunked=True, is_open=True)
+    answer = await gate.run(exchange)
+    assert (answer.status, answer.body) == (413, b"enough")
+    assert await states(gate) == [CallState.CONSUMED]
+
+
+def nobody_listens() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{probe.getsockname()[1]}"
+
+
+def holding(head: bytes) -> Any:
+    async def answer(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
+        writer.write(head)
+        await asyncio.Event().wait()
+
+    return answer
