@@ -18,7 +18,6 @@ from types import TracebackType
 from typing import Self
 
 import structlog
-from fastapi import APIRouter
 from prometheus_client import CollectorRegistry, make_asgi_app
 from starlette.requests import Request
 from starlette.types import ASGIApp
@@ -215,7 +214,7 @@ class House:
                     find_asset=self._find_asset,
                     now_ms=now_ms,
                 ),
-                _under_base(signin_router(self.desk, nonce_meter, limits=limits)),
+                signin_router(self.desk, nonce_meter, limits=limits),
                 health_router(self.check_ready),
             ],
             public_url=settings.public_url,
@@ -403,12 +402,6 @@ class House:
     async def _note_ready(self) -> None:
         if all((await self.check_ready()).values()):
             await self.book.note_ready(now_ms=now_ms())
-
-
-def _under_base(router: APIRouter) -> APIRouter:
-    based = APIRouter(prefix="/api/v2")
-    based.include_router(router)
-    return based
 
 
 def now_ms() -> int:

@@ -1,7 +1,5 @@
 """Who may publish: a table."""
 
-from typing import Literal
-
 import pytest
 
 from tollway.errors import Code
@@ -12,18 +10,20 @@ ALICE, BOB = Address(b"a" * 20), Address(b"b" * 20)
 
 
 @pytest.mark.parametrize(
-    ("mode", "allowlist", "is_blocked", "code"),
+    ("allowlist", "is_blocked", "code"),
     [
-        ("open", (), False, None),
-        ("open", (), True, Code.WALLET_BLOCKED),
-        ("allowlist", (ALICE,), False, None),
-        ("allowlist", (ALICE,), True, Code.WALLET_BLOCKED),
-        ("allowlist", (BOB,), False, Code.OWNERSHIP_UNVERIFIED),
-        ("allowlist", (), False, Code.OWNERSHIP_UNVERIFIED),
+        (None, False, None),
+        (None, True, Code.WALLET_BLOCKED),
+        ((ALICE,), False, None),
+        ((ALICE,), True, Code.WALLET_BLOCKED),
+        ((BOB,), False, Code.NOT_PROVIDER),
+        ((BOB,), True, Code.WALLET_BLOCKED),
+        ((), False, Code.NOT_PROVIDER),
     ],
 )
-def test_who_may_publish(
-    mode: Literal["open", "allowlist"], allowlist: tuple[Address, ...], is_blocked: bool, code: Code | None
-) -> None:
-    problem = check_registration(ALICE, mode=mode, allowlist=allowlist, is_blocked=is_blocked)
+def test_who_may_publish(allowlist: tuple[Address, ...] | None, is_blocked: bool, code: Code | None) -> None:
+    problem = check_registration(ALICE, allowlist=allowlist, is_blocked=is_blocked)
     assert (problem.code if problem else None) == code
+    assert (problem.reason if problem else None) == (
+        "not_on_allowlist" if code is Code.NOT_PROVIDER else None
+    )

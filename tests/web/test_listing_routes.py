@@ -353,7 +353,7 @@ async def test_refuses_a_blocked_wallet(door: Door) -> None:
 @pytest.mark.parametrize("door", [{"allowlist": frozenset({BOB})}], indirect=True)
 async def test_an_allowlist_lets_only_its_wallets_publish(door: Door) -> None:
     answer = await door.send("POST", APIS, BODY, wallet=ALICE)
-    assert (answer.status_code, code_of(answer)) == (403, "wallet_blocked")
+    assert (answer.status_code, code_of(answer)) == (403, "not_provider")
     assert answer.json()["reason"] == "not_on_allowlist"
     await door.publish(wallet=BOB)
 

@@ -84,7 +84,7 @@ def app(store: MemorySessions) -> FastAPI:
         body = await request.body()
         return {"address": str(identity.address), "method": identity.method, "body": body.decode()}
 
-    app.include_router(signin_router(desk, meter, limits=LIMITS), prefix="/api/v2")
+    app.include_router(signin_router(desk, meter, limits=LIMITS))
     install_handlers(app, PUBLIC_URL, challenge=make_challenge(desk, meter, origin=ORIGIN, chain_ids=[CHAIN]))
     return app
 

@@ -4,7 +4,7 @@ blocked wallets in SQL. Suspending a listing is a matter of the catalog.
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 from tollway.errors import Code, Problem
 from tollway.identifiers import Address
@@ -44,19 +44,19 @@ class Moderation(Protocol):
 def check_registration(
     provider: Address,
     *,
-    mode: Literal["open", "allowlist"],
-    allowlist: Collection[Address],
+    allowlist: Collection[Address] | None,
     is_blocked: bool,
 ) -> Problem | None:
-    """May this wallet publish here? None when it may."""
+    """May this wallet publish here? None when it may. `allowlist` None: anybody may who is not blocked."""
     if is_blocked:
+        return BLOCKED
+    if allowlist is not None and provider not in allowlist:
         return Problem(
-            code=Code.WALLET_BLOCKED, detail="The operator of this gateway has blocked this wallet."
-        )
-    if mode == "allowlist" and provider not in allowlist:
-        return Problem(
-            code=Code.OWNERSHIP_UNVERIFIED,
+            code=Code.NOT_PROVIDER,
             detail="Only wallets that the operator has admitted may publish here.",
             reason="not_on_allowlist",
         )
     return None
+
+
+BLOCKED = Problem(code=Code.WALLET_BLOCKED, detail="The operator of this gateway has blocked this wallet.")

@@ -34,6 +34,7 @@ from tollway.registry.catalog import Catalog, Revised
 from tollway.registry.draft import Draft, edit_listing, open_listing, parse_draft
 from tollway.registry.draft_rules import ENDPOINT_POLICY, DraftRules, EndpointFault
 from tollway.registry.listing import Listing
+from tollway.registry.moderation import BLOCKED, check_registration
 from tollway.registry.upstream_rules import find_document_fault
 from tollway.web.json_body import parse_json_object
 from tollway.web.listing_query import parse_listing_query
@@ -164,7 +165,8 @@ class ListingRoutes:
         provider = (await self._desk.authenticate(request)).address
         for _ in range(EDITS_MAX):
             previous = await self._find_own(request, provider)
-            self._refuse_blocked(provider)
+            if self._desk.is_blocked(provider):
+                raise Refusal(BLOCKED)
             draft = await self._read_draft(request, previous=previous)
             listing = edit_listing(draft, previous, now_ms=self._desk.now_ms())
             outcome = await self._desk.catalog.revise(listing, expected_revision=previous.revision)
@@ -189,17 +191,12 @@ class ListingRoutes:
 
     async def _admit(self, request: Request) -> Address:
         """The wallet that may publish here."""
-        provider = (await self._desk.authenticate(request)).address
-        self._refuse_blocked(provider)
-        allowlist = self._desk.allowlist
-        if allowlist is not None and provider not in allowlist:
-            detail = "This gateway lists APIs of wallets that its operator has invited."
-            raise Refusal(Problem(code=Code.WALLET_BLOCKED, detail=detail, reason="not_on_allowlist"))
+        desk = self._desk
+        provider = (await desk.authenticate(request)).address
+        problem = check_registration(provider, allowlist=desk.allowlist, is_blocked=desk.is_blocked(provider))
+        if problem is not None:
+            raise Refusal(problem)
         return provider
-
-    def _refuse_blocked(self, wallet: Address) -> None:
-        if self._desk.is_blocked(wallet):
-            raise Refusal(Problem(code=Code.WALLET_BLOCKED, detail="The operator has blocked this wallet."))
 
     async def _find(self, request: Request) -> Listing:
         shelf = await self._desk.catalog.find(ListingId(request.path_params["apiId"]))

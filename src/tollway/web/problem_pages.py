@@ -74,11 +74,12 @@ PAGES: Mapping[Code, Page] = MappingProxyType(
             "The operator of this gateway does not serve this wallet.", "Ask the operator."
         ),
         Code.NOT_PROVIDER: _page(
-            "Only the provider of this listing may do that.", "Use the wallet that published the listing."
+            "Only the provider of this listing, or only wallets that the operator has admitted, may do that.",
+            "Use the wallet that published the listing; where only admitted wallets may publish, ask the operator.",
         ),
         Code.OWNERSHIP_UNVERIFIED: _page(
-            "This needs proof that the endpoint is yours, or a wallet that the operator admits.",
-            "Complete the ownership check, or ask the operator.",
+            "This needs proof that the endpoint is yours.",
+            "Complete the ownership check.",
         ),
         Code.API_NOT_FOUND: _page("There is no listing with this id.", "Look it up in the list of APIs."),
         Code.CALL_NOT_FOUND: _page(

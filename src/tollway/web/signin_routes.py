@@ -22,8 +22,8 @@ _CHAIN_ID_MAX = 10**15 - 1
 
 
 def signin_router(desk: FrontDesk, meter: NonceMeter, *, limits: Limits) -> APIRouter:
-    """`/auth/nonce` and `/auth/session`, to be mounted under `/api/v2`."""
-    router = APIRouter(tags=["authentication"])
+    """`/api/v2/auth/nonce` and `/api/v2/auth/session`."""
+    router = APIRouter(prefix="/api/v2", tags=["authentication"])
 
     @router.post("/auth/nonce")
     async def issue_nonce(request: Request) -> Response:
