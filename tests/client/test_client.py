@@ -351,6 +351,15 @@ async def test_expired_signature_is_signed_anew_once(make, gateway, chain):
     assert gateway.seen[-1].headers["x-signature"] != gateway.seen[-2].headers["x-signature"]
 
 
+async def test_a_second_expiry_is_handed_to_the_caller(make, gateway, chain):
+    client = make()
+    await do(client.call(API, prepay=2))
+    before = len(gateway.seen)
+    gateway.answers = [refusal(401, "signature_expired")] * 9
+    assert (await do(client.call(API))).status_code == 401
+    assert len(gateway.seen) == before + 2
+
+
 async def test_reused_nonce_is_never_signed_anew(make, gateway, chain):
     client = make()
     await do(client.call(API, prepay=2))
@@ -399,9 +408,11 @@ async def test_refuses_what_cannot_be_sent(make, gateway, path, options):
     assert gateway.seen == []
 
 
-async def test_refuses_an_api_id_that_is_a_path(make, gateway):
-    with pytest.raises(ValueError):
-        await do(make().call("../apis", ""))
+@pytest.mark.parametrize("api_id", ["../apis", "a/b", "a?b", ""])
+async def test_refuses_an_api_id_that_is_a_path(make, gateway, api_id):
+    with pytest.raises(ValueError, match="API id"):
+        await do(make().call(api_id, ""))
+    assert gateway.seen == []
 
 
 async def test_control_requests_are_signed_and_read(make, gateway):

@@ -16,10 +16,10 @@ from tollway.client.control import ControlRequest, Document
 from tollway.client.desk import (
     ANSWER_BYTES_MAX,
     PROBLEM_BYTES_MAX,
+    CallerBase,
     CallOptions,
-    CallPlan,
     ClientOptions,
-    Desk,
+    Trip,
 )
 from tollway.client.reply import (
     CallResponse,
@@ -42,43 +42,12 @@ from tollway.client.steps import (
     Pause,
     Send,
     Step,
-    Transfer,
 )
-from tollway.identifiers import TxHash
 
 T = TypeVar("T")
 
 
-class _Trip:
-    """The real answer behind the flow's last `Answer`, and its body where that is read already."""
-
-    __slots__ = ("content", "plan", "response")
-
-    def __init__(self, plan: CallPlan | None) -> None:
-        self.plan = plan
-        self.response: httpx.Response | None = None
-        self.content: bytes | None = None
-
-
-class _Client:
-    """What needs no network, so that both have it."""
-
-    def __init__(self, gateway_url: str, options: ClientOptions) -> None:
-        self._desk = Desk(gateway_url, options)
-        self._is_resumed = False
-
-    def payments(self) -> tuple[Transfer, ...]:
-        """Every payment that this wallet's store knows, oldest first."""
-        wallet = self._desk.wallet
-        return () if wallet is None else self._desk.store.all_of(wallet.address)
-
-    def abandon(self, transaction: str) -> bool:
-        """Gives up an unresolved payment, so that its payee may be paid again. If it is mined after all, it bought
-        nothing. False when there is no such payment."""
-        return self._desk.store.abandon(TxHash.parse(transaction))
-
-
-class TollwayClient(_Client):
+class TollwayClient(CallerBase):
     """Calls and pays. Safe to use from many threads; close it, or use it in a `with`."""
 
     def __init__(
@@ -122,7 +91,7 @@ class TollwayClient(_Client):
     @contextlib.contextmanager
     def stream(self, api_id: str, path: str = "", **options: Unpack[CallOptions]) -> Iterator[CallResponse]:
         """As `call`, for an answer that is read while it comes: `with client.stream(…) as response`."""
-        trip = _Trip(self._desk.plan_call(api_id, path, options))
+        trip = Trip(self._desk.plan_call(api_id, path, options))
         assert trip.plan is not None
         try:
             if not self._is_resumed:
@@ -144,7 +113,7 @@ class TollwayClient(_Client):
     def resume(self) -> None:
         """Broadcasts payments that an earlier process stored and perhaps never sent. Done by itself before the first
         call; waits for nothing and signs nothing."""
-        self._drive(self._desk.begin_resume(), _Trip(None))
+        self._drive(self._desk.begin_resume(), Trip(None))
 
     def publish(self, draft: Mapping[str, object], *, dry_run: bool = False) -> Document:
         """Creates a listing; gives it back as it was created, with its `id`."""
@@ -180,7 +149,7 @@ class TollwayClient(_Client):
 
     # ---- Carrying out steps.
 
-    def _drive(self, flow: Flow[T], trip: _Trip) -> T:
+    def _drive(self, flow: Flow[T], trip: Trip) -> T:
         try:
             step = next(flow)
             while True:
@@ -189,7 +158,7 @@ class TollwayClient(_Client):
             result: T = end.value
             return result
 
-    def _perform(self, step: Step, trip: _Trip) -> Outcome:
+    def _perform(self, step: Step, trip: Trip) -> Outcome:
         match step:
             case Send():
                 return self._send(step, trip)
@@ -201,7 +170,7 @@ class TollwayClient(_Client):
             case _:
                 return self._desk.settle_locally(step, trip.plan)
 
-    def _send(self, step: Send, trip: _Trip) -> Answer | Broken:
+    def _send(self, step: Send, trip: Trip) -> Answer | Broken:
         assert trip.plan is not None
         if trip.response is not None:
             trip.response.close()
@@ -250,7 +219,7 @@ class TollwayClient(_Client):
         return control.read_document(response.status_code, content)
 
 
-class AsyncTollwayClient(_Client):
+class AsyncTollwayClient(CallerBase):
     """`TollwayClient` for asyncio. Safe to use from many tasks; close it, or use it in an `async with`."""
 
     def __init__(
@@ -292,7 +261,7 @@ class AsyncTollwayClient(_Client):
         self, api_id: str, path: str = "", **options: Unpack[CallOptions]
     ) -> AsyncIterator[CallResponse]:
         """See `TollwayClient.stream`."""
-        trip = _Trip(self._desk.plan_call(api_id, path, options))
+        trip = Trip(self._desk.plan_call(api_id, path, options))
         assert trip.plan is not None
         try:
             if not self._is_resumed:
@@ -314,7 +283,7 @@ class AsyncTollwayClient(_Client):
     async def resume(self) -> None:
         """See `TollwayClient.resume`."""
         flow = await asyncio.to_thread(self._desk.begin_resume)
-        await self._drive(flow, _Trip(None))
+        await self._drive(flow, Trip(None))
 
     async def publish(self, draft: Mapping[str, object], *, dry_run: bool = False) -> Document:
         """See `TollwayClient.publish`; so for all below."""
@@ -343,7 +312,7 @@ class AsyncTollwayClient(_Client):
 
     # ---- Carrying out steps.
 
-    async def _drive(self, flow: Flow[T], trip: _Trip) -> T:
+    async def _drive(self, flow: Flow[T], trip: Trip) -> T:
         try:
             step = next(flow)
             while True:
@@ -352,7 +321,7 @@ class AsyncTollwayClient(_Client):
             result: T = end.value
             return result
 
-    async def _perform(self, step: Step, trip: _Trip) -> Outcome:
+    async def _perform(self, step: Step, trip: Trip) -> Outcome:
         match step:
             case Send():
                 return await self._send(step, trip)
@@ -365,7 +334,7 @@ class AsyncTollwayClient(_Client):
                 # The store waits for the disk; a loop must not.
                 return await asyncio.to_thread(self._desk.settle_locally, step, trip.plan)
 
-    async def _send(self, step: Send, trip: _Trip) -> Answer | Broken:
+    async def _send(self, step: Send, trip: Trip) -> Answer | Broken:
         assert trip.plan is not None
         if trip.response is not None:
             await trip.response.aclose()

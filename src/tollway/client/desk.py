@@ -322,3 +322,32 @@ def _read_content(options: CallOptions) -> tuple[httpx.Headers, bytes]:
     if key is not None:
         headers["Idempotency-Key"] = key
     return headers, body
+
+
+class Trip:
+    """The real answer behind the flow's last `Answer`, and its body where that is read already."""
+
+    __slots__ = ("content", "plan", "response")
+
+    def __init__(self, plan: CallPlan | None) -> None:
+        self.plan = plan
+        self.response: httpx.Response | None = None
+        self.content: bytes | None = None
+
+
+class CallerBase:
+    """What both clients can do without a network."""
+
+    def __init__(self, gateway_url: str, options: ClientOptions) -> None:
+        self._desk = Desk(gateway_url, options)
+        self._is_resumed = False
+
+    def payments(self) -> tuple[Transfer, ...]:
+        """Every payment that this wallet's store knows, oldest first."""
+        wallet = self._desk.wallet
+        return () if wallet is None else self._desk.store.all_of(wallet.address)
+
+    def abandon(self, transaction: str) -> bool:
+        """Gives up an unresolved payment, so that its payee may be paid again. If it is mined after all, it bought
+        nothing. False when there is no such payment."""
+        return self._desk.store.abandon(TxHash.parse(transaction))
