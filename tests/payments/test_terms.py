@@ -102,6 +102,7 @@ def test_a_call_costs_the_lowest_paid_price_of_ten_minutes(versions: Any, price:
         (3_601, 3_000, "0.02"),  # paid later than that
         (86_000, 86_400, "0.01"),  # shown on the last moment
         (60, -30, "0.01"),  # a block a little ahead of our clock is as good as now
+        (590, -30, "0.01"),
         (630, -30, "0.02"),
     ],
 )
@@ -163,6 +164,7 @@ DAY = 86_400
         ([version(DAY + 3_601, pay_to=Q), version(999_999, DAY + 3_601)], {Q: DAY + 3_601}),
         ([version(10), version(20, 10, pay_to=Q), version(9_999, 20)], {P: 9_999, Q: 20}),
         ([version(10), version(9_999, 10, price=Price.parse("5"))], {P: 9_999}),
+        ([version(9_999, 10, price=Price.parse("5")), version(10)], {P: 9_999}),
     ],
     ids=[
         "one",
@@ -171,6 +173,7 @@ DAY = 86_400
         "changed earlier",
         "there and back",
         "another price",
+        "in any order",
     ],
 )
 def test_a_payee_counts_from_a_day_before_the_block(

@@ -301,6 +301,16 @@ class TestContractPayers:
         stall.chain.take_away(MAIN)
         assert values(await stall.tender(stall.proof(tx_hash))) == [10]
 
+    async def test_a_key_on_one_network_needs_no_wallet_on_another(self, stall) -> None:
+        wallet, tx_hash = stall.deploy_wallet(stall.wallet("other")), stall.hash()
+        shelf = stall.shelf(stall.version(networks=(MAIN, SECOND)))
+        stall.mine(stall.transfer(wallet, 7), tx_hash=tx_hash)
+        stall.pay(units=10, tx_hash=tx_hash, chain_id=SECOND)
+        assert values(await stall.tender(stall.proof(tx_hash, stall.wallet("other")), shelf)) == [7]
+        assert values(await stall.tender(stall.proof(tx_hash), shelf)) == [10]
+        stall.chain.take_away(MAIN)
+        assert values(await stall.tender(stall.proof(tx_hash), shelf)) == [10]
+
     @pytest.mark.parametrize(("place", "is_found"), [(3, True), (4, False)])
     async def test_at_most_four_payers_are_asked(self, stall, place, is_found) -> None:
         wallet = stall.deploy_wallet(stall.caller)
