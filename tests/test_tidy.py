@@ -147,6 +147,19 @@ def test_a_status_is_known_to_one_module_only(path: Path) -> None:
     assert found == []
 
 
+@pytest.mark.parametrize("path", list(modules()), ids=name_of)
+def test_every_429_names_its_rate(path: Path) -> None:
+    """`RateLimit` and `RateLimit-Policy` are made from what `describe_rate` says; without it a 429 would have neither."""
+    bare = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Problem":
+            told = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+            is_429 = told.get("code") in ("Code.RATE_LIMITED", "Code.FAILED_CALL_BUDGET_EXHAUSTED")
+            if is_429 and not told.get("members", "").startswith("describe_rate("):
+                bare.append(node.lineno)
+    assert bare == []
+
+
 def test_names_say_something_and_are_addresses() -> None:
     names = [path.stem for path in modules() if path.name not in ("__init__.py", "__main__.py")]
     assert BANNED_NAMES.isdisjoint({*names, *(path.parent.name for path in modules())})

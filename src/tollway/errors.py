@@ -93,6 +93,12 @@ class Problem:
     members: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
 
 
+def describe_rate(policy: str, *, limit: int, window_s: int) -> Mapping[str, object]:
+    """The `members` of a problem that names a rate: its `RateLimit` headers are made from them
+    (draft-ietf-httpapi-ratelimit-headers-10). `policy`: a plain name such as `registrations`."""
+    return {"rateLimit": {"policy": policy, "limit": limit, "windowSeconds": window_s}}
+
+
 class TollwayError(Exception):
     """Any failure of ours. `problem` is what the asker may read."""
 

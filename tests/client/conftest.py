@@ -207,7 +207,7 @@ class FakeGateway:
 
     def relayed(self, state: str, *, rest: int | None = None, status: int = 200) -> dict[str, str]:
         headers = {
-            "proxy-status": f"gateway.test; received-status={status}",
+            "proxy-status": f'"gateway.test"; received-status={status}',
             "tollway-payment-state": state,
             "tollway-call-id": "call_1",
             "tollway-price": f"{format_decimal(self.price, decimals=6)} USDC",

@@ -57,7 +57,7 @@ async def test_a_dial_that_fails_leaves_no_row_and_the_proof_works_again(gate: S
     answer = await gate.ask(headers=proof)
     assert (answer.status, answer.problem["code"]) == (502, "upstream_unreachable")
     assert answer.problem["paymentState"] == answer.headers["tollway-payment-state"] == "released"
-    assert answer.headers["proxy-status"] == "gw.example.com; error=destination_unavailable"
+    assert answer.headers["proxy-status"] == '"gw.example.com"; error=destination_unavailable'
     assert "tollway-call-id" not in answer.headers
     assert await states(gate) == []
     await gate.revise(listing, endpoint=gate.upstream.url)
@@ -117,7 +117,7 @@ async def test_a_reset_before_the_head_is_held_and_names_the_call(gate: SmallGat
     call_id = answer.headers["tollway-call-id"]
     assert answer.problem["callId"] == call_id
     assert answer.problem["call"] == f"{PUBLIC_URL}/api/v2/history/{call_id}"
-    assert answer.headers["proxy-status"] == "gw.example.com; error=connection_terminated"
+    assert answer.headers["proxy-status"] == '"gw.example.com"; error=connection_terminated'
     assert await states(gate) == [CallState.UNKNOWN]
     assert await gate.rest_units(payment) == 0
     assert len(gate.upstream.arrived) == 1
@@ -130,7 +130,7 @@ async def test_a_head_that_does_not_come_in_time_is_held(gate: SmallGateway) -> 
     answer = await gate.ask(headers=gate.plain_proof(payment.tx_hash))
     assert (answer.status, answer.problem["code"]) == (504, "upstream_timeout")
     assert answer.problem["paymentState"] == "held"
-    assert answer.headers["proxy-status"] == "gw.example.com; error=http_response_timeout"
+    assert answer.headers["proxy-status"] == '"gw.example.com"; error=http_response_timeout'
     assert await states(gate) == [CallState.UNKNOWN]
 
 

@@ -1,5 +1,6 @@
 """The header tables, both ways."""
 
+import http_sf
 import pytest
 
 from tollway.errors import Code, Problem
@@ -8,6 +9,7 @@ from tollway.gateway.headers import (
     check_control_headers,
     is_forwardable,
     is_loop,
+    proxy_status,
     rewrite_location,
     upstream_headers,
 )
@@ -407,3 +409,25 @@ def test_the_secret_parameter_does_not_come_back_in_a_location() -> None:
         b"/v1/y?a=1&k%65y=s3cret&key&b=2", endpoint=ENDPOINT, target="/v1/x", gateway_path=PATH, secret="key"
     )
     assert found == PATH.encode() + b"/y?a=1&b=2"
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("gw.example.com", b'"gw.example.com"; error=dns_error'),
+        ("127.0.0.1:8402", b'"127.0.0.1:8402"; error=dns_error'),
+        ("[::1]:8402", b'"[::1]:8402"; error=dns_error'),
+    ],
+)
+def test_proxy_status_names_the_gateway_as_a_string(name: str, told: bytes) -> None:
+    assert proxy_status(name, "error=dns_error") == (b"proxy-status", told)
+    ((parsed, _parameters),) = http_sf.parse(told, tltype="list")
+    assert parsed == name
+
+
+@pytest.mark.parametrize(
+    ("name", "via"),
+    [("127.0.0.1:8402", "1.1 127.0.0.1:8402"), ("[::1]:8402", "1.1 tollway")],
+)
+def test_via_names_the_gateway_as_a_pseudonym(name: str, via: str) -> None:
+    assert ("Via", via) in upstream_headers([], gateway_name=name)

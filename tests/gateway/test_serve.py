@@ -348,6 +348,7 @@ async def test_refuses_in_order_and_nothing_changes(gate: SmallGateway, row: Any
     if reason is not None:
         assert problem["reason"] == reason
     assert ("retry-after" in answer.headers) == has_delay
+    assert answer.headers["proxy-status"].startswith('"gw.example.com"; error=')
     assert answer.headers["x-request-id"] == problem["requestId"] == "req_test"
     assert answer.headers["access-control-allow-origin"] == "*"
     assert answer.headers["cache-control"] == "no-store"
@@ -538,7 +539,7 @@ async def test_serves_every_form_of_proof(gate: SmallGateway, form: str) -> None
     assert headers["tollway-payment-state"] == "charged"
     assert headers["tollway-price"] == "0.01 USDC"
     assert headers["tollway-credit-remaining"] == "0.015 USDC"
-    assert headers["proxy-status"] == "gw.example.com; received-status=200"
+    assert headers["proxy-status"] == '"gw.example.com"; received-status=200'
     assert headers["x-request-id"] == "req_test"
     assert headers["access-control-allow-origin"] == "*"
     assert "Tollway-Call-Id" in headers["access-control-expose-headers"]

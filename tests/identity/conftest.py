@@ -56,6 +56,7 @@ class FakeChain:
 class FakeMeter:
     wait_s: int | None = None
     charged: list[tuple[str, str]] = field(default_factory=list)
+    lookups_per_minute: int = 30
 
     def charge(self, *, client_address: str, signer: str) -> int | None:
         self.charged.append((client_address, signer))

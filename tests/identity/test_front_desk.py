@@ -6,7 +6,7 @@ from eth_account import Account
 from eth_account.messages import encode_defunct
 
 from tollway.chain.reader import ContractAnswer
-from tollway.errors import ChainUnavailable, Code, Refusal
+from tollway.errors import ChainUnavailable, Code, Refusal, describe_rate
 from tollway.identifiers import Address, ChainId
 from tollway.identity.signatures import eip191_digest
 
@@ -214,4 +214,5 @@ class TestContracts:
             await opened(door, text, b"for the contract")
         problem = caught.value.problem
         assert (problem.code, problem.retry_after_s) == (Code.RATE_LIMITED, 7)
+        assert problem.members == describe_rate("lookups", limit=30, window_s=60)
         assert door.chain.asked == []

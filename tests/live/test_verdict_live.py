@@ -32,6 +32,8 @@ FAILED = Code.PAYMENT_VERIFICATION_FAILED
 
 
 class FreeMeter:
+    lookups_per_minute = 30
+
     def charge(self, *, client_address: str, signer: str) -> int | None:
         return None
 

@@ -48,6 +48,7 @@ class Meter:
 
     left: int = 1_000
     charged: list[tuple[str, str]] = field(default_factory=list)
+    lookups_per_minute: int = 30
 
     def charge(self, *, client_address: str, signer: str) -> int | None:
         if self.left <= 0:

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from tollway.chain.reader import NotMined
-from tollway.errors import ChainUnavailable, Code, Refusal
+from tollway.errors import ChainUnavailable, Code, Refusal, describe_rate
 from tollway.payments.lookups import Charge, Lookups
 
 
@@ -33,6 +33,7 @@ def test_a_refused_charge_says_how_long_to_wait_and_may_be_tried_again(stall, ch
         one.take()
     assert refused.value.problem.code is Code.RATE_LIMITED
     assert refused.value.problem.retry_after_s == 17
+    assert refused.value.problem.members == describe_rate("lookups", limit=30, window_s=60)
     stall.meter.left = 1
     one.take()
     assert len(stall.meter.charged) == 1

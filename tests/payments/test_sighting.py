@@ -2,7 +2,7 @@
 
 import pytest
 
-from tollway.errors import Code, Refusal
+from tollway.errors import Code, Refusal, describe_rate
 from tollway.payments.sighting import Lookout, Sighting
 from tollway.testing.memory_chain import Transaction
 
@@ -42,4 +42,5 @@ async def test_is_charged_to_the_wallet_that_asks(stall, sight) -> None:
     with pytest.raises(Refusal) as refused:
         await sight(stall.hash())
     assert (refused.value.problem.code, refused.value.problem.retry_after_s) == (Code.RATE_LIMITED, 17)
+    assert refused.value.problem.members == describe_rate("lookups", limit=30, window_s=60)
     assert stall.chain.questions == asked

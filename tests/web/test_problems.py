@@ -8,12 +8,11 @@ from fastapi import APIRouter, FastAPI, Request
 from pydantic import BaseModel
 from structlog.testing import capture_logs
 
-from tollway.errors import Code, FieldError, Problem, Refusal, StorageUnavailable
+from tollway.errors import Code, FieldError, Problem, Refusal, StorageUnavailable, describe_rate
 from tollway.web.problems import (
     KINDS,
     install_handlers,
     problem_type,
-    rate_limit_members,
     render_problem,
     status_of,
 )
@@ -111,7 +110,7 @@ def test_rate_limit_headers_come_from_the_members() -> None:
             code=Code.RATE_LIMITED,
             detail="slow down",
             retry_after_s=30,
-            members=rate_limit_members(policy="registrations", limit=100, window_s=3600),
+            members=describe_rate("registrations", limit=100, window_s=3600),
         )
     )
     assert headers["ratelimit-policy"] == '"registrations";q=100;w=3600'

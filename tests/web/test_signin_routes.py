@@ -44,6 +44,8 @@ class NoChain:
 
 
 class Unmetered:
+    lookups_per_minute = 30
+
     def charge(self, *, client_address: str, signer: str) -> int | None:
         return None
 

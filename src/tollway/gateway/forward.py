@@ -27,7 +27,7 @@ from tollway.gateway.exchange import (
     IncomingCall,
     Outcome,
 )
-from tollway.gateway.headers import caller_headers, upstream_headers
+from tollway.gateway.headers import caller_headers, proxy_status, upstream_headers
 from tollway.gateway.refusals import OUTCOME_UNKNOWN, UPSTREAM_ASKS_PAYMENT, explain_failure, name_proxy_error
 from tollway.gateway.target import add_query_secret, build_upstream_target
 from tollway.gateway.trip import ClaimRefused, Shipment, Ticket, Trip, UpstreamBody, call_headers
@@ -125,10 +125,10 @@ class Passage:
     async def _fail(self, trip: Trip, exc: TollwayError | CallerGone | BodyRefused) -> Outcome:
         """Provably not wholly sent -> released. Sent, and no head came -> unknown, which is never asked to pay again."""
         problem = explain_failure(exc)
-        proxy_status = (b"proxy-status", f"{self._name}; error={name_proxy_error(problem)}".encode())
+        told = proxy_status(self._name, f"error={name_proxy_error(problem)}")
         ticket = trip.ticket
         if ticket is None:
-            return self._fail_untaken(trip, problem, proxy_status)
+            return self._fail_untaken(trip, problem, told)
         is_unsent = not trip.progress.sent or isinstance(exc, CallerGone | BodyRefused | Refusal)
         after = CallState.RELEASED if is_unsent else CallState.UNKNOWN
         error = "caller_gone" if isinstance(exc, CallerGone) else problem.code.value
@@ -148,10 +148,10 @@ class Passage:
                 call_id=ticket.call_id,
                 members=self._locate(ticket) if after is CallState.UNKNOWN else {},
             ),
-            headers=[proxy_status, *call_headers(ticket, state, rest_units=rest_units)],
+            headers=[told, *call_headers(ticket, state, rest_units=rest_units)],
         )
 
-    def _fail_untaken(self, trip: Trip, problem: Problem, proxy_status: tuple[bytes, bytes]) -> Declined:
+    def _fail_untaken(self, trip: Trip, problem: Problem, told: tuple[bytes, bytes]) -> Declined:
         """No row, and nothing was sent. Only when the books themselves broke off may the price be taken for a while."""
         if not trip.shipment.is_paid:
             state = "none"
@@ -159,7 +159,7 @@ class Passage:
             return Declined(problem=replace(problem, payment_state="held", retry_after_s=1))
         else:
             state = "released"
-        return Declined(problem=replace(problem, payment_state=state), headers=[proxy_status])
+        return Declined(problem=replace(problem, payment_state=state), headers=[told])
 
     def _locate(self, ticket: Ticket) -> dict[str, object]:
         return {"call": f"{self._public_url}/api/v2/history/{ticket.call_id}"}
@@ -197,7 +197,7 @@ class Passage:
             return closed
         state = _name_state(after, ticket)
         own = call_headers(ticket, state, rest_units=closed.rest_units)
-        own.append((b"proxy-status", f"{self._name}; received-status={status}".encode()))
+        own.append(proxy_status(self._name, f"received-status={status}"))
         if is_foreign_402:
             response.close()
             problem = replace(UPSTREAM_ASKS_PAYMENT, call_id=ticket.call_id, payment_state=state)

@@ -183,7 +183,8 @@ def upstream_headers(
         forwarded.append(secret)
     # RFC 8586: a member is never taken off this list, or the next one on it cannot see the loop.
     forwarded.append(("CDN-Loop", ", ".join([*loop, gateway_name])))
-    forwarded.append(("Via", f"1.1 {gateway_name}"))
+    # RFC 9110 §7.6.3: a pseudonym is a token, which the brackets of an IPv6 address are not.
+    forwarded.append(("Via", f"1.1 {gateway_name if '[' not in gateway_name else 'tollway'}"))
     return forwarded
 
 
@@ -202,6 +203,15 @@ def is_loop(headers: RawHeaders, gateway_name: str) -> bool:
 
 
 # ---------------------------------------------------------------------- back to the caller
+
+
+def proxy_status(gateway_name: str, parameter: str) -> tuple[bytes, bytes]:
+    """RFC 9209 §2: who speaks, and either what went wrong here or the status that was received and relayed.
+
+    The name is a string, not a token: a host may begin with a digit or a bracket. It holds no quote or backslash.
+    """
+    return b"proxy-status", f'"{gateway_name}"; {parameter}'.encode()
+
 
 EXPOSED_HEADERS = (
     "PAYMENT-REQUIRED, PAYMENT-RESPONSE, X-PAYMENT-RESPONSE, WWW-Authenticate, Payment-Receipt, Link, ETag, Location, "

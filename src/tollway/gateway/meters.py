@@ -22,6 +22,7 @@ class Meters:
     """Counts per process. Not for money."""
 
     def __init__(self, *, limits: Limits) -> None:
+        self.lookups_per_minute = limits.lookups_per_minute
         self._limiter = MovingWindowRateLimiter(MemoryStorage())
         self._lookups = RateLimitItemPerMinute(limits.lookups_per_minute, namespace="lookup")
         self._free = RateLimitItemPerMinute(limits.free_calls_per_minute, namespace="free")

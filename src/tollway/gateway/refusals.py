@@ -131,11 +131,6 @@ def check_price_max(call: IncomingCall, due: Due) -> Problem | None:
     )
 
 
-def describe_rate(policy: str, *, limit: int, window_s: int) -> dict[str, object]:
-    """The member of a 429 from which its `RateLimit` headers are made. `policy`: a plain name."""
-    return {"rateLimit": {"policy": policy, "limit": limit, "windowSeconds": window_s}}
-
-
 def ask_payment(offer: Offer) -> Problem:
     listing = offer.shelf.listing
     return Problem(
@@ -285,6 +280,10 @@ _PROXY_ERRORS = {
     Code.UPSTREAM_BAD_RESPONSE: "http_protocol_error",
     Code.OVERLOADED: "connection_limit_reached",
     Code.STORAGE_UNAVAILABLE: "proxy_internal_error",
+    Code.CHAIN_UNAVAILABLE: "proxy_internal_error",
+    Code.PAYMENT_OUTCOME_UNKNOWN: "proxy_internal_error",
+    Code.INTERNAL_ERROR: "proxy_internal_error",
+    Code.LOOP_DETECTED: "proxy_loop_detected",
 }
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from tollway.errors import Code, Problem
+from tollway.errors import Code, Problem, describe_rate
 from tollway.gateway.cargo import EMPTY_BODY_HASH, Cargo, check_size, load_plain, load_promised
 from tollway.gateway.counter import Counter, Order, Purchase
 from tollway.gateway.exchange import (
@@ -40,7 +40,6 @@ from tollway.gateway.refusals import (
     check_price_max,
     check_rails,
     decline,
-    describe_rate,
     find_closed,
 )
 from tollway.gateway.target import match_operation

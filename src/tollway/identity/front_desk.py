@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from tollway.errors import Code, FieldError, Problem, Refusal
+from tollway.errors import Code, FieldError, Problem, Refusal, describe_rate
 from tollway.identifiers import Address, ChainId
 from tollway.identity.public_origin import PublicOrigin
 from tollway.identity.sessions import Session, SessionStore, SignInNonce, format_token, hash_token
@@ -64,6 +64,9 @@ class Admission:
 
 class LookupMeter(Protocol):
     """Counts look-ups on chains. Answers None when one more is allowed, else the seconds to wait."""
+
+    @property
+    def lookups_per_minute(self) -> int: ...
 
     def charge(self, *, client_address: str, signer: str) -> int | None: ...
 
@@ -191,6 +194,7 @@ class FrontDesk:
                         code=Code.RATE_LIMITED,
                         detail="Too many signatures that only a chain can judge.",
                         retry_after_s=wait_s,
+                        members=describe_rate("lookups", limit=self._meter.lookups_per_minute, window_s=60),
                     )
                 )
         return await self._judge.is_signed_by_visitor(address, digest, signature, [chain_id])

@@ -8,12 +8,15 @@ import asyncio
 from typing import Protocol
 
 from tollway.chain.reader import ChainFacts, ChainReader, NotMined
-from tollway.errors import ChainUnavailable, Code, Problem, Refusal
+from tollway.errors import ChainUnavailable, Code, Problem, Refusal, describe_rate
 from tollway.identifiers import ChainId, TxHash
 
 
 class LookupMeter(Protocol):
     """Counts chain look-ups. Answers None when one more is allowed, else the seconds to wait."""
+
+    @property
+    def lookups_per_minute(self) -> int: ...
 
     def charge(self, *, client_address: str, signer: str) -> int | None: ...
 
@@ -39,6 +42,7 @@ class Charge:
                     detail="Too many transactions were looked up on the chain for this address or wallet.",
                     retry_after_s=wait_s,
                     payment_state="none",
+                    members=describe_rate("lookups", limit=self._meter.lookups_per_minute, window_s=60),
                 )
             )
         self._is_taken = True

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tollway.chain.reader import ChainReader, NotMined
-from tollway.errors import ChainUnavailable, Code, Problem, Refusal
+from tollway.errors import ChainUnavailable, Code, Problem, Refusal, describe_rate
 from tollway.identifiers import Address, ChainId, TxHash
 from tollway.payments.lookups import LookupMeter
 
@@ -38,6 +38,7 @@ class Lookout:
                     code=Code.RATE_LIMITED,
                     detail="Too many transactions were looked up on the chain for this wallet.",
                     retry_after_s=wait_s,
+                    members=describe_rate("lookups", limit=self._meter.lookups_per_minute, window_s=60),
                 )
             )
         sightings = [await self._sight_on(chain_id, tx_hash) for chain_id in self._chains.chain_ids]

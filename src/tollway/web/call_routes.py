@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
+from urllib.parse import urlsplit
 
 import structlog
 from starlette.types import Message, Receive, Scope, Send
@@ -26,6 +27,8 @@ from tollway.gateway.exchange import (
     Offer,
     Outcome,
 )
+from tollway.gateway.headers import proxy_status
+from tollway.gateway.refusals import name_proxy_error
 from tollway.gateway.serve import Gateway
 from tollway.gateway.target import split_target
 from tollway.identifiers import ChainId, ListingId
@@ -59,6 +62,7 @@ class CallRoutes:
         self._rules = rules
         self._limits = limits
         self._public_url = public_url
+        self._name = urlsplit(public_url).netloc
         self._now_ms = now_ms
         self._request_id_of = request_id_of
         self._client_address_of = client_address_of
@@ -179,8 +183,11 @@ class CallRoutes:
             problem, public_url=self._public_url, request_id=request_id, instance=instance_of(scope)
         )
         headers += declined.headers
-        if not any(name == b"tollway-payment-state" for name, _ in declined.headers):
+        told = {name for name, _ in declined.headers}
+        if b"tollway-payment-state" not in told:
             headers.append((b"tollway-payment-state", (problem.payment_state or "none").encode()))
+        if b"proxy-status" not in told:
+            headers.append(proxy_status(self._name, f"error={name_proxy_error(problem)}"))
         if problem.code is Code.METHOD_NOT_ALLOWED:
             allow = problem.members.get("allow", ())
             assert isinstance(allow, Iterable)

@@ -25,6 +25,7 @@ from tollway.errors import (
     UpstreamBadResponse,
     UpstreamTimeout,
     UpstreamUnreachable,
+    describe_rate,
 )
 from tollway.identifiers import Address, ListingId, format_id
 from tollway.limits import Limits
@@ -49,7 +50,7 @@ from tollway.web.listing_wire import (
     page_links,
     render_json,
 )
-from tollway.web.problems import describe_errors, rate_limit_members
+from tollway.web.problems import describe_errors
 from tollway.web.wire import Query
 
 EDITS_MAX = 3
@@ -309,7 +310,7 @@ class RegistrationMeter:
                 code=Code.RATE_LIMITED,
                 detail=f"A wallet may create {self._per_hour} listings an hour.",
                 retry_after_s=max(1, math.ceil(stats.reset_time - time.time())),
-                members=rate_limit_members(policy="registrations", limit=self._per_hour, window_s=3600),
+                members=describe_rate("registrations", limit=self._per_hour, window_s=3600),
             )
         )
 

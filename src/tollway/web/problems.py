@@ -164,13 +164,8 @@ def render_problem(problem: Problem, *, public_url: str, request_id: str, instan
     return kind.status, headers, body
 
 
-def rate_limit_members(*, policy: str, limit: int, window_s: int) -> Mapping[str, object]:
-    """The `members` of a 429. Its `RateLimit` and `RateLimit-Policy` headers are made from them
-    (draft-ietf-httpapi-ratelimit-headers-10). `policy`: a plain name such as `registrations`."""
-    return {"rateLimit": {"policy": policy, "limit": limit, "windowSeconds": window_s}}
-
-
 def _rate_limit_headers(told: object, retry_after_s: int | None) -> list[tuple[bytes, bytes]]:
+    """From what `errors.describe_rate` wrote into the members of the problem."""
     if not isinstance(told, Mapping):
         return []
     policy = told["policy"]

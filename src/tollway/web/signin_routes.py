@@ -6,7 +6,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from tollway.errors import Code, FieldError, Problem, Refusal
+from tollway.errors import Code, FieldError, Problem, Refusal, describe_rate
 from tollway.identifiers import Address, ChainId
 from tollway.identity.authenticator import read_bearer
 from tollway.identity.front_desk import FrontDesk
@@ -14,7 +14,7 @@ from tollway.limits import Limits
 from tollway.web.authentication import client_address_of, read_body, to_signed_request
 from tollway.web.json_body import parse_json_object
 from tollway.web.nonce_meter import NonceMeter
-from tollway.web.problems import describe_errors, rate_limit_members
+from tollway.web.problems import describe_errors
 from tollway.web.wire import format_time
 
 _NO_STORE = {"Cache-Control": "no-store"}
@@ -90,7 +90,7 @@ def _charge(meter: NonceMeter, kind: str, request: Request) -> None:
                 code=Code.RATE_LIMITED,
                 detail=f"At most {meter.per_minute} a minute from one address.",
                 retry_after_s=wait_s,
-                members=rate_limit_members(policy=f"signin-{kind}", limit=meter.per_minute, window_s=60),
+                members=describe_rate(f"signin-{kind}", limit=meter.per_minute, window_s=60),
             )
         )
 
