@@ -147,6 +147,7 @@ class Street:
         public_url = public_url or f"http://127.0.0.1:{port}"
         env = {
             **{name: value for name, value in os.environ.items() if not name.startswith("TOLLWAY_")},
+            "PYTHONFAULTHANDLER": "1",
             "TOLLWAY_RPC_LOCAL": self.driver.rpc_url,
             "TOLLWAY_DATABASE_URL": database_url or f"sqlite:///{self.folder}/gateway-{number}.sqlite3",
             "TOLLWAY_SECRET_KEY": _SECRET_KEY,
@@ -173,7 +174,7 @@ class Street:
             await self._wait_ready(gateway)
             yield gateway
         except BaseException:
-            print(f"---- log of {gateway.base_url}\n{gateway.read_log()[-8000:]}")
+            print(f"---- log of {gateway.base_url}, exit code {process.poll()}\n{gateway.read_log()[-8000:]}")
             raise
         finally:
             if gateway.is_running:

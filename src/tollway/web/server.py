@@ -6,9 +6,11 @@ ours alone, and a kernel timer that frees connections whose reader has stopped r
 
 import asyncio
 import contextlib
+import errno
 import math
 import os
 import socket
+import stat
 import sys
 from collections.abc import Iterator
 
@@ -97,7 +99,13 @@ class HttpServer:
 
 @contextlib.contextmanager
 def _borrow_socket(number: int) -> Iterator[socket.socket]:
-    """A file descriptor of ours as a socket, without closing it. Raises OSError when it is none."""
+    """A file descriptor of ours as a socket, without closing it. Raises OSError when it is none.
+
+    Anything else is left alone: to close even a copy of a file's descriptor frees every lock (fcntl) that this process
+    has on the file, and SQLite without its locks lets the next process that looks into the database delete its log.
+    """
+    if not stat.S_ISSOCK(os.fstat(number).st_mode):
+        raise OSError(errno.ENOTSOCK, "not a socket")
     own = os.dup(number)
     try:
         borrowed = socket.socket(fileno=own)
