@@ -341,7 +341,8 @@ async def test_a_caller_gone_before_the_request_is_whole_is_released(gate: Small
     async with running(gate, exchange):
         await until(lambda: len(gate.upstream.arrived) == 1)
         exchange.leave()
-    assert exchange.sent == []
+    assert (exchange.status, exchange.problem["reason"]) == (400, "body_broken_off")  # to whom it may concern
+    assert exchange.problem["paymentState"] == "released"
     await until(lambda: gate.upstream.ended == gate.upstream.accepted)
     assert not gate.upstream.arrived[0].is_whole
     assert await states(gate) == [CallState.RELEASED]
@@ -356,7 +357,7 @@ async def test_a_caller_gone_before_the_claim_leaves_no_row(gate: SmallGateway) 
     exchange = gate.open("POST", "", gate.plain_proof(payment.tx_hash), [b"x"], is_open=True, length=10)
     exchange.leave()
     await gate.run(exchange)
-    assert exchange.sent == []
+    assert (exchange.problem["reason"], exchange.problem["paymentState"]) == ("body_broken_off", "none")
     assert await states(gate) == []
     assert not gate.upstream.arrived
 

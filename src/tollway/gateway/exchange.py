@@ -101,7 +101,10 @@ class Declined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abandoned:
-    """The caller is gone; nobody is there to be answered."""
+    """The request ended before its end, and with it the call. Mostly the caller is gone; what is left of a connection
+    with broken framing is told so. `is_paid`: the price went back."""
+
+    is_paid: bool = False
 
 
 Outcome = Answer | Declined | Abandoned

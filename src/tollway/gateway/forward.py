@@ -134,7 +134,7 @@ class Passage:
         error = "caller_gone" if isinstance(exc, CallerGone) else problem.code.value
         closed = await self._close(trip, ticket, after, error=error, http_status=None, upstream_status=None)
         if isinstance(exc, CallerGone):
-            return Abandoned()
+            return Abandoned(is_paid=trip.shipment.is_paid)
         if after is CallState.UNKNOWN:
             ticket.note_unsettled()
         elif isinstance(closed, Declined):

@@ -97,7 +97,10 @@ class CallRoutes:
             await self._answer(outcome, body, send)
         elif isinstance(outcome, Declined):
             await self._decline(scope, body, send, request_id, outcome)
-        # Abandoned: nobody is there to be answered; returning closes the exchange.
+        else:
+            state = "released" if outcome.is_paid else "none"
+            told = Declined(problem=replace(_BROKEN_OFF, payment_state=state))
+            await self._decline(scope, body, send, request_id, told)
 
     async def _serve(
         self, scope: Scope, body: "IncomingBody", request_id: str, client_address: str
@@ -340,6 +343,11 @@ _CROWDED = Problem(
     detail="Too many calls from this address are running.",
     retry_after_s=1,
     payment_state="none",
+)
+_BROKEN_OFF = Problem(
+    code=Code.INVALID_REQUEST,
+    detail="The request's body broke off before its end.",
+    reason="body_broken_off",
 )
 _TOO_SLOW = Problem(
     code=Code.INVALID_REQUEST,

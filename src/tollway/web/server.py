@@ -54,6 +54,7 @@ class HttpServer:
                 max_buffer_size=HEAD_BUFFER_BYTES,
             ),
         )
+        self._is_up = asyncio.Event()
         # Bounds the drain: without it, one stalled reader would keep the process for ever.
         self._server.workers_kill_timeout = math.ceil(limits.drain_deadline_s)
 
@@ -70,7 +71,26 @@ class HttpServer:
                 arm.cancel()
 
     async def wait_up(self) -> None:
-        """Returns once the port accepts connections."""
+        """Returns once the port accepts connections and none of them can be held for ever."""
+        await self._is_up.wait()
+
+    def stop(self) -> None:
+        """Stops accepting; `serve` returns when the calls in flight are done. Safe to call twice."""
+        self._server.stop()  # type: ignore[no-untyped-call]  # granian's own method has no annotations
+
+    async def _arm_kernel_timer(self) -> None:
+        """Accepted sockets inherit TCP_USER_TIMEOUT: a peer that acknowledges nothing for so long is dropped."""
+        await self._await_port()
+        if sys.platform == "linux":
+            timeout_ms = int(self._limits.write_stall_s * 1000) + 1000
+            for entry in os.listdir("/proc/self/fd"):
+                with contextlib.suppress(OSError), _borrow_socket(int(entry)) as candidate:
+                    # The listening one, and whoever came in before this.
+                    if candidate.family != socket.AF_UNIX and candidate.getsockname()[1] == self._port:
+                        candidate.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout_ms)
+        self._is_up.set()
+
+    async def _await_port(self) -> None:
         while True:
             try:
                 _, writer = await asyncio.open_connection(self._host, self._port)
@@ -79,22 +99,6 @@ class HttpServer:
                 continue
             writer.close()
             return
-
-    def stop(self) -> None:
-        """Stops accepting; `serve` returns when the calls in flight are done. Safe to call twice."""
-        self._server.stop()  # type: ignore[no-untyped-call]  # granian's own method has no annotations
-
-    async def _arm_kernel_timer(self) -> None:
-        """Accepted sockets inherit TCP_USER_TIMEOUT: a peer that acknowledges nothing for so long is reset."""
-        if sys.platform != "linux":
-            return
-        await self.wait_up()
-        timeout_ms = int(self._limits.write_stall_s * 1000) + 1000
-        for entry in os.listdir("/proc/self/fd"):
-            with contextlib.suppress(OSError), _borrow_socket(int(entry)) as candidate:
-                is_listening = candidate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-                if is_listening and candidate.getsockname()[1] == self._port:
-                    candidate.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout_ms)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,657 @@
+"""The gateway behind the real server: raw bytes in, raw bytes out, and a raw upstream behind it."""
+
+import asyncio
+import contextlib
+import os
+import re
+import resource
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import pytest
+
+from tollway.ledger.call import CallState, Delivery
+from tollway.limits import DEFAULT_LIMITS
+from tollway.money import Price
+from tollway.testing.loopback import Arrived, plain, raw, say_nothing, until
+from tollway.testing.small_gateway import CALLS, HeaderPairs, SmallGateway, open_gateway, serving
+from tollway.web.server import HttpServer, PortTaken
+
+MIB = 1024 * 1024
+FREE = Price.parse("0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+class Line:
+    """One connection to the gateway."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    async def send(self, *parts: bytes) -> None:
+        for part in parts:
+            self.writer.write(part)
+            await self.writer.drain()
+
+    async def head(self) -> tuple[int, dict[str, str]]:
+        first, *lines = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1").rstrip().split("\r\n")
+        headers = dict(line.split(": ", 1) if ": " in line else (line.rstrip(":"), "") for line in lines)
+        return int(first.split(" ")[1]), headers
+
+    async def told(self, *, is_head: bool = False) -> Told:
+        """A whole answer. Raises IncompleteReadError when it breaks off."""
+        status, headers = await self.head()
+        body = b""
+        if is_head or status in (204, 304):
+            pass
+        elif "content-length" in headers:
+            body = await self.reader.readexactly(int(headers["content-length"]))
+        elif headers.get("transfer-encoding") == "chunked":
+            while chunk := await self.chunk():
+                body += chunk
+        return Told(status=status, headers=headers, body=body)
+
+    async def chunk(self) -> bytes:
+        size = int(await self.reader.readuntil(b"\r\n"), 16)
+        chunk = await self.reader.readexactly(size)
+        assert await self.reader.readexactly(2) == b"\r\n"
+        return chunk
+
+    async def is_closed(self) -> bool:
+        with contextlib.suppress(ConnectionError):
+            return await self.reader.read(1) == b""
+        return True
+
+
+@dataclass(slots=True, kw_only=True)
+class Street:
+    gate: SmallGateway
+    port: int
+
+    @contextlib.asynccontextmanager
+    async def line(self, *, receive_buffer: int = 0) -> AsyncIterator[Line]:
+        sock = socket.socket()
+        if receive_buffer:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        sock.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", self.port))
+        reader, writer = await asyncio.open_connection(sock=sock, limit=MIB)
+        try:
+            async with asyncio.timeout(30):
+                yield Line(reader, writer)
+        finally:
+            writer.transport.abort()
+
+
+@contextlib.asynccontextmanager
+async def street(**limits: float) -> AsyncIterator[Street]:
+    async with open_gateway(**limits) as gate, serving(gate) as port:
+        yield Street(gate=gate, port=port)
+
+
+@pytest.fixture
+async def free() -> AsyncIterator[Street]:
+    """A free listing behind the server."""
+    async with street(upload_bytes_max=100 * MIB, free_calls_per_minute=1_000) as way:
+        await way.gate.publish(price=FREE, timeout_s=20)
+        yield way
+
+
+def ask(
+    method: str = "GET", target: str = "", *headers: str, body: bytes = b"", version: str = "1.1"
+) -> bytes:
+    lines = [f"{method} {CALLS}api_quotes{target} HTTP/{version}", "Host: gw.example.com", *headers]
+    if body:
+        lines.append(f"Content-Length: {len(body)}")
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+def shown(proof: HeaderPairs) -> list[str]:
+    return [f"{name}: {value}" for name, value in proof]
+
+
+# ---------------------------------------------------------------------- one call, paid
+
+
+async def test_a_paid_call_through_the_server() -> None:
+    async with street() as way:
+        gate = way.gate
+        await gate.publish()
+        payment = await gate.pay()
+        async with way.line() as line:
+            await line.send(ask("POST", "/a%2Fb?x=%zz", body=b"{}"))
+            assert (await line.told()).status == 402
+            proof = gate.bound_proof(payment.tx_hash, method="POST", target="/a%2Fb?x=%zz", body=b"{}")
+            await line.send(ask("POST", "/a%2Fb?x=%zz", *shown(proof), body=b"{}"))
+            told = await line.told()
+        assert (told.status, told.body) == (200, b"ok")
+        assert told.headers["tollway-payment-state"] == "charged"
+        (arrived,) = gate.upstream.arrived
+        assert (arrived.target, bytes(arrived.body)) == ("/base/a%2Fb?x=%zz", b"{}")
+
+
+# ---------------------------------------------------------------------- streams
+
+
+async def test_events_arrive_as_they_are_sent(free: Street) -> None:
+    """Each event is sent only after the one before was seen at the other end."""
+    go = asyncio.Semaphore(0)
+
+    async def tell(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
+        writer.write(
+            b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+        )
+        for number in range(5):
+            await go.acquire()
+            event = f"data: {number}\n\n".encode()
+            writer.write(f"{len(event):x}\r\n".encode() + event + b"\r\n")
+        writer.write(b"0\r\n\r\n")
+
+    free.gate.upstream.answer = tell
+    async with free.line() as line:
+        await line.send(ask())
+        status, headers = await line.head()  # before any event
+        assert (status, headers["content-type"]) == (200, "text/event-stream")
+        for number in range(5):
+            go.release()
+            assert await line.chunk() == f"data: {number}\n\n".encode()
+        assert await line.chunk() == b""
+
+
+async def test_the_head_of_any_stream_arrives_before_its_body(free: Street) -> None:
+    free.gate.upstream.answer = holding(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+    async with free.line() as line:
+        await line.send(ask())
+        assert (await line.head())[0] == 200
+
+
+@pytest.mark.parametrize("framing", ["length", "chunked"])
+async def test_a_large_body_comes_down_in_flat_memory(free: Street, framing: str) -> None:
+    size = 64 * MIB
+    block = bytes(range(256)) * 256
+
+    async def pour(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
+        if framing == "length":
+            writer.write(f"HTTP/1.1 200 OK\r\nContent-Length: {size}\r\n\r\n".encode())
+        else:
+            writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        for _ in range(size // len(block)):
+            writer.write(block if framing == "length" else b"10000\r\n" + block + b"\r\n")
+            await writer.drain()
+        if framing == "chunked":
+            writer.write(b"0\r\n\r\n")
+
+    free.gate.upstream.answer = pour
+    async with free.line() as line:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        await line.send(ask())
+        _, headers = await line.head()
+        assert headers.get("content-length") == (str(size) if framing == "length" else None)
+        count, is_right = 0, True
+        if framing == "length":
+            while count < size:
+                chunk = await line.reader.read(MIB)
+                assert chunk
+                is_right = is_right and chunk[0] == count % 256
+                count += len(chunk)
+        else:
+            while chunk := await line.chunk():
+                is_right = is_right and chunk[0] == count % 256
+                count += len(chunk)
+        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert (count, is_right) == (size, True)
+    assert grown < 32 * 1024  # KiB
+
+
+@pytest.mark.parametrize("framing", ["length", "chunked"])
+async def test_a_large_body_goes_up_in_flat_memory(free: Street, framing: str) -> None:
+    size = 64 * MIB
+    block = b"x" * 65_536
+    received = bytearray(0)
+
+    class Count(bytearray):
+        """Counts what it is given and keeps none of it."""
+
+        total = 0
+
+        def __iadd__(self, more: object) -> "Count":  # type: ignore[override]
+            self.total += len(more)  # type: ignore[arg-type]
+            return self
+
+        def __len__(self) -> int:
+            return self.total
+
+    counts: list[Count] = []
+    upstream = free.gate.upstream
+    append = upstream.arrived.append
+
+    class Log(list[Arrived]):
+        def append(self, arrived: Arrived) -> None:
+            arrived.body = Count()
+            counts.append(arrived.body)
+            append(arrived)
+
+    upstream.arrived = Log()
+    async with free.line() as line:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        framed = f"Content-Length: {size}" if framing == "length" else "Transfer-Encoding: chunked"
+        await line.send(ask("PUT", "", framed))
+        for _ in range(size // len(block)):
+            await line.send(block if framing == "length" else b"10000\r\n" + block + b"\r\n")
+        if framing == "chunked":
+            await line.send(b"0\r\n\r\n")
+        assert (await line.told()).status == 200
+        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert counts[0].total == size
+    assert not received
+    assert grown < 32 * 1024  # KiB
+
+
+async def test_a_slow_reader_slows_the_upstream_down(free: Street) -> None:
+    sent = 0
+
+    async def pour(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1073741824\r\n\r\n")
+        while True:
+            writer.write(b"x" * 65_536)
+            await writer.drain()
+            sent += 65_536
+
+    free.gate.upstream.answer = pour
+    async with free.line(receive_buffer=8_192) as line:
+        await line.send(ask())
+        await line.head()
+        line.reader._transport.pause_reading()  # type: ignore[attr-defined]
+        level = -1
+        while sent != level:  # until it stands still
+            level = sent
+            await asyncio.sleep(0.2)
+        assert sent < 64 * MIB
+    await until(lambda: free.gate.upstream.ended == 1)
+
+
+async def test_a_reader_that_takes_nothing_is_cut_off() -> None:
+    async with street(write_stall_s=0.3) as way:
+        gate = way.gate
+        await gate.publish()
+        payment = await gate.pay()
+
+        async def pour(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1073741824\r\n\r\n")
+            while True:
+                writer.write(b"x" * 65_536)
+                await writer.drain()
+
+        gate.upstream.answer = pour
+        async with way.line(receive_buffer=8_192) as line:
+            await line.send(ask("GET", "", *shown(gate.plain_proof(payment.tx_hash))))
+            await line.head()
+            line.reader._transport.pause_reading()  # type: ignore[attr-defined]
+            await until(lambda: gate.upstream.ended == 1, deadline_s=10)
+            (call,) = await gate.history()
+            assert (call.state, call.delivery) == (CallState.CONSUMED, Delivery.PARTIAL)
+            # The kernel's timer frees the socket as well: else nobody could, and the server would never stop.
+            caller = line.writer.get_extra_info("sockname")
+            await until(lambda: not is_held(caller), deadline_s=15)
+
+
+def is_held(peer: tuple[str, int]) -> bool:
+    """True while this process has a socket to that peer."""
+    for entry in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            own = os.dup(int(entry))
+            try:
+                sock = socket.socket(fileno=own)
+            except OSError:
+                os.close(own)
+                continue
+            with sock:
+                if sock.getpeername() == peer:
+                    return True
+    return False
+
+
+async def test_a_caller_that_leaves_cuts_the_upstream_off(free: Street) -> None:
+    free.gate.upstream.answer = holding(
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n"
+    )
+    async with free.line() as line:
+        await line.send(ask())
+        await line.head()
+        assert await line.chunk() == b"hello"
+        assert free.gate.upstream.ended == 0
+    await until(lambda: free.gate.upstream.ended == 1, deadline_s=1)
+
+
+async def test_a_caller_that_leaves_in_the_middle_of_the_body_is_released() -> None:
+    async with street() as way:
+        gate = way.gate
+        await gate.publish()
+        gate.upstream.is_body_read_first = False
+        gate.upstream.answer = say_nothing
+        payment = await gate.pay()
+        async with way.line() as line:
+            proof = shown(gate.plain_proof(payment.tx_hash))
+            await line.send(ask("POST", "", *proof, "Content-Length: 1000000"), b"x" * 100_000)
+            await until(lambda: len(gate.upstream.arrived) == 1)
+        await until(lambda: gate.outcomes == ["abandoned"])
+        (call,) = await gate.history()
+        assert call.state is CallState.RELEASED
+        assert not gate.upstream.arrived[0].is_whole
+        await gate.check_balanced()
+
+
+async def test_broken_chunking_is_no_whole_request() -> None:
+    async with street() as way:
+        gate = way.gate
+        await gate.publish()
+        gate.upstream.is_body_read_first = False
+        gate.upstream.answer = say_nothing
+        payment = await gate.pay()
+        async with way.line() as line:
+            proof = shown(gate.plain_proof(payment.tx_hash))
+            await line.send(ask("POST", "", *proof, "Transfer-Encoding: chunked"), b"3\r\nabc\r\nZZ\r\n")
+            told = await line.told()
+            assert (told.status, told.headers["connection"]) == (400, "close")
+            assert b"body_broken_off" in told.body
+            assert await line.is_closed()
+        assert [call.state for call in await gate.history()] in ([], [CallState.RELEASED])
+        assert not any(arrived.is_whole for arrived in gate.upstream.arrived)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhello",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 70000\r\n\r\nhello",
+    ],
+    ids=["chunked", "short", "long"],
+)
+async def test_a_cut_answer_is_visibly_cut(free: Street, answer: bytes) -> None:
+    free.gate.upstream.answer = raw(answer, close=True)
+    async with free.line() as line:
+        await line.send(ask())
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+            await line.told()
+
+
+# ---------------------------------------------------------------------- a connection that stays in step
+
+
+@pytest.mark.parametrize(
+    ("method", "answer", "status", "body"),
+    [
+        ("GET", raw(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"), 200, b"hello"),
+        ("GET", raw(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"), 200, b""),
+        ("GET", raw(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"), 200, b""),
+        ("GET", raw(b"HTTP/1.1 200 OK\r\n\r\nuntil the end", close=True), 200, b"until the end"),
+        ("HEAD", raw(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n"), 200, b""),
+        ("HEAD", raw(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"), 200, b""),
+        ("GET", raw(b"HTTP/1.1 204 No Content\r\n\r\n"), 204, b""),
+        ("GET", raw(b"HTTP/1.1 204 No Content\r\nContent-Length: 0\r\n\r\n"), 204, b""),
+        ("GET", raw(b"HTTP/1.1 205 Reset\r\nContent-Length: 0\r\n\r\n"), 205, b""),
+        ("GET", raw(b"HTTP/1.1 304 Not Modified\r\nContent-Length: 1234\r\nETag: a\r\n\r\n"), 304, b""),
+        ("GET", raw(b"HTTP/1.1 099 Odd\r\nContent-Length: 0\r\n\r\n"), 502, None),
+        ("GET", raw(b"HTTP/1.1 000 Odd\r\nContent-Length: 0\r\n\r\n"), 502, None),
+        ("GET", raw(b"HTTP/1.1 999 Odd\r\nContent-Length: 0\r\n\r\n"), 502, None),
+        ("GET", raw(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nhello"), 502, None),
+        ("GET", raw(b"HTTP/1.1 200 OK\r\nContent-Length: 5, 5\r\n\r\nhello"), 502, None),
+        ("GET", raw(b"HTTP/1.1 200 OK\r\nX-A: \x01b\r\nX-B: \xff\r\nContent-Length: 2\r\n\r\nok"), 200, b"ok"),
+        ("GET", raw(b"HTTP/1.1 200 OK\r\nX A: b\r\nContent-Length: 2\r\n\r\nok"), 502, None),
+        ("GET", raw(b"HTTP/1.1 402 Pay\r\nContent-Length: 2\r\n\r\nok"), 502, None),
+        ("GET", raw(b"HTTP/1.1 599 Odd\r\nContent-Length: 2\r\n\r\nok"), 599, b"ok"),
+        ("GET", raw(b"HTTP/1.1 103 Hints\r\nLink: x\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"), 200, b"ok"),
+    ],
+)  # fmt: skip
+async def test_the_next_request_on_the_connection_is_answered_right(
+    free: Street, method: str, answer: object, status: int, body: bytes | None
+) -> None:
+    free.gate.upstream.answer = answer  # type: ignore[assignment]
+    async with free.line() as line:
+        await line.send(ask(method))
+        told = await line.told(is_head=method == "HEAD")
+        assert told.status == status
+        if body is not None:
+            assert told.body == body
+        free.gate.upstream.answer = plain(b"the next one")
+        await line.send(ask("GET", "/next"))
+        told = await line.told()
+        assert (told.status, told.body) == (200, b"the next one")
+
+
+async def test_head_keeps_the_length_of_get(free: Street) -> None:
+    free.gate.upstream.answer = plain(b"x" * 777)
+    async with free.line() as line:
+        await line.send(ask("HEAD"))
+        assert (await line.told(is_head=True)).headers["content-length"] == "777"
+
+
+async def test_pipelined_requests_are_answered_in_order(free: Street) -> None:
+    async def tell(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
+        await plain(arrived.target.encode())(arrived, writer)
+
+    free.gate.upstream.answer = tell
+    async with free.line() as line:
+        await line.send(ask("GET", "/1") + ask("GET", "/2") + ask("GET", "/3"))
+        assert [(await line.told()).body for _ in range(3)] == [b"/base/1", b"/base/2", b"/base/3"]
+
+
+async def test_http_1_0_is_answered_and_closed(free: Street) -> None:
+    async with free.line() as line:
+        await line.send(ask(version="1.0"))
+        told = await line.told()
+        assert (told.status, told.body) == (200, b"ok")
+        assert await line.is_closed()
+
+
+async def test_two_hosts_are_refused(free: Street) -> None:
+    async with free.line() as line:
+        await line.send(ask("GET", "", "Host: other.example"))
+        told = await line.told()
+    assert told.status == 400
+    assert b"invalid_request" in told.body
+    assert not free.gate.upstream.arrived
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"GET " + CALLS.encode() + b"api_quotes HTTP/1.1\r\nHost: a\r\nContent-Length: +1\r\n\r\n",
+        b"GET " + CALLS.encode() + b"api_quotes HTTP/1.1\r\nHost: a\r\nBad Name: 1\r\n\r\n",
+        b"GET " + CALLS.encode() + b"api_quotes HTTP/1.1\r\nHost: a\r\nX: a\x00b\r\n\r\n",
+        b"GET " + CALLS.encode() + b"api quotes HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"GET " + CALLS.encode() + b"api_quotes HTTP/1.1\r\n" + b"X: y\r\n" * 101 + b"\r\n",
+        b"GET " + CALLS.encode() + b"api_quotes HTTP/1.1\r\nHost: a\r\nX: " + b"x" * 1_000_000 + b"\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    ],
+    ids=["length", "name", "nul", "space", "many", "huge", "http2"],
+)
+async def test_what_the_parser_refuses_reaches_nobody(free: Street, request_bytes: bytes) -> None:
+    async with free.line() as line:
+        with contextlib.suppress(ConnectionError):
+            await line.send(request_bytes)
+        answer = b""
+        with contextlib.suppress(ConnectionError):
+            answer = await line.reader.read()
+        assert answer == b"" or re.match(rb"HTTP/1.1 (400|431|414) ", answer)
+    assert not free.gate.upstream.arrived
+    async with free.line() as line:
+        await line.send(ask())
+        assert (await line.told()).status == 200
+
+
+async def test_length_and_chunking_together_are_read_as_chunks_and_end_the_connection(free: Street) -> None:
+    smuggled = b"0\r\n\r\n" + ask("GET", "/smuggled")
+    async with free.line() as line:
+        framing = ("Transfer-Encoding: chunked", f"Content-Length: {len(smuggled)}")
+        await line.send(ask("POST", "", *framing) + smuggled)
+        assert (await line.told()).status == 200
+        assert await line.is_closed()
+    assert [arrived.target for arrived in free.gate.upstream.arrived] == ["/base"]
+    assert free.gate.upstream.arrived[0].find("content-length") is None
+
+
+async def test_an_upgrade_is_an_ordinary_call(free: Street) -> None:
+    async with free.line() as line:
+        upgrade = ("Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==")
+        await line.send(ask("GET", "", *upgrade, "Sec-WebSocket-Version: 13"))
+        assert (await line.told()).status == 200
+    assert "upgrade" not in free.gate.upstream.arrived[0].names
+
+
+async def test_a_preflight_is_answered_free_and_any_other_options_is_a_call() -> None:
+    async with street() as way:
+        await way.gate.publish()
+        async with way.line() as line:
+            await line.send(
+                ask("OPTIONS", "", "Origin: https://a.example", "Access-Control-Request-Method: GET")
+            )
+            told = await line.told()
+            assert (told.status, told.headers["access-control-allow-origin"]) == (204, "*")
+            await line.send(ask("OPTIONS"))
+            assert (await line.told()).status == 402
+
+
+# ---------------------------------------------------------------------- request bodies
+
+
+async def test_an_early_answer_reaches_a_caller_that_still_uploads(free: Street) -> None:
+    free.gate.upstream.is_body_read_first = False
+    free.gate.upstream.answer = plain(b"enough", status=413)
+    async with free.line() as line:
+        await line.send(ask("PUT", "", "Content-Length: 1000000"), b"x" * 100_000)
+        told = await line.told()
+        assert (told.status, told.body) == (413, b"enough")
+        assert await line.is_closed()
+
+
+async def test_a_slow_body_is_refused_and_the_connection_ends() -> None:
+    async with street(body_rate_grace_s=0.2) as way:
+        await way.gate.publish(price=FREE)
+        async with way.line() as line:
+            await line.send(ask("PUT", "", "Content-Length: 10"), b"abc")
+            told = await line.told()
+            assert told.status == 400
+            assert b"body_too_slow" in told.body
+            assert await line.is_closed()
+        assert not way.gate.upstream.arrived
+
+
+async def test_a_refused_body_is_dropped_and_the_connection_goes_on() -> None:
+    async with street() as way:
+        await way.gate.publish()
+        async with way.line() as line:
+            await line.send(ask("PUT", "", "Content-Length: 200000"))
+            await line.send(b"x" * 100_000, b"y" * 100_000)
+            told = await line.told()
+            assert (told.status, told.headers.get("connection")) == (402, None)
+            await line.send(ask())
+            assert (await line.told()).status == 402
+
+
+async def test_a_refused_body_that_is_too_long_ends_the_connection() -> None:
+    async with street() as way:
+        await way.gate.publish()
+        async with way.line() as line:
+            await line.send(ask("PUT", "", "Content-Length: 300000"), b"x")
+            told = await line.told()
+            assert (told.status, told.headers["connection"]) == (402, "close")
+            assert await line.is_closed()
+
+
+async def test_a_caller_that_waits_for_continue_sends_no_refused_body() -> None:
+    async with street() as way:
+        await way.gate.publish()
+        async with way.line() as line:
+            await line.send(ask("PUT", "", "Content-Length: 10", "Expect: 100-continue"))
+            told = await line.told()
+            assert (told.status, told.headers["connection"]) == (402, "close")
+
+
+async def test_a_caller_that_waits_for_continue_is_told_to_go_on(free: Street) -> None:
+    async with free.line() as line:
+        await line.send(ask("PUT", "", "Content-Length: 2", "Expect: 100-continue"))
+        assert await line.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        await line.send(b"ok")
+        assert (await line.told()).status == 200
+    (arrived,) = free.gate.upstream.arrived
+    assert bytes(arrived.body) == b"ok"
+    assert "expect" not in arrived.names
+
+
+# ---------------------------------------------------------------------- start and stop
+
+
+async def test_a_port_that_is_taken_is_noticed() -> None:
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        server = HttpServer(nothing, host="127.0.0.1", port=holder.getsockname()[1], limits=DEFAULT_LIMITS)
+        with pytest.raises(PortTaken):
+            await server.serve()
+
+
+async def test_two_gateways_do_not_share_a_port() -> None:
+    async with street() as way:
+        server = HttpServer(nothing, host="127.0.0.1", port=way.port, limits=DEFAULT_LIMITS)
+        with pytest.raises(PortTaken):
+            await server.serve()
+
+
+async def test_stopping_finishes_what_is_in_flight() -> None:
+    release = asyncio.Event()
+
+    async def answer_later(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
+        await release.wait()
+        await plain(b"late")(arrived, writer)
+
+    async with open_gateway() as gate:
+        await gate.publish(price=FREE)
+        gate.upstream.answer = answer_later
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        server = HttpServer(gate.app, host="127.0.0.1", port=port, limits=gate.limits)
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(server.serve())
+            await server.wait_up()
+            async with Street(gate=gate, port=port).line() as line:
+                await line.send(ask())
+                await until(lambda: len(gate.upstream.arrived) == 1)
+                server.stop()
+                server.stop()
+                assert not task.done()
+                release.set()
+                assert (await line.told()).body == b"late"
+
+
+async def test_stopping_does_not_wait_for_ever() -> None:
+    async with street(drain_deadline_s=1.0) as way:
+        await way.gate.publish(price=FREE)
+        way.gate.upstream.answer = say_nothing
+        async with way.line() as line:
+            await line.send(ask())
+            await until(lambda: len(way.gate.upstream.arrived) == 1)
+    # Leaving `street` has stopped the server with the call still waiting; the test's own deadline judges.
+
+
+async def nothing(scope: object, receive: object, send: object) -> None:
+    pass
+
+
+def holding(head: bytes):  # type: ignore[no-untyped-def]
+    async def answer(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
+        writer.write(head)
+        await asyncio.Event().wait()
+
+    return answer
