@@ -6,6 +6,7 @@ It decides what is worth showing of a request and an answer, and nothing else. L
 import json
 from collections.abc import Iterable, Iterator
 
+from pydantic_core import from_json
 from rich.console import Console
 from rich.text import Text
 
@@ -107,7 +108,7 @@ def shorten(text: str, characters_max: int = VALUE_CHARACTERS_MAX) -> str:
 
 def _lay_out(body: bytes) -> list[str]:
     try:
-        document = json.loads(body)
+        document = from_json(body)
     except ValueError:
         return [f"{len(body)} bytes that are not JSON"]
     if isinstance(document, dict):  # a listing has many members that were not set

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from pydantic_core import from_json
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -103,7 +104,7 @@ def describe_answer(answer: CallResponse) -> dict[str, Any]:
     }
     if kind.partition(";")[0].endswith("json"):
         try:
-            return {**described, "body": answer.json()}
+            return {**described, "body": from_json(answer.content)}
         except ValueError:
             pass
     if not answer.content or kind.startswith(_TEXT_TYPES):

@@ -3,7 +3,6 @@
 A key is read from a file or from the environment, and never from an argument.
 """
 
-import json
 import os
 import sys
 import tomllib
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from pydantic_core import from_json
 
 from tollway.client import Wallet
 
@@ -44,7 +44,7 @@ def _ask_chain_id(url: str) -> int:
     question = {"jsonrpc": "2.0", "id": 1, "method": "eth_chainId", "params": []}
     try:
         answer = httpx.post(url, json=question, timeout=NODE_DEADLINE_S, trust_env=False)
-        return int(answer.json()["result"], 16)
+        return int(from_json(answer.content)["result"], 16)
     except (httpx.HTTPError, httpx.InvalidURL, KeyError, TypeError, ValueError):
         raise ValueError("a chain node does not answer; --rpc takes its URL, or CHAINID=URL") from None
 
@@ -54,7 +54,7 @@ def read_draft(file: Path | None) -> dict[str, Any]:
         return {}
     try:
         raw = file.read_bytes()[:DRAFT_BYTES_MAX]
-        draft = tomllib.loads(raw.decode()) if file.suffix == ".toml" else json.loads(raw)
+        draft = tomllib.loads(raw.decode()) if file.suffix == ".toml" else from_json(raw)
     except OSError as exc:
         raise ValueError(f"{file} cannot be read: {exc.strerror}") from exc
     except ValueError as exc:

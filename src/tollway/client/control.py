@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, urlencode
 
+from pydantic_core import from_json
+
 from tollway.client.failures import GatewayRefused
 from tollway.client.steps import Headers
 from tollway.identifiers import TxHash
@@ -67,7 +69,7 @@ def find_payment(tx_hash: str) -> ControlRequest:
 def read_document(status: int, content: bytes) -> Document:
     """The JSON object of an answer; `{}` for an empty one. Raises `GatewayRefused` for everything but success."""
     try:
-        document = json.loads(content) if content else {}
+        document = from_json(content) if content else {}  # see client/reply.py
     except ValueError:
         document = None
     if not isinstance(document, dict):

@@ -1,9 +1,9 @@
 """Reads what came back, from the gateway and from nodes: real responses -> the outcomes that flows understand."""
 
-import json
 from dataclasses import dataclass
 
 import httpx
+from pydantic_core import from_json
 
 from tollway.client.failures import GatewayUnreachable
 from tollway.client.payer import Paid
@@ -45,7 +45,7 @@ def read_answer(response: httpx.Response, content: bytes | None) -> Answer:
     problem: object = None
     if content is not None:
         try:
-            problem = json.loads(content)
+            problem = from_json(content)  # deep nesting is an error here, where json.loads could crash
         except ValueError:
             problem = None
     return Answer(
@@ -58,7 +58,7 @@ def read_answer(response: httpx.Response, content: bytes | None) -> Answer:
 def read_node(status: int, content: bytes) -> NodeOutcome:
     """A JSON-RPC answer. Node URLs carry keys, so no message names one."""
     try:
-        answer = json.loads(content)
+        answer = from_json(content)
     except ValueError:
         answer = None
     if not isinstance(answer, dict):

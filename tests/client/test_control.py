@@ -1,0 +1,77 @@
+"""Requests to the control plane, written to the letter, and its answers, read whole or refused."""
+
+import sys
+
+import pytest
+
+from tollway.client import control
+from tollway.client.control import ControlRequest, read_document
+from tollway.client.failures import GatewayRefused
+
+HASH = "0x" + "AB" * 32
+
+
+@pytest.mark.parametrize(
+    ("request_", "method", "path", "is_signed"),
+    [
+        (control.publish({"name": "a"}), "POST", "/apis", True),
+        (control.publish({"name": "a"}, dry_run=True), "POST", "/apis?dryRun=true", True),
+        (control.update("api_1", {"name": "a"}), "PUT", "/apis/api_1", True),
+        (control.retire("api_1"), "DELETE", "/apis/api_1", True),
+        (control.retire("../x y"), "DELETE", "/apis/..%2Fx%20y", True),
+        (control.list_apis({}), "GET", "/apis", False),
+        (control.list_apis({"q": "a b", "page": 2, "tag": None}), "GET", "/apis?q=a%20b&page=2", False),
+        (control.list_apis({"verified": True}), "GET", "/apis?verified=true", False),
+        (control.show("api_1"), "GET", "/apis/api_1", False),
+        (control.history({"limit": 5}), "GET", "/history?limit=5", True),
+        (control.find_call("call_1"), "GET", "/history/call_1", True),
+        (control.find_payment(HASH), "GET", f"/payments/{HASH.lower()}", True),
+    ],
+)
+def test_a_request_is_written_to_the_letter(
+    request_: ControlRequest, method: str, path: str, is_signed: bool
+) -> None:
+    assert (request_.method, request_.path, request_.is_signed) == (method, path, is_signed)
+
+
+def test_a_draft_goes_as_json_and_an_etag_as_if_match() -> None:
+    asked = control.update("api_1", {"name": "ä"}, etag='"1"')
+    assert asked.body == '{"name":"ä"}'.encode()
+    assert asked.headers == (("Content-Type", "application/json"), ("If-Match", '"1"'))
+
+
+def test_what_is_no_hash_is_asked_of_nobody() -> None:
+    with pytest.raises(ValueError):
+        control.find_payment("0x12")
+
+
+@pytest.mark.parametrize(("status", "content"), [(200, b'{"total":1}'), (204, b""), (201, b"{}")])
+def test_success_is_its_document(status: int, content: bytes) -> None:
+    assert read_document(status, content) == ({"total": 1} if status == 200 else {})
+
+
+@pytest.mark.parametrize(
+    ("status", "content", "code"),
+    [
+        (403, b'{"code":"not_provider","detail":"no"}', "not_provider"),
+        (302, b"{}", "unknown"),
+        (502, b"<html>", "unknown"),
+        (200, b"[]", "unknown"),
+        (200, b"no", "unknown"),
+    ],
+)
+def test_everything_else_is_a_refusal_with_its_code(status: int, content: bytes, code: str) -> None:
+    with pytest.raises(GatewayRefused) as refused:
+        read_document(status, content)
+    assert (refused.value.status, refused.value.code) == (status, code)
+
+
+def test_deep_nesting_is_a_refusal_even_when_python_would_follow_it_into_a_crash() -> None:
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(100_000)  # what importing py_ecc (below eth-account) does to the whole process
+    try:
+        for bomb in (b"[" * 500_000, b'{"a":' * 500_000, b"[" * 100_000 + b"]" * 100_000):
+            with pytest.raises(GatewayRefused):
+                read_document(200, bomb)
+    finally:
+        sys.setrecursionlimit(before)
