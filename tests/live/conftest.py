@@ -127,6 +127,7 @@ async def street(
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
         run_provider() as provider,
     ):
+        session._retry_connection = False  # aiohttp would send a GET again by itself when a gateway dies
         driver = ChainDriver(session, anvil.rpc_url, anvil.chain_id)
         before = await driver.snapshot()
         try:

@@ -120,6 +120,7 @@ async def main() -> None:
     settings = load_settings(os.environ)
     configure_logging(level=settings.log_level, style=settings.log_format)
     async with DoomedHouse(settings) as doomed:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, doomed.stop)
         await doomed.serve()
 
 

@@ -238,6 +238,11 @@ class Counter:
         parts = (order.listing.id.encode(), order.call.method.encode(), order.call.target.signed.encode())
         return keccak256(payer + body_hash + b"".join(len(p).to_bytes(4, "big") + p for p in parts))
 
+    async def _is_held(self, order: Order, payment: Payment) -> bool:
+        """Whether this very request holds the payment without an outcome, as far back as the books know."""
+        open_call = await self._book.find_repeat(payment.id, self._digest_of(order, payment.payer))
+        return open_call is not None and open_call.state is CallState.UNKNOWN
+
     def _new_call_id(self) -> CallId:
         return CallId(format_id("call", now_ms=self._now_ms(), entropy=self._entropy(10)))
 
@@ -249,7 +254,8 @@ class Counter:
                 return Declined(problem=insufficient(payment, asset, due, rest_units=rest), offer=order.offer)
             case Exhausted():
                 calls = await self._book.spending_calls(payment.id, limit=CALL_IDS_SHOWN)
-                return Declined(problem=already_used(calls, is_unsettled=payment.id in self._unsettled))
+                is_unsettled = payment.id in self._unsettled or await self._is_held(order, payment)
+                return Declined(problem=already_used(calls, is_unsettled=is_unsettled))
             case NonceUsed(call_id=call_id, state=state):
                 return Declined(problem=nonce_used(call_id, state))
             case PlainEnded():
