@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tollway.identifiers import Address, ChainId
-from tollway.money import UNITS_MAX, Asset, Price, format_decimal
+from tollway.money import UNITS_MAX, Asset, Price, format_decimal, nano_to_units
 
 TOKEN = Address.parse("0x036CbD53842c5426634e7929541eC2318f3dCF7e")
 USDC = Asset(chain_id=ChainId(84532), token=TOKEN, symbol="USDC", decimals=6)
@@ -96,3 +96,11 @@ def test_names_of_assets() -> None:
     assert USDC.key == "0x036cbd53842c5426634e7929541ec2318f3dcf7e"
     assert ETHER.caip19 == "eip155:1/slip44:60"
     assert ETHER.key == "native"
+
+
+@pytest.mark.parametrize(
+    ("nano", "decimals", "units"),
+    [(999, 6, 0), (1_000, 6, 1), (1_999, 6, 1), (7, 9, 7), (7, 18, 7), (10**9 - 1, 0, 0), (10**9, 0, 1)],
+)
+def test_a_maximum_rounds_down_to_the_ledger(nano: int, decimals: int, units: int) -> None:
+    assert nano_to_units(nano, decimals=decimals) == units

@@ -150,6 +150,7 @@ class House:
             owner_id=uuid.uuid4().hex,
             limits=self.settings.limits,
             now_ms=now_ms,
+            unfinal_max_nano=self.settings.unfinal_spend_max_nano,
             on_batch=self.metrics.claims_batch_size.observe,
         )
 

@@ -102,6 +102,12 @@ class Price:
         return -(-self.nano // divisor)
 
 
+def nano_to_units(nano: int, *, decimals: int) -> int:
+    """A maximum in the ledger units of an asset of so many decimals. Rounds down: a maximum is never exceeded."""
+    divisor: int = 10 ** (LEDGER_DECIMALS_MAX - min(decimals, LEDGER_DECIMALS_MAX))
+    return nano // divisor
+
+
 def format_decimal(units: int, *, decimals: int) -> str:
     """An integer of 10^-decimals as a decimal string without needless zeros: (12300, 6) -> `0.0123`."""
     sign, digits = ("-", str(-units)) if units < 0 else ("", str(units))

@@ -264,7 +264,7 @@ async def test_many_short_claims_share_the_siblings_without_overspending(book: A
 
 
 async def test_unfinal_value_is_limited_per_payer(books: Any) -> None:
-    book = await books.gateway("one", unfinal_units_max=5)
+    book = await books.gateway("one", unfinal_max_nano={"USDC": 5_000})
     first = await paid(book, 10, "a", is_final=False)
     second = await paid(book, 10, "b", is_final=False)
     final = await paid(book, 10, "c")

@@ -41,10 +41,10 @@ def payment(payment_id: int, value_units: int, **fields: Any) -> Payment:
     return Payment(**{**defaults, **fields})
 
 
-def decide(
-    claims: list[Claim], *payments: Payment, nonces: Any = None, unfinal_units_max: int | None = None
-) -> Any:
-    return decide_claims(claims, payments=payments, nonces=nonces or {}, unfinal_units_max=unfinal_units_max)
+def decide(claims: list[Claim], *payments: Payment, nonces: Any = None, unfinal_max_nano: Any = None) -> Any:
+    return decide_claims(
+        claims, payments=payments, nonces=nonces or {}, unfinal_max_nano=unfinal_max_nano or {}
+    )
 
 
 @pytest.mark.parametrize(
@@ -125,9 +125,34 @@ def test_unfinal_value_counts_over_all_payments_of_the_payer(limit: int | None, 
     second = payment(2, 10, state=PaymentState.UNFINAL, payee=Address(b"\x02" * 20))
     final = payment(3, 10, taken_units=10)
     claims = [claim_on(first, 2), claim_on(second, 2), claim_on(first, 2)]
-    decisions, _ = decide(claims, first, second, final, unfinal_units_max=limit)
+    limits = {"ETH": 0} | (
+        {} if limit is None else {"USDC": limit * 1_000}
+    )  # of 6 decimals: a unit is 1,000 nano
+    decisions, _ = decide(claims, first, second, final, unfinal_max_nano=limits)
     assert sum(isinstance(one.outcome, Claimed) for one in decisions) == granted
     assert {type(one.outcome) for one in decisions} <= {Claimed, UnfinalLimit}
+
+
+@pytest.mark.parametrize(
+    ("decimals", "max_nano", "is_granted"),
+    [
+        (6, 4_999, False),
+        (6, 5_000, True),
+        (9, 4, False),
+        (9, 5, True),
+        (18, 4, False),
+        (18, 5, True),
+        (0, 4_999_999_999, False),
+        (0, 5 * 10**9, True),
+    ],
+)
+def test_the_unfinal_maximum_is_read_in_the_ledger_units_of_the_asset(
+    decimals: int, max_nano: int, is_granted: bool
+) -> None:
+    shown = payment(1, 10, state=PaymentState.UNFINAL)
+    claim = replace(claim_on(shown, 5), decimals=decimals)
+    (decision,), _ = decide([claim], shown, unfinal_max_nano={claim.currency: max_nano})
+    assert isinstance(decision.outcome, Claimed) is is_granted
 
 
 @pytest.mark.parametrize(

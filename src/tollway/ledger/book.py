@@ -22,6 +22,7 @@ class Claim:
     `digest`: 32 bytes over payer, listing, method, target and body: what makes two requests the same.
     `nonce`: of a bound signature; counts once per transaction, unless its call ended `released`.
     `ends_plain`: a bound signature was shown; the payment's plain form ends with this claim.
+    `decimals`: of the asset itself, as its contract counts.
     """
 
     call_id: CallId

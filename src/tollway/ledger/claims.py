@@ -22,7 +22,7 @@ from tollway.ledger.book import (
 )
 from tollway.ledger.call import CallState, Payment, PaymentState, Rail
 from tollway.ledger.parts import Parts
-from tollway.money import UNITS_MAX
+from tollway.money import UNITS_MAX, nano_to_units
 
 
 class Purse(NamedTuple):
@@ -65,14 +65,16 @@ def decide_claims(
     *,
     payments: Iterable[Payment],
     nonces: Mapping[NonceKey, NonceUsed],
-    unfinal_units_max: int | None,
+    unfinal_max_nano: Mapping[str, int],
 ) -> tuple[tuple[Decision, ...], tuple[Debit, ...]]:
     """Decides each claim as if the ones before it were already written.
 
-    `payments`: those shown, and of `purses_short` every payment of the purse; with a limit on unfinal value, every
-    unfinal payment of the payers. `nonces`: who holds the nonces of these claims by now.
+    `payments`: those shown, and of `purses_short` every payment of the purse; of payers whose currency has a maximum
+    of unfinal value, every unfinal payment. `nonces`: who holds the nonces of these claims by now.
+    `unfinal_max_nano`: by currency, what one payer may have spent of one asset before it is final; a currency that is
+    not named has no maximum.
     """
-    desk = _Desk(payments, nonces, unfinal_units_max)
+    desk = _Desk(payments, nonces, unfinal_max_nano)
     decisions = tuple(desk.decide(claim) for claim in claims)
     return decisions, desk.debits()
 
@@ -131,11 +133,11 @@ class _Desk:
         self,
         payments: Iterable[Payment],
         nonces: Mapping[NonceKey, NonceUsed],
-        unfinal_units_max: int | None,
+        unfinal_max_nano: Mapping[str, int],
     ) -> None:
         self._balances = {payment.id: _Balance(payment) for payment in payments}
         self._nonces = dict(nonces)
-        self._unfinal_units_max = unfinal_units_max
+        self._unfinal_max_nano = unfinal_max_nano
         self._purses: dict[Purse, list[_Balance]] = {}
         self._touched: dict[int, _Balance] = {}
         for balance in self._balances.values():
@@ -206,7 +208,8 @@ class _Desk:
         return sibling.is_spendable and 0 < sibling.rest_units < claim.price_units
 
     def _is_beyond_unfinal(self, claim: Claim, parts: Parts) -> bool:
-        if self._unfinal_units_max is None:
+        max_nano = self._unfinal_max_nano.get(claim.currency)
+        if max_nano is None:
             return False
         shown = self._balances[next(iter(parts))].payment
         unfinal = {
@@ -218,7 +221,7 @@ class _Desk:
             and balance.payment.chain_id == shown.chain_id
         }
         added = sum(units for payment_id, units in parts.items() if payment_id in unfinal)
-        return added > 0 and sum(unfinal.values()) + added > self._unfinal_units_max
+        return added > 0 and sum(unfinal.values()) + added > nano_to_units(max_nano, decimals=claim.decimals)
 
     def _grant(self, claim: Claim, shown: _Balance, parts: Parts) -> Decision:
         rail = Rail.TX if shown.calls == 0 else Rail.CREDIT

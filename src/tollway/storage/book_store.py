@@ -6,8 +6,9 @@ that is `ledger/`.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import TypeVar
 
 from tollway.errors import StorageUnavailable
@@ -53,7 +54,7 @@ class BookStore:
         owner_id: str,
         now_ms: Callable[[], int],
         limits: Limits = DEFAULT_LIMITS,
-        unfinal_units_max: int | None = None,
+        unfinal_max_nano: Mapping[str, int] = MappingProxyType({}),
         boot_mark: BootMark = read_boot_mark,
         on_batch: Callable[[int], None] = lambda size: None,
     ) -> None:
@@ -61,7 +62,7 @@ class BookStore:
         self._owner_id = owner_id
         self._now_ms = now_ms
         self._limits = limits
-        self._unfinal_units_max = unfinal_units_max
+        self._unfinal_max_nano = unfinal_max_nano
         self._boot_mark = boot_mark
         self._marking = asyncio.Lock()
         self._batches = GroupCommit(
@@ -248,7 +249,7 @@ class BookStore:
             owner_id=self._owner_id,
             now_ms=self._now_ms(),
             attempts_max=self._limits.attempts_max,
-            unfinal_units_max=self._unfinal_units_max,
+            unfinal_max_nano=self._unfinal_max_nano,
         )
 
     async def _write(self, work: Work[T]) -> T:

@@ -5,7 +5,7 @@ written. `post` may run again for the same entries after a failure whose outcome
 already, a close or a reopen that already happened, is answered like the first time (`is_retry`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import ColumnElement, Connection, and_, bindparam, case, insert, select, text, update
@@ -48,7 +48,7 @@ class Posting:
     owner_id: str
     now_ms: int
     attempts_max: int
-    unfinal_units_max: int | None
+    unfinal_max_nano: Mapping[str, int]
     is_retry: bool = False
     purses: frozenset[Purse] = frozenset()
 
@@ -115,8 +115,9 @@ class _Post:
                 .limit(SIBLINGS_MAX)
             )
             found.update(self._connection.execute(query).scalars())
-        if self._posting.unfinal_units_max is not None:
-            payers = {claim.payer for claim in claims if claim.payer is not None}
+        limited = self._posting.unfinal_max_nano
+        payers = {claim.payer for claim in claims if claim.payer is not None and claim.currency in limited}
+        if payers:
             unfinal = and_(columns.payer.in_(payers), columns.state == PaymentState.UNFINAL.value)
             found.update(self._connection.execute(select(columns.id).where(unfinal)).scalars())
         return found
@@ -208,7 +209,7 @@ class _Post:
             claims,
             payments=self._page.payments.values(),
             nonces=self._used_nonces(claims),
-            unfinal_units_max=self._posting.unfinal_units_max,
+            unfinal_max_nano=self._posting.unfinal_max_nano,
         )
         self._page.write_debits(debits)
         rows = [self._call_row(one) for one in decisions if isinstance(one.outcome, Claimed)]

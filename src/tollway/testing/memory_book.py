@@ -4,8 +4,9 @@ It passes the same contract suite and asks the same rules in `ledger/`. `away` m
 `StorageUnavailable`. `another` is a second gateway over the same books.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Self
 
 from tollway.errors import StorageUnavailable
@@ -57,13 +58,13 @@ class MemoryBook(MemoryStatement):
         now_ms: Callable[[], int],
         owner_id: str = "memory",
         limits: Limits = DEFAULT_LIMITS,
-        unfinal_units_max: int | None = None,
+        unfinal_max_nano: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         super().__init__()
         self._now_ms = now_ms
         self._owner_id = owner_id
         self._limits = limits
-        self._unfinal_units_max = unfinal_units_max
+        self._unfinal_max_nano = unfinal_max_nano
 
     def another(self, owner_id: str) -> Self:
         """A second gateway over the same books."""
@@ -71,7 +72,7 @@ class MemoryBook(MemoryStatement):
             now_ms=self._now_ms,
             owner_id=owner_id,
             limits=self._limits,
-            unfinal_units_max=self._unfinal_units_max,
+            unfinal_max_nano=self._unfinal_max_nano,
         )
         other._rows = self._rows
         return other
@@ -95,7 +96,7 @@ class MemoryBook(MemoryStatement):
             [claim],
             payments=[shown_payment(one) for one in self._rows.payments.values()],
             nonces=self._nonces(),
-            unfinal_units_max=self._unfinal_units_max,
+            unfinal_max_nano=self._unfinal_max_nano,
         )
         if not isinstance(decision.outcome, Claimed):
             return decision.outcome
