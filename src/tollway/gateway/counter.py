@@ -176,7 +176,7 @@ class Counter:
             payment_id=payment.id,
             chain_id=payment.chain_id,
             asset=payment.asset,
-            decimals=purchase.tender.asset.ledger_decimals,
+            decimals=purchase.tender.asset.decimals,
             tx_hash=payment.tx_hash,
             pay_to=payment.payee,
             nonce=None if binding is None else binding.nonce,
