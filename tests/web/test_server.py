@@ -2,12 +2,17 @@
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import re
 import resource
 import socket
+import stat
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -307,15 +312,10 @@ def is_held(peer: tuple[str, int]) -> bool:
     """True while this process has a socket to that peer."""
     for entry in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
-            own = os.dup(int(entry))
-            try:
-                sock = socket.socket(fileno=own)
-            except OSError:
-                os.close(own)
-                continue
-            with sock:
-                if sock.getpeername() == peer:
-                    return True
+            if stat.S_ISSOCK(os.fstat(int(entry)).st_mode):
+                with socket.socket(fileno=os.dup(int(entry))) as sock:
+                    if sock.getpeername() == peer:
+                        return True
     return False
 
 
@@ -643,6 +643,45 @@ async def test_stopping_does_not_wait_for_ever() -> None:
             await line.send(ask())
             await until(lambda: len(way.gate.upstream.arrived) == 1)
     # Leaving `street` has stopped the server with the call still waiting; the test's own deadline judges.
+
+
+TRIES_THE_LOCK = """
+import fcntl, sys
+with open(sys.argv[1], "r+") as file:
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        print("held")
+"""
+
+
+async def test_starting_frees_no_lock_that_this_process_has_on_a_file(tmp_path: Path) -> None:
+    """Closing any copy of a file's descriptor frees them all, and a database lives by its locks."""
+    path = tmp_path / "books.sqlite"
+    path.touch()
+    with path.open("r+") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        async with street():
+            other = subprocess.run(
+                [sys.executable, "-c", TRIES_THE_LOCK, str(path)], capture_output=True, check=True
+            )
+    assert other.stdout == b"held\n"
+
+
+async def test_a_connection_from_before_the_timer_has_it_too() -> None:
+    """Every socket on the port, not only those that inherit it from the listening one."""
+    async with open_gateway() as gate, serving(gate) as port, Street(gate=gate, port=port).line() as line:
+        await line.send(ask())
+        await line.told()
+        timers = []
+        for entry in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):
+                if stat.S_ISSOCK(os.fstat(int(entry)).st_mode):
+                    with socket.socket(fileno=os.dup(int(entry))) as sock:
+                        if sock.family == socket.AF_INET and sock.getsockname()[1] == port:
+                            timers.append(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT))
+    assert len(timers) >= 2
+    assert set(timers) == {31_000}
 
 
 async def nothing(scope: object, receive: object, send: object) -> None:

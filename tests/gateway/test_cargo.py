@@ -1,0 +1,138 @@
+"""Request bodies on their way through: whole, streamed, and streamed under a promised digest."""
+
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import replace
+
+import pytest
+
+from tollway.errors import Code, Problem
+from tollway.gateway.cargo import EMPTY_BODY_HASH, NO_CARGO, Cargo, check_size, load_plain, load_promised
+from tollway.gateway.exchange import BodyRefused, CallerGone
+from tollway.identifiers import keccak256
+from tollway.limits import DEFAULT_LIMITS
+
+LIMITS = replace(DEFAULT_LIMITS, buffer_bytes=4, bound_body_bytes_max=8, upload_bytes_max=12)
+
+
+class Body:
+    """A body in given chunks; `is_gone`: the caller leaves after them."""
+
+    def __init__(self, *chunks: bytes, length: int | None = -1, is_gone: bool = False) -> None:
+        self.chunks = list(chunks)
+        self.length = sum(map(len, chunks)) if length == -1 else length
+        self.is_present = self.length != 0
+        self.bytes_read = 0
+        self.is_broken = False
+        self.is_gone = is_gone
+
+    async def read_chunk(self) -> bytes:
+        if self.chunks:
+            chunk = self.chunks.pop(0)
+            self.bytes_read += len(chunk)
+            return chunk
+        if self.is_gone:
+            self.is_broken = True
+            raise CallerGone
+        return b""
+
+
+async def drain(cargo: Cargo | Problem) -> list[bytes]:
+    assert isinstance(cargo, Cargo)
+    assert isinstance(cargo.content, AsyncIterator)
+    return [chunk async for chunk in cargo.content]
+
+
+async def break_off(cargo: Cargo | Problem) -> tuple[list[bytes], Problem]:
+    """What came through until the body was refused, and why it was."""
+    assert isinstance(cargo, Cargo)
+    assert isinstance(cargo.content, AsyncIterator)
+    seen: list[bytes] = []
+    try:
+        async for chunk in cargo.content:
+            seen.append(chunk)
+    except BodyRefused as refused:
+        return seen, refused.problem
+    raise AssertionError("the body was not refused")
+
+
+def problem_of(cargo: Cargo | Problem) -> Problem:
+    assert isinstance(cargo, Problem)
+    return cargo
+
+
+@pytest.mark.parametrize(("length", "is_refused"), [(0, False), (12, False), (13, True), (None, False)])
+def test_a_declared_length_over_the_limit_is_refused_unread(length: int | None, is_refused: bool) -> None:
+    body = Body(length=length)
+    problem = check_size(body, LIMITS)
+    assert (problem is not None and problem.code is Code.PAYLOAD_TOO_LARGE) == is_refused
+    assert body.bytes_read == 0
+
+
+async def test_no_body_is_no_cargo_in_every_form() -> None:
+    assert await load_plain(Body(), limits=LIMITS) is NO_CARGO
+    assert await load_promised(Body(), None, limits=LIMITS) is NO_CARGO
+    assert await load_promised(Body(), EMPTY_BODY_HASH, limits=LIMITS) is NO_CARGO
+
+
+@pytest.mark.parametrize("chunks", [[b"abcd"], [b"ab", b"cd"]])
+async def test_a_small_body_is_read_ahead_and_known(chunks: Iterable[bytes]) -> None:
+    cargo = await load_plain(Body(*chunks), limits=LIMITS)
+    assert (cargo.content, cargo.length, cargo.body_hash) == (b"abcd", 4, keccak256(b"abcd"))
+
+
+@pytest.mark.parametrize("length", [-1, None])
+async def test_a_large_or_endless_body_is_streamed_chunk_by_chunk(length: int | None) -> None:
+    cargo = await load_plain(Body(b"abc", b"def", length=length), limits=LIMITS)
+    assert cargo.body_hash is None
+    assert cargo.length == (None if length is None else 6)
+    assert await drain(cargo) == [b"abc", b"def"]
+
+
+async def test_a_stream_over_the_limit_is_refused_before_the_byte_that_is_too_much() -> None:
+    cargo = await load_plain(Body(b"x" * 6, b"x" * 6, b"y", length=None), limits=LIMITS)
+    seen, problem = await break_off(cargo)
+    assert problem.code is Code.PAYLOAD_TOO_LARGE
+    assert b"".join(seen) == b"x" * 12
+
+
+async def test_a_caller_gone_in_the_middle_raises() -> None:
+    with pytest.raises(CallerGone):
+        await load_plain(Body(b"ab", length=4, is_gone=True), limits=LIMITS)
+    with pytest.raises(CallerGone):
+        await drain(await load_plain(Body(b"ab", length=None, is_gone=True), limits=LIMITS))
+
+
+async def test_a_bound_body_without_a_promise_is_read_to_its_hash() -> None:
+    cargo = await load_promised(Body(b"abcd", b"efgh"), None, limits=LIMITS)
+    assert isinstance(cargo, Cargo)
+    assert (cargo.content, cargo.body_hash) == (b"abcdefgh", keccak256(b"abcdefgh"))
+
+
+async def test_a_bound_body_without_a_promise_has_a_limit_that_names_the_parameter() -> None:
+    problem = problem_of(await load_promised(Body(b"abcd", b"efgh", b"i", length=None), None, limits=LIMITS))
+    assert problem.code is Code.PAYLOAD_TOO_LARGE
+    assert [error.parameter for error in problem.errors] == ["X-Signature-Params"]
+
+
+@pytest.mark.parametrize("chunks", [(b"ab",), (b"abc", b"def"), (b"a", b"b", b"c", b"d", b"e", b"f")])
+async def test_a_body_that_keeps_its_promise_goes_whole(chunks: tuple[bytes, ...]) -> None:
+    whole = b"".join(chunks)
+    cargo = await load_promised(Body(*chunks), keccak256(whole), limits=LIMITS)
+    assert isinstance(cargo, Cargo)
+    assert cargo.body_hash == keccak256(whole)
+    assert (cargo.content if isinstance(cargo.content, bytes) else b"".join(await drain(cargo))) == whole
+
+
+async def test_a_small_body_that_breaks_its_promise_is_refused_at_once() -> None:
+    problem = problem_of(await load_promised(Body(b"ab"), keccak256(b"cd"), limits=LIMITS))
+    assert (problem.code, problem.reason) == (Code.INVALID_REQUEST, "body_hash_mismatch")
+    missing = problem_of(await load_promised(Body(), keccak256(b"cd"), limits=LIMITS))
+    assert missing.reason == "body_hash_mismatch"
+
+
+@pytest.mark.parametrize("chunks", [(b"abcdef",), (b"abc", b"def"), ()])
+async def test_the_last_chunk_of_a_broken_promise_is_withheld(chunks: tuple[bytes, ...]) -> None:
+    cargo = await load_promised(Body(*chunks, length=None), keccak256(b"other"), limits=LIMITS)
+    seen, problem = await break_off(cargo)
+    assert problem.reason == "body_hash_mismatch"
+    assert seen == list(chunks[:-1])

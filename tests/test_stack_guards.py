@@ -1,0 +1,104 @@
+"""Eight ways in which the HTTP stack can be killed, put out of step, or made to send twice; each has a guard of ours and
+a test that fails without it. The table keeps them together, so that no test is lost unnoticed.
+"""
+
+import ast
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trap:
+    """`guard`: where it stands. `tests`: `file::function`, below this folder."""
+
+    name: str
+    guard: str
+    tests: tuple[str, ...]
+
+
+TRAPS = (
+    Trap(
+        name="granian before 2.8.7 ends a stream that failed as if it were whole",
+        guard="requirements/runtime.in pins it; CallRoutes leaves out the last message",
+        tests=(
+            "test_stack_guards.py::test_the_server_is_new_enough_to_cut_visibly",
+            "web/test_server.py::test_a_cut_answer_is_visibly_cut",
+            "gateway/test_forward.py::test_an_answer_cut_by_the_upstream_breaks_visibly",
+        ),
+    ),
+    Trap(
+        name="an answer's status outside 100 to 999 aborts the whole process",
+        guard="Dialer.send takes 200 to 599 only",
+        tests=(
+            "web/test_server.py::test_the_next_request_on_the_connection_is_answered_right",
+            "gateway/test_forward.py::test_an_answer_that_is_no_http_is_502_and_held",
+        ),
+    ),
+    Trap(
+        name="a bad subprotocol in websocket.accept kills the worker",
+        guard="HttpServer switches WebSocket off; the dispatcher closes one that arrives all the same",
+        tests=(
+            "web/test_server.py::test_an_upgrade_is_an_ordinary_call",
+            "web/test_app.py::test_a_websocket_is_closed",
+        ),
+    ),
+    Trap(
+        name="a wrong length beside a single-message body goes out as it stands",
+        guard="forward._without_length",
+        tests=(
+            "web/test_server.py::test_the_next_request_on_the_connection_is_answered_right",
+            "gateway/test_forward.py::test_passes_a_whole_body_on",
+        ),
+    ),
+    Trap(
+        name="aiohttp repeats idempotent requests by itself",
+        guard="Dialer switches it off; ClaimingRequest.send refuses a second send",
+        tests=(
+            "outbound/test_dialer.py::test_a_request_is_never_sent_twice",
+            "outbound/test_dialer.py::test_never_sent_twice_even_if_aiohttp_wants_to",
+        ),
+    ),
+    Trap(
+        name="stray bytes on an idle connection become the next answer",
+        guard="claim_hook.is_usable",
+        tests=("outbound/test_dialer.py::test_stray_bytes_on_an_idle_connection_answer_nobody",),
+    ),
+    Trap(
+        name="aiohttp's cookie jar carries cookies from one caller to another",
+        guard="Dialer opens sessions with a DummyCookieJar",
+        tests=(
+            "outbound/test_dialer.py::test_keeps_no_cookies_and_follows_no_redirect",
+            "gateway/test_serve.py::test_the_next_callers_request_carries_no_cookie_of_the_upstream",
+        ),
+    ),
+    Trap(
+        name="granian has no deadline for request bodies and for readers that stand still",
+        guard="IncomingBody's patience; CallRoutes' write_stall_s and HttpServer's kernel timer",
+        tests=(
+            "web/test_server.py::test_a_slow_body_is_refused_and_the_connection_ends",
+            "web/test_server.py::test_a_reader_that_takes_nothing_is_cut_off",
+            "web/test_server.py::test_a_connection_from_before_the_timer_has_it_too",
+        ),
+    ),
+)
+
+
+def functions_of(path: Path) -> set[str]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+
+
+@pytest.mark.parametrize("trap", TRAPS, ids=lambda trap: trap.name)
+def test_every_trap_of_the_stack_has_its_tests(trap: Trap) -> None:
+    for test in trap.tests:
+        file, _, name = test.partition("::")
+        assert name in functions_of(TESTS / file), test
+
+
+def test_the_server_is_new_enough_to_cut_visibly() -> None:
+    assert tuple(int(part) for part in version("granian").split(".")[:3]) >= (2, 8, 7)
