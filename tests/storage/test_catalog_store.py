@@ -1,5 +1,6 @@
 """What only the store in SQL has: secrets sealed on disk, few reads on the hot path, totals without counting, plans."""
 
+import contextlib
 import sqlite3
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
@@ -227,7 +228,8 @@ async def test_no_list_scans_or_sorts_the_catalog(cellar: Cellar, query: Listing
 
 
 def test_the_library_has_full_text_search() -> None:
-    sqlite3.connect(":memory:").execute("CREATE VIRTUAL TABLE t USING fts5(a, tokenize = 'ascii')")
+    with contextlib.closing(sqlite3.connect(":memory:")) as connection:
+        connection.execute("CREATE VIRTUAL TABLE t USING fts5(a, tokenize = 'ascii')")
 
 
 async def test_a_retired_secret_can_be_removed(cellar: Cellar) -> None:

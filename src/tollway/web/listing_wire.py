@@ -85,10 +85,6 @@ class ListingShape:
         return {
             "self": url,
             "gateway": f"{self.public_url}/api/v2/gateway/{listing.id}",
-            "discovery": f"{url}/discovery",
-            "agent": f"{url}/agent",
-            "openapi": f"{url}/openapi.json",
-            "llms": f"{url}/llms.txt",
         }
 
 
