@@ -6,6 +6,7 @@ the counter of truth.
 
 import asyncio
 import contextlib
+import io
 import itertools
 import json
 import os
@@ -24,8 +25,10 @@ import aiohttp
 from eth_account import Account
 from eth_account.messages import encode_defunct
 from multidict import CIMultiDict
+from typer.testing import CliRunner
 from yarl import URL
 
+from tollway.cli import app
 from tollway.client.wallet import Wallet
 from tollway.identifiers import Address, TxHash
 from tollway.identity.http_signature import SignedRequest
@@ -216,6 +219,12 @@ class Street:
         assert process.returncode is not None
         return process.returncode, json.loads(told or complaint)
 
+    async def operate_here(self, gateway: Gateway, *arguments: str) -> tuple[int, Any]:
+        """The same inside this process, which has everything loaded: a second for each command less."""
+        runner = CliRunner(env={name: value for name, value in gateway.env.items() if name[:8] == "TOLLWAY_"})
+        outcome = await asyncio.to_thread(runner.invoke, app, [*arguments, "--json"])
+        return outcome.exit_code, json.loads(outcome.stdout or outcome.stderr)
+
     # ---- People.
 
     async def wallets(self, count: int) -> list[PlayAccount]:
@@ -244,7 +253,7 @@ class Street:
         *,
         method: str = "GET",
         headers: Any = (),
-        content: bytes | None = None,
+        content: Any = None,
         deadline_s: float = 30.0,
     ) -> Reply:
         """The URL goes out byte for byte."""
@@ -252,7 +261,7 @@ class Street:
             method,
             URL(url, encoded=True),
             headers=CIMultiDict(headers),
-            data=content,
+            data=io.BytesIO(content) if isinstance(content, bytes) else content,
             allow_redirects=False,
             timeout=aiohttp.ClientTimeout(total=deadline_s),
         ) as response:
