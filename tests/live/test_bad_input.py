@@ -412,7 +412,7 @@ class BadUpstream:
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
         self.count = 0
-        self._open = 0
+        self._open: set[asyncio.StreamWriter] = set()
 
     async def __aenter__(self) -> "BadUpstream":
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
@@ -421,17 +421,19 @@ class BadUpstream:
 
     async def __aexit__(self, *_: object) -> None:
         self._server.close()
+        for writer in self._open:
+            writer.transport.abort()
         await poll(lambda: not self._open, deadline_s=10, what="the end of all connections")
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._open += 1
+        self._open.add(writer)
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             await reader.readuntil(b"\r\n\r\n")
             self.count += 1
             await self._answer(reader, writer)
             await writer.drain()
         writer.close()
-        self._open -= 1
+        self._open.discard(writer)
 
 
 async def _reset(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
