@@ -63,6 +63,7 @@ from tollway.web.health_routes import health_router
 from tollway.web.history_routes import history_router
 from tollway.web.listing_routes import ListingDesk, endpoint_judge, listing_router
 from tollway.web.listing_wire import ListingShape
+from tollway.web.load_gauge import LoadGauge, read_resident_bytes
 from tollway.web.middleware import parse_proxies, read_client_address, read_request_id
 from tollway.web.nonce_meter import NonceMeter
 from tollway.web.server import HttpServer
@@ -190,6 +191,8 @@ class House:
             entropy=secrets.token_bytes,
         )
         proxies = parse_proxies(settings.trusted_proxies)
+        self.gauge = LoadGauge(limits=limits, clock=time.monotonic, read_memory_bytes=read_resident_bytes)
+        self.metrics.calls_in_flight.set_function(lambda: self.gauge.running)
         calls = CallRoutes(
             gateway,
             rules=self.rules,
@@ -199,6 +202,7 @@ class House:
             request_id_of=lambda scope: read_request_id(scope["headers"], entropy=secrets.token_bytes),
             client_address_of=lambda scope: read_client_address(scope, proxies),
             note_outcome=lambda outcome: self.metrics.calls.labels(outcome).inc(),
+            gauge=self.gauge,
         )
         authenticator = Authenticator(self.sessions, self.desk, origin=origin, limits=limits, now_ms=now_ms)
         wallet = wallet_dependency(authenticator, body_bytes_max=limits.control_body_bytes_max)
@@ -222,6 +226,7 @@ class House:
             limits=limits,
             clock=time.monotonic,
             entropy=secrets.token_bytes,
+            gauge=self.gauge,
             challenge=make_challenge(self.desk, nonce_meter, origin=origin, chain_ids=tuple(self.rules)),
             metrics=self.metrics,
             trusted_proxies=settings.trusted_proxies,
@@ -369,8 +374,9 @@ class House:
         self.server.stop()
 
     async def check_ready(self) -> Mapping[str, bool]:
-        """What `/readyz` shows: the books answer, and each network's nodes serve the chain they should."""
+        """What `/readyz` shows: there is room, the books answer, and each network's nodes serve the chain they should."""
         checks = {f"chain_{chain_id}": is_right for chain_id, is_right in self._chain_states.items()}
+        checks["load"] = not self.gauge.is_full()
         try:
             await self.book.is_admitted(_NO_TRANSACTION)
             checks["storage"] = True

@@ -31,6 +31,8 @@ class Limits:
 
     # Crowds.
     connections_max: int = 10_000
+    memory_bytes_max: int = 0  # 0: not configured; at 95 % of it nobody more is let in
+    in_flight_max: int = 5_000  # requests; at 95 % of it nobody more is let in
     in_flight_per_address_max: int = 200
     in_flight_per_origin_max: int = 256
 

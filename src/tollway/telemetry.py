@@ -65,7 +65,7 @@ class Metrics:
             PAYMENTS, "Payments shown for the first time.", ("network", "outcome"), registry=registry
         )
         self.rpc_requests = Counter(RPC_REQUESTS, "Requests to chain nodes.", registry=registry)
-        self.calls_in_flight = Gauge(CALLS_IN_FLIGHT, "Gateway calls that run now.", registry=registry)
+        self.calls_in_flight = Gauge(CALLS_IN_FLIGHT, "Requests that run now.", registry=registry)
 
 
 def configure_logging(

@@ -14,8 +14,9 @@ from tollway.ledger.book import Close, Closed, Fenced
 from tollway.ledger.call import CallState, Delivery
 from tollway.money import Price
 from tollway.registry.listing import ChargeOn
+from tollway.testing.asgi_exchange import Exchange
 from tollway.testing.loopback import Arrived, hang_up, plain, raw, say_nothing, until
-from tollway.testing.small_gateway import PUBLIC_URL, Exchange, SmallGateway, open_gateway
+from tollway.testing.small_gateway import PUBLIC_URL, SmallGateway, open_gateway
 
 
 @pytest.fixture

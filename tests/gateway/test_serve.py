@@ -16,12 +16,12 @@ from tollway.identifiers import TxHash, keccak256
 from tollway.ledger.call import CallState, Rail
 from tollway.money import Price
 from tollway.registry.listing import ChargeOn, Operation, RateLimit, UpstreamAuth
+from tollway.testing.asgi_exchange import Exchange
 from tollway.testing.loopback import plain, raw
 from tollway.testing.small_gateway import (
     NOW_MS,
     PAY_TO,
     Buyer,
-    Exchange,
     SmallGateway,
     open_gateway,
 )

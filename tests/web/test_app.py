@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 from tollway.limits import Limits
 from tollway.telemetry import Metrics
 from tollway.web.app import build_app
+from tollway.web.load_gauge import LoadGauge
 
 PUBLIC_URL = "https://gw.example.com"
 
@@ -24,7 +25,13 @@ async def call_app(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.body", "body": scope["raw_path"]})
 
 
-def make_app(metrics: Metrics | None = None, limits: Limits | None = None) -> ASGIApp:
+def roomy_gauge(**changes: int) -> LoadGauge:
+    return LoadGauge(limits=Limits(**changes), clock=lambda: 0.0, read_memory_bytes=lambda: 0)
+
+
+def make_app(
+    metrics: Metrics | None = None, limits: Limits | None = None, gauge: LoadGauge | None = None
+) -> ASGIApp:
     router = APIRouter(prefix="/api/v2")
 
     @router.get("/apis")
@@ -51,6 +58,7 @@ def make_app(metrics: Metrics | None = None, limits: Limits | None = None) -> AS
         limits=limits or Limits(),
         clock=lambda: next(ticks) / 1000,
         entropy=lambda size: bytes(range(size)),
+        gauge=gauge or roomy_gauge(),
         metrics=metrics,
         trusted_proxies=("10.0.0.0/8",),
     )
@@ -204,3 +212,34 @@ async def test_a_websocket_is_closed() -> None:
 
     await make_app()({"type": "websocket", "path": "/api/v2/apis"}, receive, send)
     assert sent == ["websocket.close"]
+
+
+async def test_a_full_gateway_asks_to_come_back_and_still_says_how_it_is() -> None:
+    gauge = roomy_gauge(in_flight_max=2)
+    app = make_app(gauge=gauge)
+    assert gauge.enter("10.0.0.1") is None
+    answer = await ask("POST", "/api/v2/apis", app, content=b"x" * 1_000)
+    assert (answer.status_code, answer.json()["code"]) == (503, "overloaded")
+    assert answer.headers["retry-after"] == str(answer.json()["retryAfterSeconds"])
+    assert answer.headers["x-request-id"] == answer.json()["requestId"]
+    assert gauge.running == 1
+    assert (await ask("GET", "/healthz", app)).status_code == 404  # not here, yet asked
+    gauge.leave("10.0.0.1")
+    assert (await ask("GET", "/api/v2/apis", app)).status_code == 200
+    assert gauge.running == 0
+
+
+async def test_an_address_has_so_many_requests_at_a_time_on_the_control_plane_too() -> None:
+    gauge = roomy_gauge(in_flight_per_address_max=1)
+    app = make_app(gauge=gauge)
+    gauge.enter("127.0.0.1")
+    answer = await ask("GET", "/api/v2/apis", app)
+    assert (answer.status_code, answer.json()["reason"]) == (503, "address")
+    proxied = {"x-forwarded-for": "203.0.113.9"}
+    assert (await ask("GET", "/api/v2/apis", app, headers=proxied)).status_code == 503
+
+
+async def test_a_bug_leaves_no_place_taken() -> None:
+    gauge = roomy_gauge()
+    await ask("GET", "/api/v2/bug", make_app(gauge=gauge))
+    assert gauge.running == 0

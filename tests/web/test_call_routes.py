@@ -13,8 +13,9 @@ from tollway.errors import StorageUnavailable
 from tollway.gateway.exchange import BodyRefused, CallerGone
 from tollway.limits import DEFAULT_LIMITS
 from tollway.money import Price
+from tollway.testing.asgi_exchange import Exchange
 from tollway.testing.loopback import Arrived, plain, say_nothing, until
-from tollway.testing.small_gateway import CALLS, Exchange, SmallGateway, open_gateway
+from tollway.testing.small_gateway import CALLS, SmallGateway, open_gateway
 from tollway.web.call_routes import IncomingBody
 
 FREE = Price.parse("0")
@@ -80,6 +81,20 @@ async def test_an_address_has_so_many_calls_at_a_time(gate: SmallGateway) -> Non
                 task.cancel()
     assert len(gate.upstream.arrived) == 3
     assert (await gate.ask()).status == 200  # the places are free again
+
+
+async def test_a_full_gateway_looks_at_no_call(gate: SmallGateway) -> None:
+    await gate.publish(price=FREE)
+    while gate.gauge.enter(f"address {gate.gauge.running}") is None:
+        pass
+    refused = await gate.ask()
+    assert (refused.status, refused.problem["code"]) == (503, "overloaded")
+    assert refused.headers["retry-after"] == "2"
+    assert refused.problem["paymentState"] == refused.headers["tollway-payment-state"] == "none"
+    assert not gate.upstream.arrived
+    gate.gauge.leave("address 0")
+    assert (await gate.ask()).status == 200
+    gate.gauge.leave("address 1")
 
 
 # ---------------------------------------------------------------------- ends

@@ -21,6 +21,7 @@ from tollway.web.app import build_app
 from tollway.web.authentication import read_body
 from tollway.web.listing_routes import ListingDesk, endpoint_judge, listing_router
 from tollway.web.listing_wire import ListingShape
+from tollway.web.load_gauge import LoadGauge
 
 ALICE, BOB = Address(b"\xaa" * 20), Address(b"\xbb" * 20)
 BASE, OPTIMISM = ChainId(8453), ChainId(10)
@@ -153,6 +154,7 @@ async def door(request: pytest.FixtureRequest) -> AsyncIterator[Door]:
             limits=Limits(),
             clock=lambda: 0.0,
             entropy=lambda size: bytes(size),
+            gauge=LoadGauge(limits=Limits(), clock=lambda: 0.0, read_memory_bytes=lambda: 0),
         )
         client._transport = httpx.ASGITransport(app=app)
         yield door

@@ -5,16 +5,13 @@ server (`serving`).
 
 import asyncio
 import itertools
-import json
 import socket
-from collections import deque
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import coincurve
-from starlette.types import Message, Scope
 
 from tollway.chain.reader import ChainFacts, ContractAnswer, NotMined
 from tollway.chain.rules import PRESETS, ChainRules
@@ -32,11 +29,13 @@ from tollway.outbound.dialer import Dialer
 from tollway.payments.proof import Binding, format_binding
 from tollway.payments.till import Till
 from tollway.registry.listing import ChargeOn, Listing, Shelf
+from tollway.testing.asgi_exchange import Exchange
 from tollway.testing.loopback import LoopbackUpstream, run_upstream
 from tollway.testing.memory_book import MemoryBook
 from tollway.testing.memory_catalog import MemoryCatalog
 from tollway.web.app import build_app
 from tollway.web.call_routes import CallRoutes
+from tollway.web.load_gauge import LoadGauge
 from tollway.web.server import HttpServer
 
 PUBLIC_URL = "https://gw.example.com"
@@ -107,75 +106,6 @@ class FakeChains:
             raise ChainUnavailable
 
 
-class Exchange:
-    """One request at the ASGI door, and the answer as far as it came. `leave` is the caller hanging up."""
-
-    def __init__(self, scope: Scope, chunks: Iterable[bytes], *, is_open: bool) -> None:
-        self.scope = scope
-        self.sent: list[Message] = []
-        self._inbox: deque[Message] = deque()
-        self._news = asyncio.Event()
-        for chunk in chunks:
-            self.give(chunk)
-        if not is_open:
-            self.finish()
-
-    def give(self, chunk: bytes) -> None:
-        self._put({"type": "http.request", "body": chunk, "more_body": True})
-
-    def finish(self) -> None:
-        self._put({"type": "http.request", "body": b"", "more_body": False})
-
-    def leave(self) -> None:
-        self._put({"type": "http.disconnect"})
-
-    def _put(self, message: Message) -> None:
-        self._inbox.append(message)
-        self._news.set()
-
-    async def receive(self) -> Message:
-        while not self._inbox:
-            self._news.clear()
-            await self._news.wait()
-        if self._inbox[0]["type"] == "http.disconnect":
-            return self._inbox[0]
-        return self._inbox.popleft()
-
-    async def send(self, message: Message) -> None:
-        self.sent.append(message)
-
-    @property
-    def is_started(self) -> bool:
-        return bool(self.sent)
-
-    @property
-    def is_ended(self) -> bool:
-        """True for an answer that came to its proper end; False for one that was cut."""
-        return bool(self.sent) and not self.sent[-1].get("more_body", False) and len(self.sent) > 1
-
-    @property
-    def status(self) -> int:
-        return int(self.sent[0]["status"])
-
-    @property
-    def headers(self) -> dict[str, str]:
-        pairs = [(name.decode(), value.decode("latin-1")) for name, value in self.sent[0]["headers"]]
-        names = [name for name, _ in pairs]
-        doubled = {name for name in names if names.count(name) > 1 and name != "link"}
-        assert not doubled, f"doubled headers: {doubled}"
-        return dict(pairs)
-
-    @property
-    def body(self) -> bytes:
-        return b"".join(message["body"] for message in self.sent[1:])
-
-    @property
-    def problem(self) -> dict[str, Any]:
-        assert self.headers["content-type"] == "application/problem+json", self.body
-        parsed: dict[str, Any] = json.loads(self.body)
-        return parsed
-
-
 class SmallGateway:
     """Everything at hand. `now_ms` is the clock; set it forward as needed."""
 
@@ -191,8 +121,8 @@ class SmallGateway:
         self.now_ms = NOW_MS
         self.upstream = upstream
         self.limits = limits
-        self.book = before.book if before else MemoryBook(now_ms=self._clock, limits=limits)
-        self.catalog = before.catalog if before else MemoryCatalog()
+        self.book: MemoryBook = before.book if before else MemoryBook(now_ms=self._clock, limits=limits)
+        self.catalog: MemoryCatalog = before.catalog if before else MemoryCatalog()
         self.chains = FakeChains()
         self.blocked: set[Address] = set()
         self.outcomes: list[str] = []
@@ -219,13 +149,14 @@ class SmallGateway:
             public_url=PUBLIC_URL,
             name="gw.example.com",
         )
+        name = GatewayName(
+            origin=PUBLIC_URL,
+            host="gw.example.com",
+            allow_private=True,
+            is_bound_required=is_bound_required,
+        )
         self.gateway = Gateway(
-            name=GatewayName(
-                origin=PUBLIC_URL,
-                host="gw.example.com",
-                allow_private=True,
-                is_bound_required=is_bound_required,
-            ),
+            name=name,
             catalog=self.catalog,
             book=self.book,
             till=self.till,
@@ -236,23 +167,29 @@ class SmallGateway:
             now_ms=self._clock,
             entropy=self._entropy,
         )
+        self._open_door()
+
+    def _open_door(self) -> None:
+        self.gauge = LoadGauge(limits=self.limits, clock=lambda: 0.0, read_memory_bytes=lambda: 0)
         self.calls = CallRoutes(
             self.gateway,
             rules=self.rules,
-            limits=limits,
+            limits=self.limits,
             public_url=PUBLIC_URL,
             now_ms=self._clock,
             request_id_of=lambda scope: "req_test",
             client_address_of=lambda scope: str(scope["client"][0]),
             note_outcome=self.outcomes.append,
+            gauge=self.gauge,
         )
         self.app = build_app(
             call_app=self.calls,
             routers=[],
             public_url=PUBLIC_URL,
-            limits=limits,
+            limits=self.limits,
             clock=lambda: self.now_ms / 1000,
             entropy=self._entropy,
+            gauge=self.gauge,
         )
 
     def _clock(self) -> int:

@@ -12,10 +12,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tollway.limits import Limits
 from tollway.telemetry import Metrics
+from tollway.web.load_gauge import LoadGauge
 from tollway.web.middleware import (
     AccessLog,
     AnswerHeaders,
     BodyLimits,
+    Crowd,
     HeadCheck,
     HeadWithoutBody,
     RequestId,
@@ -36,6 +38,7 @@ def build_app(
     limits: Limits,
     clock: Callable[[], float],
     entropy: Callable[[int], bytes],
+    gauge: LoadGauge,
     challenge: Challenge | None = None,
     metrics: Metrics | None = None,
     trusted_proxies: Iterable[str] = (),
@@ -51,6 +54,7 @@ def build_app(
 
     app: ASGIApp = plane  # from the inside out:
     app = HeadCheck(app, limits=limits, public_url=public_url)
+    app = Crowd(app, gauge=gauge, public_url=public_url)
     app = BodyLimits(app, limits=limits, clock=clock)
     app = HeadWithoutBody(app)
     app = AnswerHeaders(app)

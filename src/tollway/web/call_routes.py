@@ -36,6 +36,7 @@ from tollway.ledger.call import Delivery
 from tollway.limits import Limits
 from tollway.registry.pricing import tx_options
 from tollway.web.listing_wire import option_json
+from tollway.web.load_gauge import LoadGauge
 from tollway.web.middleware import check_request_line
 from tollway.web.problems import instance_of, render_problem
 from tollway.web.wire import format_time
@@ -57,6 +58,7 @@ class CallRoutes:
         request_id_of: Callable[[Scope], str],
         client_address_of: Callable[[Scope], str],
         note_outcome: Callable[[str], None],
+        gauge: LoadGauge,
     ) -> None:
         self._gateway = gateway
         self._rules = rules
@@ -67,25 +69,20 @@ class CallRoutes:
         self._request_id_of = request_id_of
         self._client_address_of = client_address_of
         self._note_outcome = note_outcome
-        self._in_flight: dict[str, int] = {}
+        self._gauge = gauge
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = self._request_id_of(scope)
         client_address = self._client_address_of(scope)
         body = IncomingBody(receive, scope["headers"], self._limits)
-        running = self._in_flight.get(client_address, 0)
-        if running >= self._limits.in_flight_per_address_max:
-            await self._decline(scope, body, send, request_id, Declined(problem=_CROWDED))
+        problem = self._gauge.enter(client_address)
+        if problem is not None:
+            await self._decline(scope, body, send, request_id, Declined(problem=problem))
             return
-        self._in_flight[client_address] = running + 1
         try:
             await self._handle(scope, body, send, request_id, client_address)
         finally:
-            left = self._in_flight[client_address] - 1
-            if left:
-                self._in_flight[client_address] = left
-            else:
-                del self._in_flight[client_address]
+            self._gauge.leave(client_address)
 
     async def _handle(
         self, scope: Scope, body: "IncomingBody", send: Send, request_id: str, client_address: str
@@ -338,12 +335,6 @@ def _name_outcome(outcome: Outcome) -> str:
 
 
 _NO_ROUTE = Problem(code=Code.ROUTE_NOT_FOUND, detail="There is nothing at this path.")
-_CROWDED = Problem(
-    code=Code.OVERLOADED,
-    detail="Too many calls from this address are running.",
-    retry_after_s=1,
-    payment_state="none",
-)
 _BROKEN_OFF = Problem(
     code=Code.INVALID_REQUEST,
     detail="The request's body broke off before its end.",

@@ -17,6 +17,7 @@ from tollway.errors import Code, FieldError, Problem, Refusal
 from tollway.gateway.headers import EXPOSED_HEADERS, check_control_headers
 from tollway.limits import Limits
 from tollway.telemetry import Metrics, bind_request, unbind_request
+from tollway.web.load_gauge import LoadGauge
 from tollway.web.problems import NO_CONTENT, instance_of, render_problem, request_id_of
 
 RawHeaders = list[tuple[bytes, bytes]]
@@ -24,6 +25,7 @@ ProxyNetworks = tuple[IPv4Network | IPv6Network, ...]
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{8,64}")
 _FORWARDED_MAX = 20
+_ALWAYS_ANSWERED = frozenset({"/healthz", "/readyz"})
 _METHODS = b"GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"
 _ANSWER_HEADERS = (
     (b"access-control-allow-origin", b"*"),
@@ -189,6 +191,29 @@ class HeadWithoutBody:
             await send(message)
 
         await self._app(scope, receive, cutting_send if scope["method"] == "HEAD" else send)
+
+
+class Crowd:
+    """Refuses more requests than the gateway can bear. Whether it is well is told all the same."""
+
+    def __init__(self, app: ASGIApp, *, gauge: LoadGauge, public_url: str) -> None:
+        self._app = app
+        self._gauge = gauge
+        self._public_url = public_url
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] in _ALWAYS_ANSWERED:
+            await self._app(scope, receive, send)
+            return
+        client_address = scope["state"]["client_address"]
+        problem = self._gauge.enter(client_address)
+        if problem is not None:
+            await send_problem(problem, scope, send, public_url=self._public_url)
+            return
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._gauge.leave(client_address)
 
 
 class HeadCheck:
