@@ -18,6 +18,8 @@ from tollway.testing.asgi_exchange import Exchange
 from tollway.testing.loopback import Arrived, hang_up, plain, raw, say_nothing, until
 from tollway.testing.small_gateway import PUBLIC_URL, SmallGateway, open_gateway
 
+CUT = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n"
+
 
 @pytest.fixture
 async def gate() -> AsyncIterator[SmallGateway]:
@@ -180,6 +182,25 @@ async def test_a_safe_repeat_runs_under_the_same_claim(gate: SmallGateway, form:
     assert await states(gate) == [CallState.CONSUMED]
     assert await gate.rest_units(payment) == 20_000
     assert len(gate.upstream.arrived) == 2
+
+
+@pytest.mark.parametrize("failing", [hang_up, raw(CUT, close=True)], ids=["no head", "half an answer"])
+async def test_a_safe_repeat_on_a_well_known_payment_runs_under_the_same_claim(
+    gate: SmallGateway, failing: Any
+) -> None:
+    """The books are not asked about a payment that is in use; that it has an open call is remembered."""
+    await gate.publish()
+    payment = await gate.pay(50_000)
+    proof = gate.plain_proof(payment.tx_hash)
+    for _ in range(2):
+        await gate.ask("GET", "/before", proof)
+    gate.upstream.answer = failing
+    first = await gate.ask("GET", "/q", proof)
+    gate.upstream.answer = plain(b"late")
+    second = await gate.ask("GET", "/q", proof)
+    assert (second.status, second.body) == (200, b"late")
+    assert first.headers["tollway-call-id"] == second.headers["tollway-call-id"]
+    assert await gate.rest_units(payment) == 20_000
 
 
 async def test_a_repeat_after_a_restart_runs_under_the_same_claim(gate: SmallGateway) -> None:
@@ -416,7 +437,7 @@ async def test_a_caller_gone_in_the_middle_pays_and_the_upstream_is_cut(gate: Sm
 
 
 CUT_ANSWERS = {
-    "chunked": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n",
+    "chunked": CUT,
     "short length": b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhello",
     "long length": b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\nhello",
     "nothing of it": b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n",

@@ -636,13 +636,14 @@ async def test_stopping_finishes_what_is_in_flight() -> None:
 
 
 async def test_stopping_does_not_wait_for_ever() -> None:
-    async with street(drain_deadline_s=1.0) as way:
-        await way.gate.publish(price=FREE)
+    """The caller stays, and its call waits for a head that does not come: the server leaves after its deadline."""
+    kept = contextlib.AsyncExitStack()
+    async with kept, asyncio.timeout(10), street(drain_deadline_s=1.0) as way:
+        await way.gate.publish(price=FREE, timeout_s=300)
         way.gate.upstream.answer = say_nothing
-        async with way.line() as line:
-            await line.send(ask())
-            await until(lambda: len(way.gate.upstream.arrived) == 1)
-    # Leaving `street` has stopped the server with the call still waiting; the test's own deadline judges.
+        line = await kept.enter_async_context(way.line())
+        await line.send(ask())
+        await until(lambda: len(way.gate.upstream.arrived) == 1)
 
 
 TRIES_THE_LOCK = """
