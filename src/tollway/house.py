@@ -126,6 +126,7 @@ class House:
             limits=limits,
             now_ms=now_ms,
             find_older_terms=self._find_older_terms,
+            note_shown=lambda network, outcome: self.metrics.payments.labels(network, outcome).inc(),
         )
         self.watcher = Watcher(
             self.book, self.chains, self.rules, limits=limits, now_ms=now_ms, on_gone=self._on_gone
@@ -183,6 +184,7 @@ class House:
                 now_ms=now_ms,
                 public_url=settings.public_url,
                 name=origin.authority,
+                note_upstream_s=self.metrics.upstream_seconds.observe,
             ),
             meters=self.meters,
             limits=limits,

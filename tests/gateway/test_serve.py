@@ -17,7 +17,7 @@ from tollway.ledger.call import CallState, Rail
 from tollway.money import Price
 from tollway.registry.listing import ChargeOn, Operation, RateLimit, UpstreamAuth
 from tollway.testing.asgi_exchange import Exchange
-from tollway.testing.loopback import plain, raw
+from tollway.testing.loopback import Arrived, plain, raw
 from tollway.testing.small_gateway import (
     NOW_MS,
     PAY_TO,
@@ -555,6 +555,21 @@ async def test_serves_every_form_of_proof(gate: SmallGateway, form: str) -> None
     assert (call.id, call.state, call.rail) == (headers["tollway-call-id"], CallState.CONSUMED, Rail.TX)
     assert gate.chains.lookups == 0
     assert gate.outcomes == ["charged"]
+
+
+async def test_a_record_tells_how_long_the_caller_and_how_long_the_upstream_took(gate: SmallGateway) -> None:
+    await gate.publish()
+    payment = await gate.pay()
+
+    async def slow(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
+        gate.now_ms += 250
+        await plain()(arrived, writer)
+
+    gate.upstream.answer = slow
+    await gate.ask(headers=gate.bound_proof(payment.tx_hash))
+    (call,) = await gate.history()
+    assert (call.latency_ms, call.upstream_latency_ms) == (250, 250)
+    assert gate.upstream_s == [0.25]
 
 
 async def test_one_payment_buys_many_calls(gate: SmallGateway) -> None:

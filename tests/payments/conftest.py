@@ -79,6 +79,7 @@ class Stall:
         self.provider, self.caller, self.thief = (self.wallet(n) for n in ("provider", "caller", "thief"))
         self.older: list[Terms] = []
         self.older_asked = 0
+        self.shown: list[tuple[str, str]] = []
         self.till = self.make_till()
         self._hashes = 0
 
@@ -93,6 +94,7 @@ class Stall:
             limits=DEFAULT_LIMITS,
             now_ms=self.now_ms,
             find_older_terms=self._find_older_terms,
+            note_shown=lambda network, outcome: self.shown.append((network, outcome)),
         )
 
     def now_ms(self) -> int:

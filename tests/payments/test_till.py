@@ -66,6 +66,18 @@ class TestFirstPresentation:
         assert stall.chain.questions == asked
         assert len(stall.meter.charged) == 1
 
+    async def test_is_counted_once_by_its_outcome(self, stall) -> None:
+        proof = stall.proof(stall.pay())
+        await stall.tender(proof)
+        await stall.tender(proof)
+        await stall.tender(stall.proof(stall.hash()))
+        await stall.tender(stall.proof(stall.pay(succeeded=False)))
+        assert stall.shown == [
+            ("eip155:8453", "accepted"),
+            ("none", "payment_pending"),
+            ("none", "payment_verification_failed"),
+        ]
+
     async def test_native_currency_is_exact(self, stall) -> None:
         shelf = stall.shelf(stall.version(currency="ETH"))
         tx_hash = stall.mine(recipient=stall.provider.address, value=10**16)

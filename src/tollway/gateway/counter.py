@@ -15,8 +15,11 @@ from tollway.gateway.refusals import (
     BOUND_REQUIRED,
     GONE,
     HELD,
+    OTHER_CURRENCY,
     UNFINAL_LIMIT,
     already_used,
+    check_price_max,
+    decline,
     find_idempotency_key,
     insufficient,
     nonce_used,
@@ -30,6 +33,7 @@ from tollway.ledger.book import (
     ClaimOutcome,
     Exhausted,
     NonceUsed,
+    NotFirst,
     PlainEnded,
     UnfinalLimit,
     Unspendable,
@@ -60,10 +64,11 @@ class Order:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Purchase:
-    """A call priced with one of the payments that were shown."""
+    """A call priced with one of the payments that were shown. `is_first_price`: only while it has bought nothing."""
 
     tender: Tender
     due: Due
+    is_first_price: bool = False
 
 
 class Counter:
@@ -87,24 +92,40 @@ class Counter:
         self._unsettled: OrderedDict[int, None] = OrderedDict()
 
     def price(self, tenders: Sequence[Tender], tariffs: Sequence[Tariff]) -> list[Purchase]:
-        """What the call costs with each payment, by the terms rule; those that can give it first."""
+        """What the call costs with each payment, by the terms rule; those that can give it first.
+
+        A payment that has bought nothing yet may have a lower price for its first call. Many callers may show it at
+        once, so the books grant that price to one of them, and the price of now stands behind it for the others.
+        """
         purchases: list[Purchase] = []
         for tender in tenders:
-            due = find_due(
-                tariffs,
-                tender.asset,
-                now_ms=self._now_ms(),
-                limits=self._limits,
-                first_block_s=tender.payment.block_time if tender.is_first else None,
-            )
-            if due is not None:
-                purchases.append(Purchase(tender=tender, due=due))
+            now = self._find_due(tariffs, tender, first_block_s=None)
+            first_block_s = tender.payment.block_time if tender.is_first else None
+            first = self._find_due(tariffs, tender, first_block_s=first_block_s)
+            if first is not None and first != now:
+                purchases.append(Purchase(tender=tender, due=first, is_first_price=True))
+            if now is not None:
+                purchases.append(Purchase(tender=tender, due=now))
         return sorted(purchases, key=lambda one: one.tender.payment.rest_units < one.due.units)
+
+    def _find_due(
+        self, tariffs: Sequence[Tariff], tender: Tender, *, first_block_s: int | None
+    ) -> Due | None:
+        return find_due(
+            tariffs,
+            tender.asset,
+            now_ms=self._now_ms(),
+            limits=self._limits,
+            first_block_s=first_block_s,
+        )
 
     async def take(self, order: Order, purchases: Sequence[Purchase]) -> Ticket:
         """Takes the price from the first payment that can give it. Raises ClaimRefused; then nothing was taken."""
         refusals: list[ClaimOutcome] = []
         for purchase in purchases:
+            too_dear = check_price_max(order.call, purchase.due)
+            if too_dear is not None:  # the price of now, after a first price that was not to be had any more
+                raise ClaimRefused(Declined(problem=too_dear))
             claim = self._claim_of(order, purchase)
             payment = purchase.tender.payment
             if payment.id in self._unsettled or _may_be_unsettled(purchase.tender):
@@ -120,7 +141,7 @@ class Counter:
             if ticket is not None:
                 return ticket
             refusals.append(outcome)
-            if not isinstance(outcome, Exhausted):
+            if not isinstance(outcome, Exhausted | NotFirst):
                 break
         raise ClaimRefused(await self._explain(order, purchases[0], refusals[-1]))
 
@@ -182,6 +203,7 @@ class Counter:
             nonce=None if binding is None else binding.nonce,
             ends_plain=binding is not None,
             is_plain=binding is None,
+            is_first_price=purchase.is_first_price,
             idempotency_key=find_idempotency_key(call),
             request_id=call.request_id,
             created_ms=call.received_ms,
@@ -264,6 +286,8 @@ class Counter:
                 return Declined(problem=HELD if is_held else GONE)
             case UnfinalLimit():
                 return Declined(problem=UNFINAL_LIMIT)
+            case NotFirst():
+                return decline(OTHER_CURRENCY, order.offer)
             case Claimed():
                 raise AssertionError("a granted claim is no refusal")
             case _:

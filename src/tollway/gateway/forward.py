@@ -68,13 +68,16 @@ class Passage:
         now_ms: Callable[[], int],
         public_url: str,
         name: str,
+        note_upstream_s: Callable[[float], None] = lambda seconds: None,
     ) -> None:
+        """`note_upstream_s` hears how long each upstream took, from the first byte sent until its head."""
         self._dialer = dialer
         self._book = book
         self._limits = limits
         self._now_ms = now_ms
         self._public_url = public_url
         self._name = name
+        self._note_upstream_s = note_upstream_s
 
     async def carry(self, shipment: Shipment, take: Callable[[], Awaitable[Ticket]]) -> Outcome:
         """Dials, takes the price through `take` once a connection is held, sends, and answers with what came back.
@@ -82,10 +85,11 @@ class Passage:
         `take` raises ClaimRefused when the books say no. Every exit has written its state: released, consumed or
         unknown; a call that never got a row says so.
         """
-        trip = Trip(shipment=shipment, started_ms=self._now_ms())
+        trip = Trip(shipment=shipment)
 
         async def before_send() -> None:
             trip.ticket = await take()
+            trip.sent_ms = self._now_ms()
 
         try:
             response = await self._dialer.send(
@@ -246,15 +250,18 @@ class Passage:
         upstream_status: int | None,
     ) -> Closed | Declined:
         """Writes the outcome. Declined: the books could not say, or somebody else moved the call on."""
-        elapsed_ms = self._now_ms() - trip.started_ms
+        now_ms, upstream_ms = self._now_ms(), None
+        if upstream_status is not None and trip.sent_ms is not None:
+            upstream_ms = now_ms - trip.sent_ms
+            self._note_upstream_s(upstream_ms / 1000)
         close = Close(
             call_id=ticket.call_id,
             epoch=ticket.claimed.epoch,
             after=after,
             http_status=http_status,
             upstream_status=upstream_status,
-            latency_ms=elapsed_ms,
-            upstream_latency_ms=elapsed_ms,
+            latency_ms=now_ms - trip.shipment.call.received_ms,
+            upstream_latency_ms=upstream_ms,
             error=error,
         )
         try:

@@ -60,12 +60,12 @@ class ClaimRefused(Exception):
 
 @dataclass(slots=True, kw_only=True)
 class Trip:
-    """How far one shipment came. `ticket` is there once the claim was granted."""
+    """How far one shipment came. `ticket` is there once the claim was granted, `sent_ms` when bytes began to leave."""
 
     shipment: Shipment
-    started_ms: int
     progress: Progress = field(default_factory=Progress)
     ticket: Ticket | None = None
+    sent_ms: int | None = None
 
 
 class UpstreamBody:

@@ -75,7 +75,9 @@ class Till:
         limits: Limits,
         now_ms: Callable[[], int],
         find_older_terms: Callable[[Shelf, int], Awaitable[Shelf]],
+        note_shown: Callable[[str, str], None] = lambda network, outcome: None,
     ) -> None:
+        """`note_shown` hears of each payment that a chain was asked about: the network, and `accepted` or the code."""
         self._book = book
         self._chains = chains
         self._rules = rules
@@ -83,6 +85,7 @@ class Till:
         self._limits = limits
         self._now_ms = now_ms
         self._find_older_terms = find_older_terms
+        self._note_shown = note_shown
         self._payers = Payers(judge_of_signatures)
         self._lookups = Lookups(chains)
         # Only payments that have bought something: whether a payment is at its first call is read from the books.
@@ -206,8 +209,12 @@ class Till:
         answers = await self._ask_all(chain_ids, showing, shelf)
         accepted = next((answer for answer in answers if isinstance(answer, Accepted)), None)
         if accepted is not None:
-            return await self._record(accepted)
-        return _conclude(showing.proof.tx_hash, answers)
+            tenders = await self._record(accepted)
+            self._note_shown(tenders[0].asset.network, "accepted")
+            return tenders
+        problem = _conclude(showing.proof.tx_hash, answers)
+        self._note_shown("none", problem.code.value)
+        return problem
 
     def _candidate_chains(self, proof: Proof, shelf: Shelf) -> tuple[ChainId, ...]:
         """The networks of all terms that may still count, the listing's own order first."""

@@ -126,6 +126,7 @@ class SmallGateway:
         self.chains = FakeChains()
         self.blocked: set[Address] = set()
         self.outcomes: list[str] = []
+        self.upstream_s: list[float] = []
         self.buyer = Buyer.named("buyer")
         self._numbers = itertools.count(1)
         self.dialer = Dialer(limits=limits, allow_private=True, lookup=lambda host, port: ["127.0.0.1"])
@@ -148,6 +149,7 @@ class SmallGateway:
             now_ms=self._clock,
             public_url=PUBLIC_URL,
             name="gw.example.com",
+            note_upstream_s=self.upstream_s.append,
         )
         name = GatewayName(
             origin=PUBLIC_URL,
