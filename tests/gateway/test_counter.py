@@ -142,6 +142,43 @@ async def test_a_payment_in_a_currency_that_was_never_asked_buys_nothing(desk: D
     assert desk.counter.price([tender], [tariff]) == []
 
 
+def dearer_since(desk: Desk, tender: Tender) -> list[Tariff]:
+    """0.04 now; 0.01 until shortly before the payment's block, long enough ago to count for a first call only."""
+    block_ms = tender.payment.block_time * 1000
+    now, before = desk.tariff("0.04"), desk.tariff("0.01")
+    edit_ms = min(block_ms, NOW_MS - 3_600_000)
+    return [
+        replace(now, terms=replace(now.terms, since_ms=edit_ms)),
+        replace(before, terms=replace(before.terms, until_ms=edit_ms)),
+    ]
+
+
+async def test_the_price_of_before_the_block_is_for_one_call_and_the_others_pay_that_of_now(
+    desk: Desk,
+) -> None:
+    tender = await desk.tender(90_000, block_time=NOW_MS // 1000 - 3_600)
+    purchases = desk.counter.price([tender], dearer_since(desk, tender))
+    assert [(one.due.price.text, one.is_first_price) for one in purchases] == [
+        ("0.01", True),
+        ("0.04", False),
+    ]
+    tickets = [await desk.counter.take(desk.order(), purchases) for _ in range(3)]
+    assert [ticket.units for ticket in tickets] == [10_000, 40_000, 40_000]
+
+
+async def test_the_price_of_now_is_not_taken_beyond_what_the_caller_allows(desk: Desk) -> None:
+    tender = await desk.tender(90_000, block_time=NOW_MS // 1000 - 3_600)
+    purchases = desk.counter.price([tender], dearer_since(desk, tender))
+    order = desk.order()
+    capped = replace(order, call=replace(order.call, headers=[(b"tollway-max-price", b"0.02")]))
+    await desk.counter.take(capped, purchases)
+    with pytest.raises(ClaimRefused) as refused:
+        await desk.counter.take(capped, purchases)
+    assert refused.value.declined.problem.code is Code.PRICE_ABOVE_MAX
+    (payment,) = await desk.book.find_payments(TX)
+    assert payment.taken_units == 10_000
+
+
 async def test_the_second_payment_is_asked_when_the_first_is_empty(desk: Desk) -> None:
     empty = await desk.tender(0)
     (payment,) = await desk.book.record_payments([desk.small.sample_payment()], now_ms=NOW_MS)

@@ -12,6 +12,7 @@ from tollway.ledger.book import (
     Claimed,
     Exhausted,
     NonceUsed,
+    NotFirst,
     PlainEnded,
     UnfinalLimit,
     Unspendable,
@@ -77,6 +78,7 @@ def test_decides_greedily_in_order_and_folds_the_debits(
         ({}, {"payer": Address(b"\x01" * 20)}, Unspendable(is_held=False)),
         ({}, {"payer": None}, Unspendable(is_held=False)),
         ({"is_plain_ended": True}, {"is_plain": True}, PlainEnded()),
+        ({"taken_units": 1}, {"is_first_price": True}, NotFirst()),
         ({"taken_units": 10}, {}, Exhausted(rest_units=0)),
         ({"taken_units": 8}, {}, Exhausted(rest_units=2)),
     ],
@@ -85,6 +87,12 @@ def test_a_refusal_touches_nothing(shown: dict[str, Any], claimed: dict[str, Any
     plain = payment(1, 10)
     (decision,), debits = decide([claim_on(plain, 5, **claimed)], replace(plain, **shown))
     assert (decision.outcome, dict(decision.parts), debits) == (outcome, {}, ())
+
+
+def test_the_price_of_a_first_call_is_granted_once_however_many_ask_for_it() -> None:
+    shown = payment(1, 100)
+    decisions, _ = decide([claim_on(shown, 5, is_first_price=True) for _ in range(3)], shown)
+    assert [type(one.outcome) for one in decisions] == [Claimed, NotFirst, NotFirst]
 
 
 def test_a_nonce_in_the_books_refuses_even_when_the_payment_is_spent() -> None:

@@ -21,6 +21,7 @@ class Claim:
     `payment_id` None: a free call, recorded but taking nothing (then payer, asset and the rest may be None).
     `digest`: 32 bytes over payer, listing, method, target and body: what makes two requests the same.
     `nonce`: of a bound signature; counts once per transaction, unless its call ended `released`.
+    `is_first_price`: the price holds only while nothing has been taken from the payment.
     `ends_plain`: a bound signature was shown; the payment's plain form ends with this claim.
     `decimals`: of the asset itself, as its contract counts.
     """
@@ -45,6 +46,7 @@ class Claim:
     nonce: bytes | None
     ends_plain: bool
     is_plain: bool
+    is_first_price: bool = False
     idempotency_key: str | None
     request_id: str
     created_ms: int
@@ -91,7 +93,12 @@ class UnfinalLimit:
     """The payer has spent as much value that is not final yet as the operator allows. Nothing changed."""
 
 
-ClaimOutcome = Claimed | Exhausted | NonceUsed | PlainEnded | Unspendable | UnfinalLimit
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotFirst:
+    """The price was that of a payment's first call, and the payment has bought something by now. Nothing changed."""
+
+
+ClaimOutcome = Claimed | Exhausted | NonceUsed | PlainEnded | Unspendable | UnfinalLimit | NotFirst
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from tollway.ledger.book import (
     ClaimOutcome,
     Exhausted,
     NonceUsed,
+    NotFirst,
     PlainEnded,
     UnfinalLimit,
     Unspendable,
@@ -181,6 +182,8 @@ class _Desk:
             return Unspendable(is_held=shown.payment.state is not PaymentState.GONE)
         if claim.is_plain and shown.is_plain_ended:
             return PlainEnded()
+        if claim.is_first_price and shown.taken_units > 0:
+            return NotFirst()
         return None
 
     def _gather(self, claim: Claim, shown: _Balance) -> tuple[Parts | None, int]:
