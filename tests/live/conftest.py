@@ -7,6 +7,7 @@ import asyncio
 import importlib.util
 import itertools
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -129,18 +130,17 @@ async def street(
     ):
         session._retry_connection = False  # aiohttp would send a GET again by itself when a gateway dies
         driver = ChainDriver(session, anvil.rpc_url, anvil.chain_id)
-        before = await driver.snapshot()
-        try:
-            yield street_module.Street(
-                driver=driver,
-                playground=furnished,
-                provider=provider,
-                session=session,
-                folder=tmp_path_factory.mktemp("street"),
-                make_postgres=make_postgres,
-            )
-        finally:
-            await driver.revert(before)
+        # Each snapshot that a test went back to has set the chain's clock back as well. None is taken here: the wallets
+        # of a street are its own.
+        await driver.rpc("evm_setTime", int(time.time()))
+        yield street_module.Street(
+            driver=driver,
+            playground=furnished,
+            provider=provider,
+            session=session,
+            folder=tmp_path_factory.mktemp("street"),
+            make_postgres=make_postgres,
+        )
 
 
 @pytest.fixture

@@ -219,6 +219,31 @@ async def test_kill_9_leaves_every_payment_spent_spendable_or_explained(
     assert (await street.audit(gateway)).wrong == ()
 
 
+@pytest.mark.postgres
+async def test_a_living_gateway_settles_what_a_dead_one_left(
+    street: Any, wallets: list[Any], lines: Any
+) -> None:
+    line, caller, step = await lines("postgresql"), wallets[1], "sent-no-head"
+    doomed, tx_hash, crowd = await line.gather_crowd(wallets)
+    other = street.gateway(
+        database_url=line.database_url, public_url=doomed.public_url, settings=QUICK_RECOVERY
+    )
+    async with other as living:
+        path, headers = f"/echo/{crowd.run}/doomed/{step}", plain(caller, tx_hash)
+        async with crowd.calling():
+            with contextlib.suppress(aiohttp.ClientError, OSError):
+                await street.call(doomed, line.api_id, path, headers=headers)
+            assert await doomed.wait_ended() == -signal.SIGKILL
+        await wait_recovered(street, living, [caller, *crowd.payers])
+        await crowd.check(living)
+        (call,) = await calls_on(street, living, caller, tx_hash)
+        assert (call["status"], call["payment"]["state"]) == ("unknown", "held")
+        assert (await street.audit(living)).wrong == ()
+        assert (await street.call(living, line.api_id, path, headers=headers)).status == 200
+        (after,) = await calls_on(street, living, caller, tx_hash)
+        assert (after["id"], after["payment"]["state"]) == (call["id"], "charged")
+
+
 async def calls_on(street: Any, gateway: Any, payer: Any, tx_hash: Any) -> list[Any]:
     calls = await street.history(gateway, payer)
     return [call for call in calls if call["payment"]["transaction"] == str(tx_hash)]
