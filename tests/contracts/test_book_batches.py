@@ -10,6 +10,7 @@ from sqlalchemy import text
 from tollway.errors import StorageUnavailable
 from tollway.ledger.book import Claimed, Closed, Exhausted, Fenced, NonceUsed
 from tollway.ledger.call import CallState
+from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.storage.book_store import BookStore
 from tollway.storage.database import Database
 from tollway.testing.book_samples import (
@@ -59,13 +60,14 @@ class Gate:
 class Desk:
     """One gateway's books behind a gate."""
 
-    def __init__(self, database: Database, owner_id: str = "one") -> None:
+    def __init__(self, database: Database, owner_id: str = "one", *, limits: Limits = DEFAULT_LIMITS) -> None:
         self.sizes: list[int] = []
         self.gate = Gate(database)
         self.book: Any = BookStore(
             self.gate,  # type: ignore[arg-type]
             owner_id=owner_id,
             now_ms=lambda: NOW_MS,
+            limits=limits,
             on_batch=self.sizes.append,
         )
         self._task = asyncio.get_running_loop().create_task(self.book.run())
@@ -129,6 +131,20 @@ async def test_fifty_claims_in_one_batch_get_what_the_payment_is_worth(
     assert desk.sizes == [1, 50]
     assert sum(isinstance(one, Claimed) for one in outcomes) == worth // price
     assert outcomes[-1] == Exhausted(rest_units=worth % price)
+
+
+async def test_a_batch_carries_so_many_at_most(database: Database) -> None:
+    desk = Desk(database, limits=Limits(claim_batch_max=20))
+    await desk.book.open()
+    desk.gate.before.clear()
+    plug = start(desk.book.claim(claim_on(None)))
+    await until(lambda: desk.sizes == [1])
+    claims = [start(desk.book.claim(claim_on(None))) for _ in range(50)]
+    await asyncio.sleep(0)
+    desk.gate.before.set()
+    assert all(isinstance(one, Claimed) for one in await asyncio.gather(plug, *claims))
+    assert desk.sizes == [1, 20, 20, 10]
+    await desk.close()
 
 
 async def test_closes_and_claims_of_one_batch_see_each_other(desk: Desk) -> None:

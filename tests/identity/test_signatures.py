@@ -253,7 +253,7 @@ class TestJudge:
             DIGEST,
             wrapped,
         )
-        assert validator["to"] is None
+        assert (validator["to"], validator["gas"]) == (None, 3_000_000)
         assert wallet_itself["to"] == CONTRACT
 
     @pytest.mark.parametrize(

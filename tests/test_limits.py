@@ -1,0 +1,184 @@
+"""Every limit has its promised default, is read by the code, and is held by a test that is named here."""
+
+import ast
+import asyncio
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from tollway.limits import DEFAULT_LIMITS, KIB, MIB, Limits
+from tollway.money import Price
+from tollway.testing.small_gateway import CALLS, open_gateway, serving
+
+TESTS = Path(__file__).parent
+SOURCES = TESTS.parent / "src" / "tollway"
+
+LATER = {"stored_answer_bytes_max": "answers are stored once repeats by Idempotency-Key are served"}
+
+HELD_BY = {
+    "request_line_bytes_max": "web/test_middleware.py::test_refuses_a_head",
+    "header_bytes_max": "web/test_middleware.py::test_refuses_a_head",
+    "payment_header_bytes_max": "web/test_middleware.py::test_refuses_a_head",
+    "headers_bytes_max": "web/test_middleware.py::test_refuses_a_head",
+    "headers_max": "web/test_middleware.py::test_refuses_a_head",
+    "refused_body_bytes_max": "web/test_call_routes.py::test_drops_what_is_left_of_a_refused_body_within_limits",
+    "header_deadline_s": "test_limits.py::test_a_head_that_does_not_come_ends_the_connection",
+    "body_rate_bytes_min": "web/test_call_routes.py::"
+    "test_a_body_that_stops_is_too_slow_and_one_that_came_fast_has_earned_patience",
+    "body_rate_grace_s": "web/test_call_routes.py::"
+    "test_a_body_that_stops_is_too_slow_and_one_that_came_fast_has_earned_patience",
+    "upload_bytes_max": "gateway/test_cargo.py::test_a_stream_over_the_limit_is_refused_before_the_byte_that_is_too_much",
+    "control_body_bytes_max": "web/test_middleware.py::test_bounds_a_body_in_size_and_slowness",
+    "bound_body_bytes_max": "gateway/test_cargo.py::"
+    "test_a_bound_body_without_a_promise_has_a_limit_that_names_the_parameter",
+    "buffer_bytes": "gateway/test_cargo.py::test_a_large_or_endless_body_is_streamed_chunk_by_chunk",
+    "write_stall_s": "web/test_call_routes.py::test_a_writer_that_is_never_done_is_given_up",
+    "connections_max": "test_limits.py::test_no_more_connections_are_served_than_allowed",
+    "memory_bytes_max": "web/test_load_gauge.py::test_memory_is_full_at_95_percent",
+    "in_flight_max": "web/test_load_gauge.py::test_lets_in_until_95_percent_run",
+    "in_flight_per_address_max": "web/test_load_gauge.py::test_an_address_has_its_share_and_others_have_theirs",
+    "in_flight_per_origin_max": "outbound/test_dialer.py::test_calls_in_flight_per_origin_are_limited",
+    "dns_deadline_s": "outbound/test_judge.py::test_resolution_has_a_deadline",
+    "connect_deadline_s": "outbound/test_dialer.py::test_a_connect_that_hangs_is_unreachable",
+    "chunk_idle_s": "outbound/test_dialer.py::test_a_body_that_falls_silent_is_a_timeout",
+    "upstream_head_bytes_max": "outbound/test_dialer.py::test_a_head_that_is_none_is_a_bad_response_after_sending",
+    "connection_age_s": "outbound/test_dialer.py::test_connections_are_reused_within_one_generation_only",
+    "unsafe_reuse_idle_s": "outbound/test_dialer.py::test_an_unsafe_method_takes_no_connection_that_idled",
+    "rpc_deadline_s": "chain/test_node.py::test_a_node_that_hangs_is_left_at_the_deadline",
+    "rpc_in_flight_max": "chain/test_node.py::test_no_more_requests_are_in_flight_than_allowed",
+    "lookups_per_minute": "gateway/test_meters.py::test_look_ups_count_per_address_and_per_signer",
+    "erc1271_gas": "identity/test_signatures.py::test_a_contract_is_asked_with_gas_bytes_and_a_deadline",
+    "erc6492_gas": "identity/test_signatures.py::test_a_wrapped_signature_goes_to_the_validator_for_visitors_only",
+    "erc1271_deadline_s": "identity/test_signatures.py::test_a_contract_is_asked_with_gas_bytes_and_a_deadline",
+    "erc1271_bytes_max": "identity/test_signatures.py::test_a_contract_is_asked_with_gas_bytes_and_a_deadline",
+    "rpc_answer_bytes_max": "chain/test_node.py::test_an_http_fault_is_unusable_and_trips_the_breaker",
+    "watch_interval_s": "chain/test_watcher.py::test_it_runs_through_failures_until_it_is_cancelled",
+    "watch_batch_max": "chain/test_watcher.py::test_one_batch_at_a_time_and_all_have_their_turn",
+    "watch_in_flight_max": "chain/test_watcher.py::test_no_more_than_a_few_questions_are_in_flight",
+    "free_calls_per_minute": "gateway/test_meters.py::test_free_calls_count_per_address_and_listing",
+    "registrations_per_hour": "web/test_listing_routes.py::"
+    "test_a_wallet_creates_its_share_an_hour_and_only_created_ones_count",
+    "nonces_per_minute": "web/test_signin_routes.py::test_is_metered_per_client",
+    "failed_calls_per_window": "gateway/test_meters.py::test_failures_count_per_wallet_address_and_listing",
+    "failed_calls_window_s": "gateway/test_meters.py::test_failures_count_per_wallet_address_and_listing",
+    "nonce_ttl_s": "identity/test_front_desk.py::test_a_message_is_good_for_five_minutes",
+    "signed_request_ttl_s": "identity/test_http_signature.py::test_the_window_is_300_seconds_at_most",
+    "session_ttl_s": "identity/test_front_desk.py::test_a_session_ends_after_a_day",
+    "bound_validity_s": "gateway/test_serve.py::test_refuses_in_order_and_nothing_changes",
+    "payment_age_s": "payments/test_verdict.py::test_first_shown_within_a_day_of_readiness",
+    "price_memory_s": "payments/test_terms.py::test_a_call_costs_the_lowest_paid_price_of_ten_minutes",
+    "payee_memory_s": "payments/test_terms.py::test_a_payee_counts_from_a_day_before_the_block",
+    "payee_slack_s": "payments/test_verdict.py::test_not_older_than_its_payee_by_more_than_a_minute",
+    "claim_batch_max": "contracts/test_book_batches.py::test_a_batch_carries_so_many_at_most",
+    "unknown_hold_s": "contracts/test_book.py::test_an_unknown_call_gives_its_price_back_after_its_time",
+    "attempts_max": "contracts/test_book.py::test_a_call_is_attempted_three_times_at_most",
+    "drain_deadline_s": "web/test_server.py::test_stopping_does_not_wait_for_ever",
+    "owner_lease_s": "contracts/test_recovery.py::test_a_gateway_that_renews_is_alive_whatever_its_clock_says",
+    "owner_renew_s": "live/test_kill.py::test_a_living_gateway_settles_what_a_dead_one_left",
+    "recovery_interval_s": "live/test_kill.py::test_a_living_gateway_settles_what_a_dead_one_left",
+}
+
+PROMISED = {
+    "request_line_bytes_max": 8 * KIB,
+    "header_bytes_max": 8 * KIB,
+    "payment_header_bytes_max": 16 * KIB,
+    "headers_bytes_max": 32 * KIB,
+    "headers_max": 100,
+    "refused_body_bytes_max": 256 * KIB,
+    "header_deadline_s": 10,
+    "body_rate_bytes_min": 1 * KIB,
+    "body_rate_grace_s": 5,
+    "upload_bytes_max": 32 * MIB,
+    "control_body_bytes_max": 2 * MIB,
+    "bound_body_bytes_max": 1 * MIB,
+    "buffer_bytes": 64 * KIB,
+    "connections_max": 10_000,
+    "in_flight_per_address_max": 200,
+    "in_flight_per_origin_max": 256,
+    "dns_deadline_s": 5,
+    "connect_deadline_s": 10,
+    "chunk_idle_s": 30,
+    "upstream_head_bytes_max": 64 * KIB,
+    "connection_age_s": 5 * 60,
+    "unsafe_reuse_idle_s": 1,
+    "rpc_deadline_s": 2,
+    "rpc_in_flight_max": 64,
+    "lookups_per_minute": 30,
+    "free_calls_per_minute": 60,
+    "registrations_per_hour": 100,
+    "nonces_per_minute": 60,
+    "failed_calls_per_window": 20,
+    "failed_calls_window_s": 10 * 60,
+    "erc1271_gas": 200_000,
+    "erc1271_deadline_s": 2,
+    "erc1271_bytes_max": 4 * KIB,
+    "nonce_ttl_s": 5 * 60,
+    "signed_request_ttl_s": 300,
+    "session_ttl_s": 24 * 3600,
+    "bound_validity_s": 300,
+    "payment_age_s": 24 * 3600,
+    "price_memory_s": 10 * 60,
+    "payee_memory_s": 24 * 3600,
+    "payee_slack_s": 60,
+    "unknown_hold_s": 24 * 3600,
+    "attempts_max": 3,
+    "stored_answer_bytes_max": 256 * KIB,
+    "recovery_interval_s": 10,
+}
+"""What the contract promises; the other limits are our own."""
+
+
+def test_the_promised_defaults() -> None:
+    assert {name: getattr(DEFAULT_LIMITS, name) for name in PROMISED} == PROMISED
+
+
+@pytest.mark.parametrize("name", [entry.name for entry in fields(Limits) if entry.name not in LATER])
+def test_every_limit_is_held_by_a_test(name: str) -> None:
+    file, _, test = HELD_BY[name].partition("::")
+    assert re.search(rf"def {test}\(", (TESTS / file).read_text()), f"{file} holds no {test}"
+
+
+def test_every_limit_is_read_and_none_is_named_that_is_gone() -> None:
+    read = {
+        node.attr
+        for path in SOURCES.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute)
+    }
+    names = {entry.name for entry in fields(Limits)}
+    assert names - read == set(LATER)
+    assert set(HELD_BY) | set(LATER) == names
+
+
+# ---- What only the server itself can hold.
+
+
+def request(path: str) -> bytes:
+    return f"GET {path} HTTP/1.1\r\nHost: gw.example.com\r\n\r\n".encode()
+
+
+@pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\nHost: "], ids=("nothing", "half a head"))
+async def test_a_head_that_does_not_come_ends_the_connection(said: bytes) -> None:
+    async with open_gateway(header_deadline_s=0.3) as gate, serving(gate) as port, asyncio.timeout(20):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(said)
+        assert await reader.read() == b""
+        writer.close()
+
+
+async def test_no_more_connections_are_served_than_allowed() -> None:
+    async with open_gateway(connections_max=1) as gate, serving(gate) as port, asyncio.timeout(20):
+        await gate.publish(price=Price.parse("0"))
+        first, second = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        for _, writer in (first, second):
+            writer.write(request(CALLS + "api_quotes"))
+        assert (await first[0].readuntil(b"\r\n")).startswith(b"HTTP/1.1 200")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await second[0].readuntil(b"\r\n")
+        assert len(gate.upstream.arrived) == 1
+        first[1].close()
+        assert (await second[0].readuntil(b"\r\n")).startswith(b"HTTP/1.1 200")
+        second[1].close()
