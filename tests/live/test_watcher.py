@@ -72,7 +72,7 @@ async def test_a_payment_is_final_when_the_node_says_so(
 
 
 async def test_a_reorg_moves_it_takes_it_away_and_brings_it_back(
-    watch, scenes, chain, playground, caller, provider_account
+    watch, scenes, chain, playground, caller, stranger, provider_account
 ) -> None:
     to = provider_account.address
     payload = playground.token.artifact.function("transfer").encode((str(to), 10_000))
@@ -81,7 +81,9 @@ async def test_a_reorg_moves_it_takes_it_away_and_brings_it_back(
     first = await chain.wait_receipt(tx_hash)
     await watch.record(tx_hash, caller.address, to, 10_000)
 
-    await chain.reorg(1, [(raw, 0)])
+    # Alone and in the same second, it would be mined into the very same block.
+    other, _ = await chain.sign(key=stranger.key, to=to, value=1)
+    await chain.reorg(1, [(other, 0), (raw, 0)])
     await watch.watcher.check_once()
     moved = await watch.read(tx_hash)
     assert moved.state is PaymentState.UNFINAL
