@@ -23,7 +23,7 @@ LONG_FUNCTIONS: dict[str, int] = {}
 
 LONG_FILES: dict[str, int] = {
     "client/client.py": 420,
-    "house.py": 465,
+    "house.py": 430,
     "testing/small_gateway.py": 420,
 }
 """file -> lines that it may have."""
@@ -61,6 +61,11 @@ TESTED_ELSEWHERE: dict[str, tuple[str, ...]] = {
         "registry/reserved.py",
         "registry/upstream_rules.py",
     ),
+    "cli/test_showroom.py": ("cli/invitation.py",),
+    "client/test_client.py": ("client/desk.py", "client/failures.py"),
+    "client/test_payer.py": ("client/checkout.py", "client/steps.py", "client/transfer.py"),
+    "gateway/test_forward.py": ("gateway/exchange.py", "gateway/trip.py"),
+    "outbound/test_dialer.py": ("outbound/claim_hook.py", "outbound/upstream.py"),
     "test_settings.py": ("setting_values.py",),
     "web/test_health_routes.py": ("web/problem_pages.py",),
     "web/test_listing_routes.py": ("web/listing_query.py", "web/listing_wire.py"),
@@ -81,22 +86,6 @@ JSON_LOADED_BY: dict[str, str] = {
 }
 """Who may use `json.loads` and why. A library of ours lifts Python's recursion limit, and then deep nesting kills the
 process; everybody else uses `web.json_body` or `pydantic_core.from_json`, which refuse it."""
-
-UNTESTED = frozenset(
-    """
-    errors.py house.py identifiers.py limits.py money.py
-    cli/demo.py cli/invitation.py cli/narrator.py cli/showroom.py cli/trade.py
-    client/checkout.py client/desk.py client/failures.py client/payer.py client/quote.py
-    client/spending.py client/steps.py client/transfer.py client/wallet.py
-    gateway/cargo.py gateway/counter.py gateway/exchange.py gateway/forward.py gateway/meters.py
-    gateway/refusals.py gateway/serve.py
-    ledger/call.py ledger/claims.py ledger/parts.py
-    outbound/claim_hook.py outbound/upstream.py
-    gateway/trip.py
-    sandbox/tour.py storage/database.py web/call_routes.py web/server.py
-    """.split()  # noqa: SIM905 - a table to be read
-)
-"""Modules without a test file of their own name yet."""
 
 
 def modules() -> Iterator[Path]:
@@ -193,4 +182,4 @@ def test_every_module_has_a_test_file_named_after_it() -> None:
         has_own = (TESTS / Path(name).parent / f"test_{path.name}").exists()
         if not (is_exempt or has_own or name in covered):
             missing.add(name)
-    assert sorted(missing - UNTESTED) == [], "new modules come with their tests"
+    assert sorted(missing) == [], "new modules come with their tests"

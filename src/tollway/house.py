@@ -331,6 +331,7 @@ class House:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = ProcessLock(path)
         if not lock.acquire():
+            lock.release()
             raise SettingsInvalid([f"database_url: another gateway is serving from {self.database.path}"])
         self._lock = lock
         self._stack.callback(lock.release)

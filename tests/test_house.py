@@ -1,0 +1,141 @@
+"""The composition root: what a whole gateway says of itself, what it refuses to start on, and that settings arrive."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client import generate_latest
+from sqlalchemy import text
+
+from tollway.errors import SettingsInvalid
+from tollway.house import House
+from tollway.ledger.book import Claimed, UnfinalLimit
+from tollway.settings import Settings, load_settings
+from tollway.storage.database import connect_database
+from tollway.storage.migrate import upgrade
+from tollway.testing.book_samples import NOW_MS, claim_on, new_payment
+
+NOBODY = "http://127.0.0.1:1"
+
+
+def settings(folder: Path, **more: str) -> Settings:
+    """A gateway of its own, whose only chain node is away."""
+    told = {"RPC_LOCAL": NOBODY, "DATABASE_URL": f"sqlite:///{folder}/books.sqlite3", **more}
+    return load_settings({f"TOLLWAY_{name}": value for name, value in told.items()})
+
+
+@pytest.fixture
+async def house(tmp_path: Path) -> AsyncIterator[House]:
+    async with House(settings(tmp_path, UNFINAL_SPEND_MAX="USDC:0.000005", LIMIT_IN_FLIGHT_MAX="2")) as house:
+        yield house
+
+
+async def ask(house: House, method: str, path: str) -> httpx.Response:
+    transport = httpx.ASGITransport(house.app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8402") as client:
+        return await client.request(method, path)
+
+
+async def test_lives_without_its_chain_and_says_that_it_is_not_ready(house: House) -> None:
+    assert (await ask(house, "GET", "/healthz")).status_code == 200
+    answer = await ask(house, "GET", "/readyz")
+    assert (answer.status_code, answer.json()["code"]) == (503, "chain_unavailable")
+    (chain,) = [name for name in answer.json()["checks"] if name.startswith("chain_")]
+    assert answer.json()["checks"] == {chain: False, "load": True, "storage": True}
+    assert answer.headers["retry-after"]
+
+
+async def test_a_full_gateway_is_not_ready_and_refuses_both_planes(house: House) -> None:
+    assert house.gauge.enter("somebody") is None
+    assert (await ask(house, "GET", "/readyz")).json()["checks"]["load"] is False
+    for path in ("/api/v2/apis", "/api/v2/gateway/api_1"):
+        answer = await ask(house, "GET", path)
+        assert (answer.status_code, answer.json()["code"]) == (503, "overloaded")
+        assert answer.headers["retry-after"] == "2"
+    house.gauge.leave("somebody")
+    assert (await ask(house, "GET", "/api/v2/apis")).json() == {
+        "apis": [],
+        "total": 0,
+        "page": 1,
+        "limit": 20,
+    }
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", "/", 404, "route_not_found"),
+        ("GET", "/api/v2", 404, "route_not_found"),
+        ("GET", "/apis", 404, "route_not_found"),
+        ("GET", "/auth/nonce", 404, "route_not_found"),
+        ("GET", "/api/v2/auth/nonce", 405, "method_not_allowed"),
+        ("DELETE", "/api/v2/apis", 405, "method_not_allowed"),
+        ("POST", "/api/v2/history", 405, "method_not_allowed"),
+        ("GET", "/api/v2/apis/api_nothing", 404, "api_not_found"),
+        ("GET", "/api/v2/gateway/api_nothing", 404, "api_not_found"),
+        ("GET", "/api/v2/gateway/", 404, "route_not_found"),
+        ("GET", "/api/v2/history", 401, "authentication_required"),
+        ("GET", "/api/v2/history/call_1", 401, "authentication_required"),
+        ("GET", "/api/v2/payments", 401, "authentication_required"),
+        ("POST", "/api/v2/history/call_1/resolution", 401, "authentication_required"),
+        ("POST", "/api/v2/apis", 401, "authentication_required"),
+        ("PUT", "/api/v2/apis/api_1", 401, "authentication_required"),
+        ("DELETE", "/api/v2/apis/api_1", 401, "authentication_required"),
+        ("DELETE", "/api/v2/auth/session", 401, "authentication_required"),
+        ("GET", "/problems/nothing", 404, "route_not_found"),
+        ("GET", "/metrics", 404, "route_not_found"),
+    ],
+)
+async def test_every_refusal_is_a_problem(
+    house: House, method: str, path: str, status: int, code: str
+) -> None:
+    answer = await ask(house, method, path)
+    assert (answer.status_code, answer.json()["code"]) == (status, code)
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.json()["type"] == f"http://127.0.0.1:8402/problems/{code.replace('_', '-')}"
+    assert answer.json()["requestId"] == answer.headers["x-request-id"]
+    if status == 401:
+        assert "erc8128" in answer.headers["www-authenticate"]
+        assert "accept-signature" in answer.headers
+    assert (await ask(house, "GET", f"/problems/{code.replace('_', '-')}")).status_code == 200
+
+
+async def test_the_maximum_of_unfinal_value_reaches_the_books(house: House) -> None:
+    (payment,) = await house.book.record_payments([new_payment(10, is_final=False)], now_ms=NOW_MS)
+    assert isinstance(await house.book.claim(claim_on(payment, 5)), Claimed)
+    assert await house.book.claim(claim_on(payment, 1)) == UnfinalLimit()
+
+
+async def test_the_metrics_show_what_runs(house: House) -> None:
+    await ask(house, "GET", "/api/v2/apis")
+    house.gauge.enter("somebody")
+    told = generate_latest(house.metrics.registry).decode()
+    house.gauge.leave("somebody")
+    assert "tollway_calls_in_flight 1.0" in told
+    assert 'http_route="/api/v2/apis"' in told
+
+
+async def test_one_gateway_serves_from_a_sqlite_file_and_the_next_one_after_it(tmp_path: Path) -> None:
+    async with House(settings(tmp_path)):
+        with pytest.raises(SettingsInvalid, match="another gateway is serving"):
+            await House(settings(tmp_path)).__aenter__()
+    async with House(settings(tmp_path)):
+        pass
+
+
+async def test_refuses_a_database_of_a_newer_version(tmp_path: Path) -> None:
+    database = connect_database(f"sqlite:///{tmp_path}/books.sqlite3")
+    await database.open()
+    await upgrade(database)
+    await database.write(lambda c: c.execute(text("UPDATE alembic_version SET version_num = '9999_later'")))
+    await database.close()
+    with pytest.raises(SettingsInvalid, match="newer version"):
+        await House(settings(tmp_path)).__aenter__()
+
+
+async def test_makes_its_own_secret_key_for_its_owner_alone(tmp_path: Path) -> None:
+    House(settings(tmp_path))
+    (key,) = tmp_path.glob("*.key")
+    assert key.stat().st_mode & 0o077 == 0
+    assert "Secret(****)" in repr(settings(tmp_path))
