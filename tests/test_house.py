@@ -1,16 +1,20 @@
 """The composition root: what a whole gateway says of itself, what it refuses to start on, and that settings arrive."""
 
+import json
 from collections.abc import AsyncIterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 
 import httpx
 import pytest
 from prometheus_client import generate_latest
 from sqlalchemy import text
 
-from tollway.errors import SettingsInvalid
+from tollway.errors import EndpointNotAllowed, SettingsInvalid
 from tollway.house import House
 from tollway.ledger.book import Claimed, UnfinalLimit
+from tollway.outbound.policy import Endpoint, parse_endpoint
 from tollway.settings import Settings, load_settings
 from tollway.storage.database import connect_database
 from tollway.storage.migrate import upgrade
@@ -27,7 +31,14 @@ def settings(folder: Path, **more: str) -> Settings:
 
 @pytest.fixture
 async def house(tmp_path: Path) -> AsyncIterator[House]:
-    async with House(settings(tmp_path, UNFINAL_SPEND_MAX="USDC:0.000005", LIMIT_IN_FLIGHT_MAX="2")) as house:
+    async with House(
+        settings(
+            tmp_path,
+            UNFINAL_SPEND_MAX="USDC:0.000005",
+            LIMIT_IN_FLIGHT_MAX="2",
+            ALLOW_PRIVATE_ENDPOINTS="yes",
+        )
+    ) as house:
         yield house
 
 
@@ -132,6 +143,42 @@ async def test_refuses_a_database_of_a_newer_version(tmp_path: Path) -> None:
     await database.close()
     with pytest.raises(SettingsInvalid, match="newer version"):
         await House(settings(tmp_path)).__aenter__()
+
+
+class Node(BaseHTTPRequestHandler):
+    """A node of Ethereum, whatever it is asked."""
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        self.send_response(200)
+        self.end_headers()
+        answers = [{"jsonrpc": "2.0", "id": one["id"], "result": "0x1"} for one in asked]
+        self.wfile.write(json.dumps(answers).encode())
+
+    def log_message(self, *args: object) -> None: ...
+
+
+async def test_refuses_to_start_on_a_node_of_another_chain(tmp_path: Path) -> None:
+    with HTTPServer(("127.0.0.1", 0), Node) as server:
+        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            with pytest.raises(SettingsInvalid, match="networks: node 1 of eip155:84532") as refused:
+                await House(
+                    settings(tmp_path, RPC_LOCAL=f"http://127.0.0.1:{server.server_port}/secret")
+                ).__aenter__()
+        finally:
+            server.shutdown()
+            thread.join()
+    assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:8402", "127.0.0.1:9402"], ids=("public", "admin"))
+async def test_no_call_leads_back_into_the_gateway(house: House, address: str) -> None:
+    endpoint = parse_endpoint(f"http://{address}", allow_private=True)
+    assert isinstance(endpoint, Endpoint)
+    with pytest.raises(EndpointNotAllowed):
+        await house.dialer.probe(endpoint)
 
 
 async def test_makes_its_own_secret_key_for_its_owner_alone(tmp_path: Path) -> None:

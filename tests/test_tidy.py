@@ -23,7 +23,7 @@ LONG_FUNCTIONS: dict[str, int] = {}
 
 LONG_FILES: dict[str, int] = {
     "client/client.py": 420,
-    "house.py": 430,
+    "house.py": 425,
     "testing/small_gateway.py": 420,
 }
 """file -> lines that it may have."""

@@ -128,6 +128,10 @@ class ChainUnavailable(TollwayError):
     code = Code.CHAIN_UNAVAILABLE
 
 
+class ChainMismatch(ChainUnavailable):
+    """A configured chain node serves another chain."""
+
+
 class EndpointNotAllowed(TollwayError):
     """The outbound policy does not let this gateway dial that endpoint."""
 

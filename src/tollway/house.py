@@ -22,12 +22,12 @@ from prometheus_client import CollectorRegistry, make_asgi_app
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
+from tollway.chain.roll_call import RollCall
 from tollway.chain.rpc import ChainEndpoints, RpcReader
 from tollway.chain.rules import ChainRules
 from tollway.chain.watcher import Watcher
 from tollway.chores import Chores
 from tollway.errors import (
-    ChainUnavailable,
     SettingsInvalid,
     StorageUnavailable,
 )
@@ -90,7 +90,6 @@ class House:
         }
         self.metrics = Metrics(CollectorRegistry())
         self._lock: ProcessLock | None = None
-        self._chain_states: dict[ChainId, bool] = dict.fromkeys(self.rules, False)
         self._stack = contextlib.AsyncExitStack()
         self._wire()
 
@@ -113,6 +112,7 @@ class House:
             limits=limits,
             on_request=lambda count: self.metrics.rpc_requests.inc(),
         )
+        self.roll_call = RollCall(self.chains, self.rules)
         self.dialer = self._make_dialer(origin)
         self.inquirer = Inquirer(self.dialer)
         self.meters = Meters(limits=limits)
@@ -162,7 +162,11 @@ class House:
             limits=settings.limits,
             allow_private=settings.allow_private_endpoints,
             own_origins=frozenset({str(origin)}),
-            own_listeners=frozenset({(settings.listen.host, settings.listen.port)}),
+            own_listeners=frozenset(
+                (listen.host, listen.port)
+                for listen in (settings.listen, settings.admin_listen)
+                if listen is not None
+            ),
         )
 
     def _build_app(self, origin: PublicOrigin) -> ASGIApp:
@@ -305,12 +309,14 @@ class House:
         self._stack.push_async_callback(self.dialer.close)
         await self.book.open()
         await self.moderation.refresh()
-        await self.check_chains()
+        strays = await self.roll_call.find_strays()
+        if strays:  # a mistake in the settings; a node that is only away is not
+            raise SettingsInvalid([f"networks: {stray}" for stray in strays])
         chores = await self._stack.enter_async_context(Chores())
         limits = self.settings.limits
         chores.every(limits.owner_renew_s, self._renew)
         chores.every(limits.recovery_interval_s, self._recover)
-        chores.every(CHAIN_CHECK_INTERVAL_S, self.check_chains)
+        chores.every(CHAIN_CHECK_INTERVAL_S, self.roll_call.ask)
         chores.every(PRUNE_INTERVAL_S, self._prune)
         chores.every(MODERATION_INTERVAL_S, self.moderation.refresh)
         chores.every(READY_NOTE_INTERVAL_S, self._note_ready)
@@ -378,8 +384,7 @@ class House:
 
     async def check_ready(self) -> Mapping[str, bool]:
         """What `/readyz` shows: there is room, the books answer, and each network's nodes serve the chain they should."""
-        checks = {f"chain_{chain_id}": is_right for chain_id, is_right in self._chain_states.items()}
-        checks["load"] = not self.gauge.is_full()
+        checks = {**self.roll_call.checks, "load": not self.gauge.is_full()}
         try:
             await self.book.is_admitted(_NO_TRANSACTION)
             checks["storage"] = True
@@ -388,15 +393,6 @@ class House:
         return checks
 
     # ---- Beside the requests.
-
-    async def check_chains(self) -> None:
-        for chain_id in self.rules:
-            try:
-                await self.chains.check_chain(chain_id)
-                self._chain_states[chain_id] = True
-            except ChainUnavailable as exc:
-                self._chain_states[chain_id] = False
-                _log.warning("chain_not_ready", chain_id=chain_id, detail=str(exc))
 
     async def _renew(self) -> None:
         await self.book.renew_ownership(now_ms=now_ms())

@@ -7,7 +7,7 @@ from aiohttp import web
 
 from tollway.chain.reader import ChainFacts, ContractAnswer, NotMined
 from tollway.chain.rpc import ChainEndpoints, RpcReader
-from tollway.errors import ChainUnavailable
+from tollway.errors import ChainMismatch, ChainUnavailable
 from tollway.identifiers import Address, ChainId, TxHash
 from tollway.limits import Limits
 
@@ -358,7 +358,7 @@ async def test_one_node_of_another_chain_is_a_mistake_that_is_told(make_node, ma
     stray, stray_url = await make_node()
     _, good_url = await make_node()
     stray.answers["eth_chainId"] = "0x1"
-    with pytest.raises(ChainUnavailable) as caught:
+    with pytest.raises(ChainMismatch) as caught:
         await (await make_reader(good_url, stray_url)).check_chain(CHAIN)
     assert "node 2 of eip155:84532" in caught.value.__notes__[0]
 

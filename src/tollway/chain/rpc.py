@@ -28,7 +28,7 @@ from tollway.chain.answers import (
 )
 from tollway.chain.node import Node, WrongChain, open_session
 from tollway.chain.reader import ChainFacts, ContractAnswer, NotMined
-from tollway.errors import ChainUnavailable
+from tollway.errors import ChainMismatch, ChainUnavailable
 from tollway.identifiers import Address, ChainId, TxHash, format_network
 from tollway.limits import Limits
 
@@ -210,8 +210,8 @@ class RpcReader:
         return await self._read_first(chain_id, read, deadline_s=self._limits.rpc_deadline_s)
 
     async def check_chain(self, chain_id: ChainId) -> None:
-        """Asks all nodes at once. Raises `ChainUnavailable` when fewer than `agreement_min` answer, and also when any
-        of them serves another chain: that is a mistake in the settings which fail-over would hide.
+        """Asks all nodes at once. Raises `ChainUnavailable` when fewer than `agreement_min` answer, and `ChainMismatch`
+        when any of them serves another chain: that is a mistake in the settings which fail-over would hide.
         """
         failures: list[str] = []
         strays: list[str] = []
@@ -230,8 +230,13 @@ class RpcReader:
 
         async with asyncio.TaskGroup() as group:
             checks = [group.create_task(check(node)) for node in self._nodes.get(chain_id, ())]
-        if strays or sum(task.result() for task in checks) < self._agreement_min.get(chain_id, 1):
-            raise _unavailable(chain_id, strays + failures)
+        if strays:
+            mismatch = ChainMismatch(f"a node of {format_network(chain_id)} serves another chain")
+            for stray in strays:
+                mismatch.add_note(stray)
+            raise mismatch
+        if sum(task.result() for task in checks) < self._agreement_min.get(chain_id, 1):
+            raise _unavailable(chain_id, failures)
 
     async def _read_first(
         self, chain_id: ChainId, read: Callable[[Node], Awaitable[T]], *, deadline_s: float
