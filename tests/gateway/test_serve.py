@@ -400,6 +400,27 @@ async def test_a_402_to_head_has_no_body(gate: SmallGateway) -> None:
     assert int(answer.headers["content-length"]) > 500
 
 
+DOCUMENT = {
+    "openapi": "3.1.0",
+    "paths": {"/q": {"get": {"parameters": [
+        {"name": "symbol", "in": "query", "required": True, "schema": {"type": "string"}}
+    ]}}},
+}  # fmt: skip
+
+
+async def test_a_call_without_a_required_parameter_spends_nothing(gate: SmallGateway) -> None:
+    await gate.publish(openapi=DOCUMENT)
+    payment = await gate.pay()
+    assert (await gate.ask("GET", "/q")).status == 402  # never a parameter check before the terms
+    refused = await gate.ask("GET", "/q?other=1", gate.plain_proof(payment.tx_hash))
+    assert (refused.status, refused.problem["code"]) == (422, "validation_failed")
+    assert [error["parameter"] for error in refused.problem["errors"]] == ["symbol"]
+    assert refused.problem["paymentState"] == "none"
+    assert not gate.upstream.arrived
+    served = await gate.ask("GET", "/q?symbol=A", gate.plain_proof(payment.tx_hash))
+    assert served.status == 200
+
+
 async def test_a_missing_sum_is_named(gate: SmallGateway) -> None:
     problem = (await too_little(gate)).problem
     assert (problem["available"], problem["missing"], problem["currency"]) == ("0.004", "0.006", "USDC")

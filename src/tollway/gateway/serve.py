@@ -27,6 +27,7 @@ from tollway.gateway.exchange import (
 from tollway.gateway.forward import Passage, build_target
 from tollway.gateway.headers import check_control_headers, is_loop
 from tollway.gateway.meters import Meters
+from tollway.gateway.parameters import Manual
 from tollway.gateway.refusals import (
     BLOCKED,
     BOUND_REQUIRED,
@@ -44,7 +45,7 @@ from tollway.gateway.refusals import (
 )
 from tollway.gateway.target import match_operation
 from tollway.gateway.trip import Shipment
-from tollway.identifiers import Address
+from tollway.identifiers import Address, ListingId
 from tollway.ledger.book import Book
 from tollway.ledger.call import Payment
 from tollway.limits import Limits
@@ -57,6 +58,7 @@ from tollway.registry.listing import Listing, Operation, Shelf, Terms
 
 CLOCK_SLACK_S = 5  # callers' clocks run a little ahead
 ENDPOINTS_KEPT = 10_000
+MANUALS_KEPT = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +107,7 @@ class Gateway:
         self._now_ms = now_ms
         self._counter = Counter(book=book, till=till, limits=limits, now_ms=now_ms, entropy=entropy)
         self._endpoints: dict[str, Endpoint | EndpointRefused] = {}
+        self._manuals: dict[tuple[ListingId, int], Manual] = {}
 
     async def serve(self, call: IncomingCall) -> Outcome:
         """One call, from its headers to its outcome. Raises StorageUnavailable and ChainUnavailable: nothing taken."""
@@ -166,6 +169,7 @@ class Gateway:
         problem = (
             check_size(call.body, self._limits)
             or check_idempotency_key(call)
+            or self._check_parameters(call, shelf.listing)
             or self._check_form(proof, shelf.listing)
         )
         if problem is not None:
@@ -197,6 +201,22 @@ class Gateway:
         outcome = await self._passage.carry(shipment, partial(self._counter.take, order, purchases))
         self._note_failure(call, listing, tenders[0].payment, outcome)
         return outcome
+
+    def _check_parameters(self, call: IncomingCall, listing: Listing) -> Problem | None:
+        """The provider's document is read once per revision of a listing."""
+        if listing.openapi is None:
+            return None
+        key = (listing.id, listing.revision)
+        manual = self._manuals.get(key)
+        if manual is None:
+            if len(self._manuals) >= MANUALS_KEPT:
+                self._manuals.clear()
+            auth = listing.upstream_auth
+            manual = Manual(listing.openapi, given=() if auth is None else (auth.name,))
+            self._manuals[key] = manual
+        return manual.check(
+            method=call.method, rest=call.target.rest, query=call.target.query, headers=call.headers
+        )
 
     def _check_form(self, proof: Proof, listing: Listing) -> Problem | None:
         """The plain form where a bound one is asked for; a bound one outside its time."""
