@@ -46,6 +46,8 @@ HELD_BY = {
     "upstream_head_bytes_max": "outbound/test_dialer.py::test_a_head_that_is_none_is_a_bad_response_after_sending",
     "connection_age_s": "outbound/test_dialer.py::test_connections_are_reused_within_one_generation_only",
     "unsafe_reuse_idle_s": "outbound/test_dialer.py::test_an_unsafe_method_takes_no_connection_that_idled",
+    "dial_failures_max": "gateway/test_breaker.py::test_opens_after_failures_in_a_row_of_that_origin_only",
+    "dial_pause_s": "gateway/test_breaker.py::test_after_the_pause_one_failure_pauses_again_and_one_answer_ends_it",
     "rpc_deadline_s": "chain/test_node.py::test_a_node_that_hangs_is_left_at_the_deadline",
     "rpc_in_flight_max": "chain/test_node.py::test_no_more_requests_are_in_flight_than_allowed",
     "lookups_per_minute": "gateway/test_meters.py::test_look_ups_count_per_address_and_per_signer",

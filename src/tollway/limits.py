@@ -42,6 +42,8 @@ class Limits:
     chunk_idle_s: float = 30.0
     upstream_head_bytes_max: int = 64 * KIB
     connection_age_s: float = 300.0  # a pooled connection is judged again at least this often
+    dial_failures_max: int = 5  # in a row; then the origin is left alone for `dial_pause_s`
+    dial_pause_s: float = 10.0
     unsafe_reuse_idle_s: float = 1.0  # POST and PATCH take a pooled connection only when it was idle for less
 
     # Chain nodes.

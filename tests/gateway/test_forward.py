@@ -687,3 +687,24 @@ def holding(head: bytes) -> Any:
         await asyncio.Event().wait()
 
     return answer
+
+
+async def test_an_upstream_that_is_known_to_be_down_asks_nobody_for_money(gate: SmallGateway) -> None:
+    listing = await gate.publish(endpoint=nobody_listens(), methods=("GET",))
+    payment = await gate.pay(100_000)
+    for _ in range(gate.limits.dial_failures_max):
+        failed = await gate.ask(headers=gate.plain_proof(payment.tx_hash))
+        assert failed.problem["code"] == "upstream_unreachable"
+    for answer in (
+        await gate.ask(),
+        await gate.ask("POST"),
+        await gate.ask(headers=gate.plain_proof(payment.tx_hash)),
+    ):
+        assert (answer.status, answer.problem["code"]) == (503, "upstream_unavailable")
+        assert "payment" not in answer.problem
+        assert answer.headers["retry-after"] == "10"
+        assert answer.headers["proxy-status"] == '"gw.example.com"; error=destination_unavailable'
+    assert await states(gate) == []
+    gate.now_ms += 10_000
+    await gate.revise(listing, endpoint=gate.upstream.url)
+    await check_works_again(gate, gate.plain_proof(payment.tx_hash))

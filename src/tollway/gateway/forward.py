@@ -16,7 +16,9 @@ from tollway.errors import (
     TollwayError,
     UpstreamBadResponse,
     UpstreamTimeout,
+    UpstreamUnreachable,
 )
+from tollway.gateway.breaker import Breaker
 from tollway.gateway.exchange import (
     Abandoned,
     Answer,
@@ -78,6 +80,11 @@ class Passage:
         self._public_url = public_url
         self._name = name
         self._note_upstream_s = note_upstream_s
+        self._breaker = Breaker(limits=limits, now_ms=now_ms)
+
+    def wait_s(self, endpoint: Endpoint) -> int | None:
+        """Seconds until an upstream that is known to be down is tried again; None when it may be dialled."""
+        return self._breaker.wait_s(endpoint.origin)
 
     async def carry(self, shipment: Shipment, take: Callable[[], Awaitable[Ticket]]) -> Outcome:
         """Dials, takes the price through `take` once a connection is held, sends, and answers with what came back.
@@ -99,12 +106,14 @@ class Passage:
                 progress=trip.progress,
             )
         except ClaimRefused as refused:
+            self._breaker.note_reached(shipment.endpoint.origin)
             return refused.declined
         except (TollwayError, CallerGone, BodyRefused) as exc:
             return await self._fail(trip, exc)
         except BaseException as exc:
             await self._close_aborted(trip, exc)
             raise
+        self._breaker.note_reached(shipment.endpoint.origin)
         return await self._answer(trip, response)
 
     def _build_request(self, shipment: Shipment) -> UpstreamRequest:
@@ -128,6 +137,8 @@ class Passage:
 
     async def _fail(self, trip: Trip, exc: TollwayError | CallerGone | BodyRefused) -> Outcome:
         """Provably not wholly sent -> released. Sent, and no head came -> unknown, which is never asked to pay again."""
+        if isinstance(exc, UpstreamUnreachable):
+            self._breaker.note_failed(trip.shipment.endpoint.origin)
         problem = explain_failure(exc)
         told = proxy_status(self._name, f"error={name_proxy_error(problem)}")
         ticket = trip.ticket

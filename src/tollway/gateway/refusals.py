@@ -3,7 +3,7 @@ here; which of them may carry terms (the law about 402) is.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from aiohttp import ServerDisconnectedError
 
@@ -13,7 +13,7 @@ from tollway.identifiers import CallId
 from tollway.ledger.call import CallState, Payment
 from tollway.money import Asset, Price
 from tollway.payments.terms import Due
-from tollway.registry.listing import Shelf
+from tollway.registry.listing import Listing, Shelf
 
 STANDARD_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 IDEMPOTENCY_KEY_MAX = 255
@@ -24,8 +24,11 @@ _PAYS = re.compile(rb"payment(?:\s|$)", re.I)
 _NEVER_SERVED = frozenset({"TRACE", "CONNECT"})
 
 
-def find_closed(shelf: Shelf | None, call: IncomingCall) -> Problem | None:
-    """In the order of the contract: 404, 410, 503, 405; before any question of money."""
+def find_closed(
+    shelf: Shelf | None, call: IncomingCall, *, find_wait_s: Callable[[Listing], int | None] = lambda _: None
+) -> Problem | None:
+    """In the order of the contract: 404, 410, 503, 405; before any question of money. `find_wait_s`: until an upstream
+    that is known to be down is tried again."""
     if shelf is None:
         return NOT_FOUND
     listing = shelf.listing
@@ -46,6 +49,14 @@ def find_closed(shelf: Shelf | None, call: IncomingCall) -> Problem | None:
             code=Code.API_PAUSED,
             detail="The provider has paused this API.",
             retry_after_s=60,
+            payment_state="none",
+        )
+    wait_s = find_wait_s(listing)
+    if wait_s is not None:
+        return Problem(
+            code=Code.UPSTREAM_UNAVAILABLE,
+            detail="The provider's API could not be reached lately; nothing was sent.",
+            retry_after_s=wait_s,
             payment_state="none",
         )
     return _check_method(listing.methods, call.method)
@@ -279,6 +290,7 @@ _PROXY_ERRORS = {
     Code.UPSTREAM_TIMEOUT: "http_response_timeout",
     Code.UPSTREAM_BAD_RESPONSE: "http_protocol_error",
     Code.OVERLOADED: "connection_limit_reached",
+    Code.UPSTREAM_UNAVAILABLE: "destination_unavailable",
     Code.STORAGE_UNAVAILABLE: "proxy_internal_error",
     Code.CHAIN_UNAVAILABLE: "proxy_internal_error",
     Code.PAYMENT_OUTCOME_UNKNOWN: "proxy_internal_error",

@@ -117,7 +117,7 @@ class Gateway:
         if is_loop(call.headers, self._name.host):
             return Declined(problem=LOOP)
         shelf = await self._catalog.find(call.listing_id)
-        problem = find_closed(shelf, call)
+        problem = find_closed(shelf, call, find_wait_s=self._find_wait_s)
         if shelf is None or problem is not None:
             return Declined(problem=problem or NOT_FOUND)
         tariffs = _find_tariffs(shelf, call)
@@ -135,18 +135,26 @@ class Gateway:
         except BodyRefused as refused:
             return Declined(problem=refused.problem)
 
+    def _find_wait_s(self, listing: Listing) -> int | None:
+        endpoint = self._find_endpoint(listing)
+        return None if isinstance(endpoint, EndpointRefused) else self._passage.wait_s(endpoint)
+
     def _find_way(self, call: IncomingCall, listing: Listing) -> _Way | Problem:
-        """The endpoint is parsed once per URL; policy was checked when it was listed, and is again at every socket."""
+        endpoint = self._find_endpoint(listing)
+        if isinstance(endpoint, EndpointRefused):
+            return UNREACHABLE
+        target = build_target(call, listing, endpoint)
+        return target if isinstance(target, Problem) else _Way(endpoint=endpoint, target=target)
+
+    def _find_endpoint(self, listing: Listing) -> Endpoint | EndpointRefused:
+        """Parsed once per URL; policy was checked when it was listed, and is again at every socket."""
         endpoint = self._endpoints.get(listing.endpoint)
         if endpoint is None:
             if len(self._endpoints) >= ENDPOINTS_KEPT:
                 self._endpoints.clear()
             endpoint = parse_endpoint(listing.endpoint, allow_private=self._name.allow_private)
             self._endpoints[listing.endpoint] = endpoint
-        if isinstance(endpoint, EndpointRefused):
-            return UNREACHABLE
-        target = build_target(call, listing, endpoint)
-        return target if isinstance(target, Problem) else _Way(endpoint=endpoint, target=target)
+        return endpoint
 
     # ---- Paid.
 
