@@ -25,6 +25,7 @@ from tollway.ledger.book import (
     Unspendable,
 )
 from tollway.ledger.call import CallState, Payment
+from tollway.ledger.statement import HistoryQuery
 from tollway.limits import DEFAULT_LIMITS
 from tollway.money import Price
 from tollway.payments.proof import Binding, Proof
@@ -354,3 +355,12 @@ async def written(desk: Desk, orders: list[Order]) -> list[Claim]:
     for order in orders:
         await desk.counter.take(order, [desk.purchase(tender)])
     return claims
+
+
+async def test_a_call_remembers_the_decimals_of_the_asset_itself(desk: Desk) -> None:
+    """A record outlives the configuration, and ledger units alone do not tell what the contract counts."""
+    ether = replace(USDC, symbol="USDC", decimals=18)
+    tender = replace(await desk.tender(10**9), asset=ether)
+    await desk.counter.take(desk.order(), [desk.purchase(tender)])
+    page = await desk.book.history(HistoryQuery(wallet=tender.payment.payer, role="payer", limit=1, offset=0))
+    assert page.calls[0].decimals == 18
