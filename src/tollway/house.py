@@ -27,10 +27,7 @@ from tollway.chain.rpc import ChainEndpoints, RpcReader
 from tollway.chain.rules import ChainRules
 from tollway.chain.watcher import Watcher
 from tollway.chores import Chores
-from tollway.errors import (
-    SettingsInvalid,
-    StorageUnavailable,
-)
+from tollway.errors import SettingsInvalid, StorageUnavailable
 from tollway.gateway.forward import Passage
 from tollway.gateway.meters import Meters
 from tollway.gateway.serve import Gateway, GatewayName
@@ -154,6 +151,7 @@ class House:
             now_ms=now_ms,
             unfinal_max_nano=self.settings.unfinal_spend_max_nano,
             on_batch=self.metrics.claims_batch_size.observe,
+            on_lapse=self.metrics.lease_lapses.inc,
         )
 
     def _make_dialer(self, origin: PublicOrigin) -> Dialer:

@@ -63,7 +63,7 @@ class Limits:
     free_calls_per_minute: int = 60  # per client address and listing
     registrations_per_hour: int = 100  # per wallet; only created listings count
     nonces_per_minute: int = 60  # sign-in nonces per client address
-    failed_calls_per_window: int = 20  # per wallet, client address and listing
+    failed_calls_per_window: int = 20  # per wallet and per client address, each on one listing
     failed_calls_window_s: int = 600
 
     # Proofs.
@@ -84,7 +84,7 @@ class Limits:
 
     # Life of the process.
     drain_deadline_s: float = 30.0
-    owner_lease_s: float = 15.0  # a gateway that has not renewed for this long is dead to the others
+    owner_lease_s: float = 30.0  # a gateway that has not renewed for this long is dead to the others
     owner_renew_s: float = 3.0
     recovery_interval_s: float = 10.0
 

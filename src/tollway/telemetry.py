@@ -20,6 +20,7 @@ CLAIMS_BATCH_SIZE = "tollway_claims_batch_size"
 PAYMENTS = "tollway_payments"
 RPC_REQUESTS = "tollway_rpc_requests"
 CALLS_IN_FLIGHT = "tollway_calls_in_flight"
+LEASE_LAPSES = "tollway_lease_lapses"
 
 DURATION_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
 """OpenTelemetry's semantic conventions for `http.server.request.duration`."""
@@ -66,6 +67,9 @@ class Metrics:
         )
         self.rpc_requests = Counter(RPC_REQUESTS, "Requests to chain nodes.", registry=registry)
         self.calls_in_flight = Gauge(CALLS_IN_FLIGHT, "Requests that run now.", registry=registry)
+        self.lease_lapses = Counter(
+            LEASE_LAPSES, "Times that this gateway was silent for longer than its lease.", registry=registry
+        )
 
 
 def configure_logging(

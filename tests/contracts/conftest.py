@@ -13,8 +13,9 @@ from typing import Any
 
 import asyncpg
 import pytest
-from sqlalchemy import make_url, text
+from sqlalchemy import make_url
 
+from tollway.limits import DEFAULT_LIMITS
 from tollway.storage.book_store import BookStore
 from tollway.storage.database import Database, connect_database
 from tollway.storage.migrate import upgrade
@@ -92,6 +93,14 @@ class Clock:
         return self.ms
 
 
+async def outlive(shared: Clock, *living: Any) -> None:
+    """A lease goes by in which only these gateways renew, without a gap."""
+    for _ in range(10):
+        shared.ms += int(DEFAULT_LIMITS.owner_lease_s * 100)
+        for book in living:
+            await book.renew_ownership(now_ms=NOW_MS)
+
+
 class Books:
     """The books of one test: in memory, in SQLite or in PostgreSQL, seen by one gateway or by several."""
 
@@ -99,7 +108,8 @@ class Books:
         self.database = database
         self.clock = clock
         self._first: MemoryBook | None = None
-        self._stores: list[tuple[BookStore, asyncio.Task[None]]] = []
+        self._shared = Clock(clock.ms)
+        self._stores: dict[str, tuple[BookStore, asyncio.Task[None]]] = {}
 
     async def gateway(self, owner_id: str, **options: Any) -> Any:
         """A gateway of that name, alive."""
@@ -110,8 +120,9 @@ class Books:
             book = self._first if not self._stores_of_memory(owner_id) else self._first.another(owner_id)
             await book.renew_ownership(now_ms=self.clock())
             return book
+        options.setdefault("shared_clock", lambda connection, now_ms: self._shared.ms)
         store = BookStore(self.database, owner_id=owner_id, now_ms=self.clock, **options)
-        self._stores.append((store, asyncio.get_running_loop().create_task(store.run())))
+        self._stores[owner_id] = store, asyncio.get_running_loop().create_task(store.run())
         await store.open()
         return store
 
@@ -125,11 +136,11 @@ class Books:
             assert self._first is not None
             self._first._rows.seen_ms.pop(owner_id)
         else:
-            sql = text("UPDATE gateway_owner SET seen_ms = 0 WHERE id = :id")
-            await self.database.write(lambda c: c.execute(sql, {"id": owner_id}))
+            living = [store for name, (store, _) in self._stores.items() if name != owner_id]
+            await outlive(self._shared, *living)
 
     async def close(self) -> None:
-        for store, task in self._stores:
+        for store, task in self._stores.values():
             store.stop()
             await task
 

@@ -4,25 +4,42 @@ import asyncio
 import shutil
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import Connection, text
+from structlog.testing import capture_logs
 
-from tollway.ledger.book import Claimed, Fenced, Unspendable
+from tollway.errors import StorageUnavailable
+from tollway.ledger.book import Claimed, Closed, Fenced, Unspendable
 from tollway.ledger.call import CallState
+from tollway.limits import DEFAULT_LIMITS
+from tollway.storage import book_store
 from tollway.storage.book_store import BookStore
-from tollway.storage.database import Database, SqliteDatabase
+from tollway.storage.database import COMMAND_TIMEOUT_S, Database, SqliteDatabase, connect_database
 from tollway.storage.operator_notes import mark_path
-from tollway.storage.recovery import Stranded, settle
+from tollway.storage.recovery import OWNER_KEPT_MS, Stranded, prune_owners, read_shared_clock, settle
 from tollway.testing.book_samples import NOW_MS, claim_on, close_of, new_payment, tx_hash
 
 HOLD_MS = 86_400_000
 LIFE_ONE: Callable[[Connection], str] = lambda _: "life-1"  # noqa: E731
 LIFE_TWO: Callable[[Connection], str] = lambda _: "life-2"  # noqa: E731
 NO_MARK: Callable[[Connection], str] = lambda _: ""  # noqa: E731
+
+
+LEASE_MS = int(DEFAULT_LIMITS.owner_lease_s * 1000)
+
+
+class SharedClock:
+    """The database's clock, moved by hand."""
+
+    def __init__(self) -> None:
+        self.ms = NOW_MS
+
+    def __call__(self, connection: Connection, now_ms: int) -> int:
+        return self.ms
 
 
 class Gateway:
@@ -50,8 +67,12 @@ async def execute(database: Database, sql: str, **values: object) -> None:
     await database.write(lambda c: c.execute(text(sql), values))
 
 
-async def die(database: Database, owner_id: str) -> None:
-    await execute(database, "UPDATE gateway_owner SET seen_ms = 0 WHERE id = :id", id=owner_id)
+async def outlive(clock: SharedClock, *living: Any) -> None:
+    """A lease goes by in which only these renew, without a gap."""
+    for _ in range(10):
+        clock.ms += LEASE_MS // 10
+        for book in living:
+            await book.renew_ownership(now_ms=NOW_MS)
 
 
 @pytest.mark.parametrize(
@@ -65,11 +86,13 @@ async def die(database: Database, owner_id: str) -> None:
 async def test_the_clock_releases_unless_a_power_loss_may_have_lost_the_close(
     database: Database, before: Any, after: Any, ends: CallState
 ) -> None:
-    async with Gateway(database, boot_mark=before) as one:
+    clock = SharedClock()
+    async with Gateway(database, boot_mark=before, shared_clock=clock) as one:
         claim = claim_on(await paid(one))
         await one.claim(claim)
-    await die(database, "one")
-    async with Gateway(database, "two", boot_mark=after) as two:
+    async with Gateway(database, "two", boot_mark=after, shared_clock=clock) as two:
+        await outlive(clock, two)
+        await two.recover(now_ms=NOW_MS)
         assert (await two.find_call(claim.call_id)).state is CallState.UNKNOWN
         await two.recover(now_ms=NOW_MS + HOLD_MS)
         assert (await two.find_call(claim.call_id)).state is ends
@@ -119,19 +142,91 @@ async def test_what_moved_on_since_it_was_found_is_left_alone(
         assert (await one.find_call(claim.call_id)).state is CallState.FORWARDING
 
 
-@pytest.mark.postgres
-async def test_a_gateway_that_renews_is_alive_whatever_its_clock_says(postgres_url: str) -> None:
-    from tollway.storage.database import connect_database
-
+@pytest.fixture
+async def shared_database(postgres_url: str) -> AsyncIterator[Database]:
     database = connect_database(postgres_url)
-    async with Gateway(database) as one, Gateway(database, "two") as two:
+    yield database
+    await database.close()
+
+
+@pytest.mark.postgres
+async def test_a_gateway_that_renews_is_alive_whatever_its_clock_says(shared_database: Database) -> None:
+    clock = SharedClock()
+    async with (
+        Gateway(shared_database, shared_clock=clock) as one,
+        Gateway(shared_database, "two", shared_clock=clock) as two,
+    ):
         claim = claim_on(await paid(one))
         await one.claim(claim)
-        await one.renew_ownership(now_ms=1)
+        await outlive(clock, one, two)
         assert await two.recover(now_ms=NOW_MS + HOLD_MS) == 0
-        await die(database, "one")
+        await outlive(clock, two)
         assert await two.recover(now_ms=1) == 1
-    await database.close()
+
+
+@pytest.mark.postgres
+async def test_the_shared_clock_is_the_database_s(shared_database: Database) -> None:
+    first = await shared_database.read(lambda connection: read_shared_clock(connection, 1))
+    assert NOW_MS // 10 < first <= await shared_database.read(lambda c: read_shared_clock(c, 1))
+
+
+@pytest.mark.postgres
+async def test_a_stall_of_all_gateways_fences_none(shared_database: Database) -> None:
+    clock, lapses = SharedClock(), []
+    options = {"shared_clock": clock, "on_lapse": lambda: lapses.append(1)}
+    async with (
+        Gateway(shared_database, **options) as one,
+        Gateway(shared_database, "two", **options) as two,
+    ):
+        claim = claim_on(await paid(one))
+        await one.claim(claim)
+        await outlive(clock, one, two)
+        assert not lapses
+        clock.ms += 2 * LEASE_MS  # nobody could renew
+        assert await two.recover(now_ms=NOW_MS) == 0
+        with capture_logs() as logs:
+            await two.renew_ownership(now_ms=NOW_MS)
+        assert await two.recover(now_ms=NOW_MS) == 0
+        assert [entry["event"] for entry in logs] == ["owner_lease_lapsed"]
+        assert lapses == [1]
+        await outlive(clock, one, two)
+        assert await two.recover(now_ms=NOW_MS) == 0
+        assert isinstance(await one.close(close_of(claim)), Closed)
+
+
+async def test_a_renewal_that_hangs_is_given_up(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(book_store, "RENEW_TIMEOUT_S", 0)
+    with pytest.raises(StorageUnavailable):
+        await Gateway(database).book.renew_ownership(now_ms=NOW_MS)
+
+
+def test_the_lease_outlives_every_timeout_of_the_database() -> None:
+    assert DEFAULT_LIMITS.owner_lease_s >= 2 * COMMAND_TIMEOUT_S
+    assert DEFAULT_LIMITS.owner_lease_s / 2 > book_store.RENEW_TIMEOUT_S + DEFAULT_LIMITS.owner_renew_s
+    # A gateway judges after its own first lease: all is settled within a minute of the last restart.
+    assert DEFAULT_LIMITS.owner_lease_s + 2 * DEFAULT_LIMITS.recovery_interval_s < 60
+
+
+async def test_gateways_long_dead_are_forgotten_unless_they_left_calls_open(database: Database) -> None:
+    clock = SharedClock()
+    async with Gateway(database, "busy", shared_clock=clock) as busy:
+        await busy.claim(claim_on(await paid(busy)))
+    async with Gateway(database, "idle", shared_clock=clock):
+        pass
+    clock.ms += OWNER_KEPT_MS
+    async with Gateway(database, "late", shared_clock=clock):
+        assert await owners(database) >= {"idle"}
+    clock.ms += 1
+    book = Gateway(database, "new", shared_clock=clock).book
+    await book.renew_ownership(now_ms=NOW_MS)
+    await execute(database, "UPDATE call SET state = 'forwarding'")
+    await database.write(lambda c: prune_owners(c, "new", now_ms=NOW_MS, shared_clock=clock))
+    assert await owners(database) == {"busy", "late", "new"}
+
+
+async def owners(database: Database) -> set[str]:
+    found = await database.read(lambda c: c.execute(text("SELECT id FROM gateway_owner")).scalars().all())
+    return set(found)
 
 
 async def test_the_audit_finds_an_imbalance(database: Database) -> None:

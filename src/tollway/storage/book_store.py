@@ -11,6 +11,8 @@ from functools import partial
 from types import MappingProxyType
 from typing import TypeVar
 
+import structlog
+
 from tollway.errors import StorageUnavailable
 from tollway.identifiers import Address, CallId, TxHash
 from tollway.ledger.book import (
@@ -33,8 +35,11 @@ from tollway.storage import operator_notes, payment_store, recovery, statement_s
 from tollway.storage.audit import audit
 from tollway.storage.database import Database, SqliteDatabase, Work, is_retryable
 from tollway.storage.group_commit import GroupCommit, OpenKey
+from tollway.storage.lease import Lease
 from tollway.storage.posting import Posting, Reopen, Reopened
-from tollway.storage.recovery import BootMark, Stranded, read_boot_mark
+from tollway.storage.recovery import BootMark, SharedClock, Stranded, read_boot_mark, read_shared_clock
+
+_log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
@@ -42,6 +47,8 @@ ROLLBACKS_MAX = 8
 """How often a transaction that the database rolled back (deadlock) is tried again."""
 SETTLE_MAX = 500
 """Calls that one transaction of recovery moves."""
+RENEW_TIMEOUT_S = 5.0
+"""A renewal that hangs is given up so early that several more fit into the lease."""
 
 
 class BookStore:
@@ -56,14 +63,20 @@ class BookStore:
         limits: Limits = DEFAULT_LIMITS,
         unfinal_max_nano: Mapping[str, int] = MappingProxyType({}),
         boot_mark: BootMark = read_boot_mark,
+        shared_clock: SharedClock = read_shared_clock,
         on_batch: Callable[[int], None] = lambda size: None,
+        on_lapse: Callable[[], None] = lambda: None,
     ) -> None:
+        """`on_lapse`: this gateway was silent for longer than its lease, and others may have settled its calls."""
         self._database = database
         self._owner_id = owner_id
         self._now_ms = now_ms
         self._limits = limits
         self._unfinal_max_nano = unfinal_max_nano
         self._boot_mark = boot_mark
+        self._shared_clock = shared_clock
+        self._on_lapse = on_lapse
+        self._lease = Lease(length_ms=int(limits.owner_lease_s * 1000))
         self._marking = asyncio.Lock()
         self._batches = GroupCommit(
             database, posting=self._posting, batch_max=limits.claim_batch_max, on_batch=on_batch
@@ -136,9 +149,22 @@ class BookStore:
         return await self._write(partial(recovery.resolve, call_id=call_id, after=after, now_ms=now_ms))
 
     async def renew_ownership(self, *, now_ms: int) -> None:
-        await self._write(
-            partial(recovery.renew, owner_id=self._owner_id, now_ms=now_ms, boot_mark=self._boot_mark)
+        work = partial(
+            recovery.renew,
+            owner_id=self._owner_id,
+            now_ms=now_ms,
+            shared_clock=self._shared_clock,
+            boot_mark=self._boot_mark,
         )
+        try:
+            async with asyncio.timeout(RENEW_TIMEOUT_S):
+                seen_ms = await self._write(work)
+        except TimeoutError as exc:
+            raise StorageUnavailable from exc
+        silent_ms = self._lease.note_renewed(seen_ms)
+        if silent_ms is not None and self._database.dialect == "postgresql":
+            _log.warning("owner_lease_lapsed", silent_s=silent_ms / 1000)
+            self._on_lapse()
 
     async def recover(self, *, now_ms: int) -> int:
         self._batches.retry_late()
@@ -148,8 +174,9 @@ class BookStore:
                 recovery.find_stranded,
                 owner_id=self._owner_id,
                 now_ms=now_ms,
-                lease_ms=int(self._limits.owner_lease_s * 1000),
+                lease=self._lease,
                 hold_ms=self._limits.unknown_hold_s * 1000,
+                shared_clock=self._shared_clock,
                 boot_mark=self._boot_mark,
             )
         )
@@ -159,6 +186,14 @@ class BookStore:
             moved += await self._write(partial(recovery.settle, stranded=some, now_ms=now_ms))
         await self._write(
             partial(recovery.renew_boot_mark, owner_id=self._owner_id, boot_mark=self._boot_mark)
+        )
+        await self._write(
+            partial(
+                recovery.prune_owners,
+                owner_id=self._owner_id,
+                now_ms=now_ms,
+                shared_clock=self._shared_clock,
+            )
         )
         await self._keep_generation(now_ms)
         return moved

@@ -3,24 +3,29 @@
 A gateway is dead to the others when it has not renewed for its lease, by the database's clock on PostgreSQL; on
 SQLite one process serves, so everybody else is dead. A `boot_mark` names one life of the machine (SQLite) or of the
 database server (PostgreSQL): a close is written, not flushed, so a call that was left open by another life may have
-ended without a trace, and the clock alone never gives its price back.
+ended without a trace, and the clock alone never gives its price back. Who was stalled judges nobody (`lease`).
 """
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqlalchemy import ColumnElement, Connection, insert, literal_column, select, text, update
+from sqlalchemy import ColumnElement, Connection, delete, insert, literal_column, select, text, update
 
 from tollway.identifiers import CallId
 from tollway.ledger.call import CallState
 from tollway.storage.book_page import BookPage
 from tollway.storage.book_tables import call_table, owner_table
+from tollway.storage.lease import Lease
 
 BootMark = Callable[[Connection], str]
+SharedClock = Callable[[Connection, int], int]
+"""(connection, this gateway's time) -> the time that all gateways of this database go by, in milliseconds."""
 
 STRANDED_MAX = 1_000
 """How many calls one round of recovery looks at, of each kind."""
+OWNER_KEPT_MS = 24 * 3600 * 1000
+"""A gateway that is dead for so long and left nothing open is forgotten."""
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -46,13 +51,36 @@ def read_boot_mark(connection: Connection) -> str:
         return ""
 
 
-def renew(connection: Connection, owner_id: str, *, now_ms: int, boot_mark: BootMark) -> None:
-    """The boot mark stays that of the first time, until recovery has looked at what another life may have lost."""
-    seen_ms = _clock_ms(connection, now_ms)
+def read_shared_clock(connection: Connection, now_ms: int) -> int:
+    """The database's clock where gateways share one, so that theirs need not agree."""
+    if connection.dialect.name != "postgresql":
+        return now_ms
+    query = text("SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000 AS BIGINT)")
+    return int(connection.execute(query).scalar_one())
+
+
+def renew(
+    connection: Connection, owner_id: str, *, now_ms: int, shared_clock: SharedClock, boot_mark: BootMark
+) -> int:
+    """Returns the moment of the renewal. The boot mark stays that of the first time, until recovery has looked at
+    what another life may have lost."""
+    seen_ms = shared_clock(connection, now_ms)
     at = update(owner_table).where(owner_table.c.id == owner_id).values(seen_ms=seen_ms)
     if connection.execute(at).rowcount == 0:
         row = {"id": owner_id, "started_ms": seen_ms, "seen_ms": seen_ms, "boot_mark": boot_mark(connection)}
         connection.execute(insert(owner_table), row)
+    return seen_ms
+
+
+def prune_owners(connection: Connection, owner_id: str, *, now_ms: int, shared_clock: SharedClock) -> None:
+    columns = owner_table.c
+    seen_before = shared_clock(connection, now_ms) - OWNER_KEPT_MS
+    needed = select(call_table.c.owner_id).where(_is("forwarding"))  # their boot marks are still asked for
+    connection.execute(
+        delete(owner_table).where(
+            columns.seen_ms < seen_before, columns.id != owner_id, columns.id.not_in(needed)
+        )
+    )
 
 
 def renew_boot_mark(connection: Connection, owner_id: str, *, boot_mark: BootMark) -> None:
@@ -67,28 +95,25 @@ def find_own_forwarding(connection: Connection, owner_id: str) -> list[tuple[Cal
 
 
 def find_stranded(
-    connection: Connection, owner_id: str, *, now_ms: int, lease_ms: int, hold_ms: int, boot_mark: BootMark
+    connection: Connection,
+    owner_id: str,
+    *,
+    now_ms: int,
+    lease: Lease,
+    hold_ms: int,
+    shared_clock: SharedClock,
+    boot_mark: BootMark,
 ) -> list[Stranded]:
     """What dead gateways were forwarding, and the unknown calls that the clock releases now."""
     columns = call_table.c
-    marks = _boot_marks(connection)
-    living = _living(connection, owner_id, now_ms=now_ms, lease_ms=lease_ms)
-    mark = boot_mark(connection)
-    left = (
-        select(columns.id, columns.epoch, columns.owner_id)
-        .where(_is("forwarding"), columns.owner_id.not_in(living))
-        .limit(STRANDED_MAX)
-    )
-    stranded = [
-        Stranded(
-            call_id=CallId(row.id),
-            epoch=row.epoch,
-            before=CallState.FORWARDING,
-            after=CallState.UNKNOWN,
-            clock_releases=bool(mark) and marks.get(row.owner_id) == mark,
-        )
-        for row in connection.execute(left)
-    ]
+    shared_ms = shared_clock(connection, now_ms)
+    stranded = []
+    if connection.dialect.name != "postgresql":
+        stranded = _find_left(connection, [owner_id], boot_mark=boot_mark)
+    elif lease.is_steady(shared_ms):
+        query = select(owner_table.c.id).where(owner_table.c.seen_ms > shared_ms - lease.length_ms)
+        living = {owner_id, *connection.execute(query).scalars()}
+        stranded = _find_left(connection, living, boot_mark=boot_mark)
     expired = (
         select(columns.id, columns.epoch)
         .where(_is("unknown"), columns.moved_ms <= now_ms - hold_ms, columns.clock_releases)
@@ -131,28 +156,32 @@ def resolve(connection: Connection, call_id: CallId, after: CallState, *, now_ms
     return True
 
 
-def _living(connection: Connection, owner_id: str, *, now_ms: int, lease_ms: int) -> Collection[str]:
-    if connection.dialect.name != "postgresql":
-        return [owner_id]
-    seen_after = _clock_ms(connection, now_ms) - lease_ms
-    query = select(owner_table.c.id).where(owner_table.c.seen_ms > seen_after)
-    return {owner_id, *connection.execute(query).scalars()}
+def _find_left(connection: Connection, living: Collection[str], *, boot_mark: BootMark) -> list[Stranded]:
+    columns = call_table.c
+    marks, mark = _boot_marks(connection), boot_mark(connection)
+    left = (
+        select(columns.id, columns.epoch, columns.owner_id)
+        .where(_is("forwarding"), columns.owner_id.not_in(living))
+        .limit(STRANDED_MAX)
+    )
+    return [
+        Stranded(
+            call_id=CallId(row.id),
+            epoch=row.epoch,
+            before=CallState.FORWARDING,
+            after=CallState.UNKNOWN,
+            clock_releases=bool(mark) and marks.get(row.owner_id) == mark,
+        )
+        for row in connection.execute(left)
+    ]
 
 
 def _boot_marks(connection: Connection) -> dict[str, str]:
-    """Of the owners of open calls only; the table keeps every gateway that ever was."""
+    """Of the owners of open calls only."""
     columns = owner_table.c
     open_owners = select(call_table.c.owner_id).where(_is("forwarding"))
     query = select(columns.id, columns.boot_mark).where(columns.id.in_(open_owners))
     return {row.id: row.boot_mark for row in connection.execute(query)}
-
-
-def _clock_ms(connection: Connection, now_ms: int) -> int:
-    """The database's clock where gateways share one, so that theirs need not agree."""
-    if connection.dialect.name != "postgresql":
-        return now_ms
-    query = text("SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000 AS BIGINT)")
-    return int(connection.execute(query).scalar_one())
 
 
 def _is(state: str) -> ColumnElement[bool]:
