@@ -511,6 +511,19 @@ async def test_failed_calls_end_in_a_budget_and_the_payment_is_untouched(gate: S
     assert await gate.rest_units(payment) == 10_000
 
 
+async def test_one_callers_failures_close_the_listing_for_nobody_else(gate: SmallGateway) -> None:
+    await gate.publish()
+    gate.upstream.answer = plain(status=404)
+    proof = gate.plain_proof((await gate.pay()).tx_hash)
+    for _ in range(3):
+        await gate.ask(headers=proof)
+    assert (await gate.ask(headers=proof)).status == 429
+    gate.upstream.answer = plain()
+    other = await gate.pay(buyer=STRANGER)
+    answer = await gate.ask(headers=gate.plain_proof(other.tx_hash, buyer=STRANGER), client="198.51.100.9")
+    assert answer.status == 200
+
+
 async def test_a_listing_has_a_rate_of_its_own_per_payer(gate: SmallGateway) -> None:
     await gate.publish(rate_limit=RateLimit(calls=1, per_s=60))
     mine, theirs = await gate.pay(50_000), await gate.pay(50_000, buyer=STRANGER)

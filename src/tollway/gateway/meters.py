@@ -48,7 +48,7 @@ class Meters:
     def failed_budget_wait_s(
         self, *, payer: Address, client_address: str, listing_id: ListingId
     ) -> int | None:
-        """Seconds until calls are accepted again, when the wallet, the address or the listing has failed too often."""
+        """Seconds until calls are accepted again, when the wallet or the address failed too often on the listing."""
         waits = [
             self._wait_s(self._failed, key)
             for key in _failure_keys(payer, client_address, listing_id)
@@ -72,5 +72,6 @@ class Meters:
         return max(1, math.ceil(self._limiter.get_window_stats(item, *key).reset_time - time.time()))
 
 
-def _failure_keys(payer: Address, client_address: str, listing_id: ListingId) -> tuple[str, str, str]:
-    return f"wallet:{payer.hex()}", f"address:{client_address}", f"listing:{listing_id}"
+def _failure_keys(payer: Address, client_address: str, listing_id: ListingId) -> tuple[str, str]:
+    """Never the listing alone: one caller's failures would close it for all the others."""
+    return f"wallet:{payer.hex()}:{listing_id}", f"address:{client_address}:{listing_id}"

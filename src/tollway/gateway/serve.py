@@ -274,7 +274,7 @@ class Gateway:
         if wait_s is not None:
             return Problem(
                 code=Code.FAILED_CALL_BUDGET_EXHAUSTED,
-                detail="Too many calls of this wallet, address or listing failed lately. The payment is untouched.",
+                detail="Too many calls of this wallet or address to this listing failed lately. The payment is untouched.",
                 retry_after_s=wait_s,
                 payment_state="released",
                 members=describe_rate(
