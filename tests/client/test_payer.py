@@ -172,7 +172,7 @@ def test_stores_before_broadcasting_and_broadcasts_before_calling():
     play << Pause(seconds=1) >> None
     play << ask("eth_getTransactionReceipt", str(TX)) >> receipt
     play << ask("eth_blockNumber") >> number(11)
-    play << Learn(tx_hash=TX, state=TransferState.CONFIRMED, rest=10_000) >> None
+    play << Learn(tx_hash=TX, state=TransferState.CONFIRMED) >> None
     play << SignCall(chain_id=CHAIN, tx_hash=TX) >> PROOF
     play << SHOWN >> SERVED
     play << Learn(tx_hash=TX, state=TransferState.CONFIRMED, rest=0) >> None

@@ -77,9 +77,17 @@ def test_credit_that_appeared_meanwhile_makes_a_payment_needless(store):
     second = transfer(2, pay_to=first.pay_to)
     found = store.store(second, budget=None, price=10_000)
     assert found == PaidAlready(transfer=replace(first, state=TransferState.CONFIRMED, rest=20_000))
-    store.learn(first.tx_hash, TransferState.CONFIRMED, 19_999)  # one price is left to the call that paid it
+    store.learn(first.tx_hash, TransferState.CONFIRMED, 10_000)
+    assert isinstance(store.store(second, budget=None, price=10_000), PaidAlready)
+    store.learn(first.tx_hash, TransferState.CONFIRMED, 9_999)
     assert store.store(second, budget=None, price=10_000) == Stored()
-    store.learn(second.tx_hash, TransferState.CONFIRMED, 0)
+    store.learn(
+        second.tx_hash, TransferState.CONFIRMED, None
+    )  # paid for a single call: it is left to that call
+    fourth = transfer(4, pay_to=first.pay_to)
+    assert store.store(fourth, budget=None, price=10_000) == Stored()
+    for spent in (second, fourth):
+        store.learn(spent.tx_hash, TransferState.CONFIRMED, 0)
     store.learn(first.tx_hash, TransferState.CONFIRMED, 20_000)
     third = transfer(3, pay_to=first.pay_to)
     assert store.store(third, budget=None, price=10_000, tried=frozenset({first.tx_hash})) == Stored()

@@ -6,9 +6,10 @@ It does everything that needs no network and no waiting, so that the two clients
 import json
 import re
 import secrets
+import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypedDict
 
@@ -138,6 +139,8 @@ class Desk:
         # Payments of one call's price each, made by calls that are running now: others keep their hands off them.
         # In memory on purpose: after a crash nobody speaks for a payment, and the next call spends it.
         self._spoken_for: dict[TxHash, CallPlan] = {}
+        # Held while a payment is stored and its owner noted, so that no other call sees the one without the other.
+        self._speaking = threading.Lock()
         self.store = SpendingStore(Path(path), now_ms=self._now_ms)
 
     # ---- One call.
@@ -221,10 +224,7 @@ class Desk:
                 return wallet.sign_transfer(step)
             case Recall():
                 assert plan is not None
-                known = self.store.recall(
-                    payer=wallet.address, gateway=str(self.origin), api_id=plan.api_id, payees=step.payees
-                )
-                return tuple(transfer for transfer in known if self._is_free_for(plan, transfer))
+                return self._recall(step, plan, wallet)
             case NextNonce():
                 return self.store.next_nonce(payer=wallet.address, chain_id=step.chain_id)
             case Unsent():
@@ -238,23 +238,33 @@ class Desk:
                 return None
 
     def _keep(self, step: Store, plan: CallPlan) -> StoreOutcome:
-        if plan.rules.prepay == 1:  # before it is stored, so that nobody sees it unclaimed
-            self._spoken_for[step.transfer.tx_hash] = plan
-        outcome = self.store.store(step.transfer, budget=self.budget, price=step.price, tried=step.tried)
-        if not isinstance(outcome, Stored):
-            self._spoken_for.pop(step.transfer.tx_hash, None)
+        """Only whoever has stored a payment speaks for it: two calls at once may well sign the very same transaction."""
+        tx_hash = step.transfer.tx_hash
+        with self._speaking:
+            others = self._others(plan)
+            outcome = self.store.store(step.transfer, budget=self.budget, price=step.price, tried=step.tried)
+            if isinstance(outcome, Stored) and plan.rules.prepay == 1:
+                self._spoken_for[tx_hash] = plan
         if isinstance(outcome, PaidAlready):
-            return PaidAlready(
-                transfer=outcome.transfer, is_spoken_for=not self._is_free_for(plan, outcome.transfer)
-            )
+            return replace(outcome, is_spoken_for=outcome.transfer.tx_hash in others)
         return outcome
 
-    def _is_free_for(self, plan: CallPlan, transfer: Transfer) -> bool:
-        return self._spoken_for.get(transfer.tx_hash, plan) is plan
+    def _recall(self, step: Recall, plan: CallPlan, wallet: Wallet) -> tuple[Transfer, ...]:
+        with self._speaking:
+            others = self._others(plan)  # before the look: who ends in between has written down what is left
+            known = self.store.recall(
+                payer=wallet.address, gateway=str(self.origin), api_id=plan.api_id, payees=step.payees
+            )
+        return tuple(transfer for transfer in known if transfer.tx_hash not in others)
+
+    def _others(self, plan: CallPlan) -> frozenset[TxHash]:
+        """What other running calls speak for."""
+        owners = self._spoken_for.copy()
+        return frozenset(tx_hash for tx_hash, owner in owners.items() if owner is not plan)
 
     def end_call(self, plan: CallPlan) -> None:
         """The call has its answer, or failed: what it left unspent is anybody's."""
-        for tx_hash in [tx_hash for tx_hash, owner in list(self._spoken_for.items()) if owner is plan]:
+        for tx_hash in [tx_hash for tx_hash, owner in self._spoken_for.copy().items() if owner is plan]:
             self._spoken_for.pop(tx_hash, None)
 
     # ---- The control plane.

@@ -66,8 +66,8 @@ class SpendingStore:
     ) -> StoreOutcome:
         """Writes a signed payment, or says why it must not be made. When this returns `Stored` it is on the disk.
 
-        A payment is needless where credit for more than one call of `price` has appeared since the caller looked
-        (a single price is left to the call that paid it), and where an unresolved one goes to the same payee.
+        A payment is needless where credit for a call of `price` has appeared since the caller looked, of a payment
+        for several (one for a single call is left to that call), and where an unresolved one goes to the same payee.
         """
         with self._transaction() as connection:
             earlier = _select(
@@ -76,8 +76,9 @@ class SpendingStore:
                 (str(transfer.payer), transfer.gateway, str(transfer.pay_to)),
             )
             for entry in earlier:
-                is_credit = entry.asset == transfer.asset and entry.rest >= 2 * price > 0
-                if entry.state in UNRESOLVED or (is_credit and entry.tx_hash not in tried):
+                is_shared = entry.asset == transfer.asset and entry.amount >= 2 * price > 0
+                is_credit = is_shared and entry.rest >= price and entry.tx_hash not in tried
+                if entry.state in UNRESOLVED or is_credit:
                     return PaidAlready(transfer=entry)
             over = _check_budget(connection, transfer, budget)
             if over is not None:

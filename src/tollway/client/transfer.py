@@ -245,7 +245,8 @@ def settle(transfer: Transfer, patience: Patience) -> Flow[TransferState]:
     for poll in range(polls):
         state = yield from _look(transfer)
         if state is not None:
-            rest = transfer.rest if state is TransferState.CONFIRMED else 0
+            # What is left of a confirmed one is not touched: another call may have spent it since we looked.
+            rest = None if state is TransferState.CONFIRMED else 0
             yield Learn(tx_hash=transfer.tx_hash, state=state, rest=rest)
             return state
         if poll % REBROADCAST_EVERY == 0:

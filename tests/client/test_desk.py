@@ -1,0 +1,86 @@
+"""What the calls of one process keep from each other: a payment made for one call is spent by that call."""
+
+from dataclasses import replace
+
+import pytest
+
+from tollway.client.desk import Desk
+from tollway.client.steps import (
+    Learn,
+    PaidAlready,
+    Recall,
+    Store,
+    Stored,
+    Transfer,
+    TransferState,
+)
+from tollway.identifiers import Address, ChainId, TxHash
+from tollway.money import Asset
+
+GATEWAY = "http://gateway.test"
+PAYEE = Address(b"\x22" * 20)
+USDC = Asset(chain_id=ChainId(84532), token=Address(b"\x05" * 20), symbol="USDC", decimals=6)
+
+
+@pytest.fixture
+def desk(wallet, store_path):
+    return Desk(
+        GATEWAY, {"wallet": wallet, "store_path": store_path, "rpc_urls": {84532: "http://node.test"}}
+    )
+
+
+def payment(desk, **changes) -> Transfer:
+    transfer = Transfer(
+        tx_hash=TxHash(b"\x0a" * 32),
+        raw=b"raw",
+        asset=USDC,
+        payer=desk.wallet.address,
+        pay_to=PAYEE,
+        gateway=GATEWAY,
+        amount=10_000,
+        rest=10_000,
+        nonce=0,
+        confirmations=1,
+        state=TransferState.STORED,
+    )
+    return replace(transfer, **changes)
+
+
+def test_the_same_transaction_signed_by_two_calls_belongs_to_the_one_that_stored_it(desk):
+    """Signatures are deterministic: at the same nonce, two calls of one price sign the very same bytes."""
+    first, second = desk.plan_call("api_1", "/1", {}), desk.plan_call("api_1", "/2", {})
+    step = Store(transfer=payment(desk), price=10_000)
+    assert desk.settle_locally(step, first) == Stored()
+    told = PaidAlready(transfer=step.transfer, is_spoken_for=True)
+    assert desk.settle_locally(step, second) == told
+    look = Recall(payees=(PAYEE,))
+    assert desk.settle_locally(look, second) == ()
+    assert desk.settle_locally(look, first) == (step.transfer,)
+    desk.end_call(second)
+    assert desk.settle_locally(look, second) == ()
+    desk.end_call(first)
+    assert desk.settle_locally(look, second) == (step.transfer,)
+
+
+def test_what_a_call_spent_before_it_ended_is_never_recalled_by_another(desk, monkeypatch):
+    """The owner ends while another call reads the store: the other has seen either the owner or the new rest."""
+    owner, other = desk.plan_call("api_1", "/1", {}), desk.plan_call("api_1", "/2", {})
+    made = payment(desk)
+    desk.settle_locally(Store(transfer=made, price=10_000), owner)
+    read = desk.store.recall
+
+    def ends_meanwhile(**told):
+        known = read(**told)
+        desk.settle_locally(Learn(tx_hash=made.tx_hash, state=TransferState.CONFIRMED, rest=0), owner)
+        desk.end_call(owner)
+        return known
+
+    monkeypatch.setattr(desk.store, "recall", ends_meanwhile)
+    assert desk.settle_locally(Recall(payees=(PAYEE,)), other) == ()
+
+
+def test_what_is_paid_for_several_calls_is_everybodys(desk):
+    maker, other = desk.plan_call("api_1", "/1", {"prepay": 2}), desk.plan_call("api_1", "/2", {})
+    made = payment(desk, amount=20_000, rest=20_000)
+    desk.settle_locally(Store(transfer=made, price=10_000), maker)
+    assert desk.settle_locally(Recall(payees=(PAYEE,)), other) == (made,)
