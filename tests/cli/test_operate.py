@@ -59,6 +59,7 @@ class Books:
         self.report = BALANCED
         self.admitted: list[TxHash] = []
         self.releases = 0
+        self.restores = 0
         self.is_away = False
 
     async def audit(self) -> AuditReport:
@@ -69,6 +70,10 @@ class Books:
     async def release_held(self) -> int:
         self.releases += 1
         return 2
+
+    async def note_restored(self, *, now_ms: int) -> None:
+        self.restores += 1
+        self.report = replace(self.report, held_payments=("0xheld",))
 
     async def admit(self, tx_hash: TxHash, *, now_ms: int) -> None:
         self.admitted.append(tx_hash)
@@ -156,6 +161,16 @@ def test_audit_fails_when_the_books_do_not_balance_and_releases_nothing(office: 
     assert office.book.releases == 0
 
 
+def test_the_operator_declares_a_restore_and_sees_what_it_holds(office: Office) -> None:
+    assert json.loads(office.run("audit", "--restored").stdout)["heldPayments"] == ["0xheld"]
+    assert office.book.restores == 1
+
+
+def test_a_restore_is_not_declared_and_released_at_once(office: Office) -> None:
+    assert office.run("audit", "--restored", "--release").exit_code == operate.USAGE
+    assert (office.book.restores, office.book.releases) == (0, 0)
+
+
 def test_audit_releases_what_is_held(office: Office) -> None:
     assert json.loads(office.run("audit", "--release").stdout)["released"] == 2
 
@@ -214,7 +229,7 @@ async def test_a_listing_is_suspended_until_it_is_restored(office: Office) -> No
     assert await run("listing", "suspend", "api_unknown") == operate.FAILED
 
 
-WRITING = [("migrate",), ("audit", "--release"), ("admit", str(TX)), ("wallet", "block", str(WALLET)),
+WRITING = [("migrate",), ("audit", "--release"), ("audit", "--restored"), ("admit", str(TX)), ("wallet", "block", str(WALLET)),
            ("wallet", "unblock", str(WALLET)), ("listing", "suspend", "api_1")]  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, Protocol
 import typer
 
 from tollway.chain.reader import ChainReader
-from tollway.cli.doctor import Finding, examine
+from tollway.cli.doctor import examine
 from tollway.errors import ChainUnavailable, SettingsInvalid, StorageUnavailable, TollwayError
 from tollway.identifiers import Address, ListingId, TxHash
 from tollway.ledger.book import Book
@@ -143,7 +143,7 @@ def _register_running(app: typer.Typer, premises: Premises) -> None:
                 )
             lines = [f"{finding.level:8} {finding.check}: {finding.detail}" for finding in found]
             _show({"findings": [asdict(finding) for finding in found]}, lines, as_json)
-            if _has_failed(found):
+            if any(finding.level == "failed" for finding in found):
                 raise typer.Exit(FAILED)
 
         with _failures_told(as_json=as_json):
@@ -159,12 +159,19 @@ def _register_books(app: typer.Typer, premises: Premises) -> None:
         release: Annotated[
             bool, typer.Option("--release", help="Let balances held after a restore be spent again.")
         ] = False,
+        restored: Annotated[
+            bool, typer.Option("--restored", help="The database was restored: hold its balances.")
+        ] = False,
         config: Config = None,
         as_json: AsJson = False,
     ) -> None:
         """Proves that every balance equals its calls, and lists what is held."""
+        if release and restored:
+            raise typer.BadParameter("--restored holds what --release frees; give one of them")
 
         async def work(desk: Desk) -> None:
+            if restored:
+                await desk.book.note_restored(now_ms=_now_ms())
             report = await desk.book.audit()
             if release and not report.is_balanced:
                 raise CommandFailed(
@@ -190,7 +197,7 @@ def _register_books(app: typer.Typer, premises: Premises) -> None:
             if not report.is_balanced:
                 raise typer.Exit(FAILED)
 
-        _run(work, premises, config, as_json=as_json, access="write" if release else "read")
+        _run(work, premises, config, as_json=as_json, access="write" if release or restored else "read")
 
     @app.command()
     def admit(
@@ -377,10 +384,6 @@ def _parse(parse: Callable[[str], Any], text: str) -> Any:
         return parse(text)
     except ValueError as exc:
         raise typer.BadParameter(str(exc)) from exc
-
-
-def _has_failed(found: tuple[Finding, ...]) -> bool:
-    return any(finding.level == "failed" for finding in found)
 
 
 async def _fetch_status(url: str) -> int | None:

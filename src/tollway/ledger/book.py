@@ -279,6 +279,10 @@ class Book(Protocol):
         """For how long since that moment no gateway was ready."""
         ...
 
+    async def note_restored(self, *, now_ms: int) -> None:
+        """The database was restored to an older moment: holds every balance in it until `release_held`."""
+        ...
+
     async def restored_before_ms(self) -> int | None:
         """The moment of the last restore of the database that is not released yet; None when there is none."""
         ...
