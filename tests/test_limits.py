@@ -63,8 +63,8 @@ HELD_BY = {
     "registrations_per_hour": "web/test_listing_routes.py::"
     "test_a_wallet_creates_its_share_an_hour_and_only_created_ones_count",
     "nonces_per_minute": "web/test_signin_routes.py::test_is_metered_per_client",
-    "failed_calls_per_window": "gateway/test_meters.py::test_failures_count_per_wallet_address_and_listing",
-    "failed_calls_window_s": "gateway/test_meters.py::test_failures_count_per_wallet_address_and_listing",
+    "failed_calls_per_window": "gateway/test_meters.py::test_failures_count_per_wallet_and_per_address_on_one_listing",
+    "failed_calls_window_s": "gateway/test_meters.py::test_failures_count_per_wallet_and_per_address_on_one_listing",
     "nonce_ttl_s": "identity/test_front_desk.py::test_a_message_is_good_for_five_minutes",
     "signed_request_ttl_s": "identity/test_http_signature.py::test_the_window_is_300_seconds_at_most",
     "session_ttl_s": "identity/test_front_desk.py::test_a_session_ends_after_a_day",
