@@ -1,6 +1,8 @@
 """The composition root: what a whole gateway says of itself, what it refuses to start on, and that settings arrive."""
 
+import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -12,13 +14,17 @@ from prometheus_client import generate_latest
 from sqlalchemy import text
 
 from tollway.errors import EndpointNotAllowed, SettingsInvalid
-from tollway.house import House
+from tollway.house import House, now_ms
+from tollway.identifiers import ChainId, ListingId
 from tollway.ledger.book import Claimed, UnfinalLimit
+from tollway.money import Price
 from tollway.outbound.policy import Endpoint, parse_endpoint
+from tollway.registry.listing import ChargeOn, Listing
 from tollway.settings import Settings, load_settings
 from tollway.storage.database import connect_database
 from tollway.storage.migrate import upgrade
-from tollway.testing.book_samples import NOW_MS, claim_on, new_payment
+from tollway.testing.book_samples import NOW_MS, PAYER, claim_on, new_payment
+from tollway.testing.loopback import run_upstream, say_nothing, until
 
 NOBODY = "http://127.0.0.1:1"
 
@@ -133,6 +139,65 @@ async def test_one_gateway_serves_from_a_sqlite_file_and_the_next_one_after_it(t
             await House(settings(tmp_path)).__aenter__()
     async with House(settings(tmp_path)):
         pass
+
+
+async def test_a_call_that_outlives_the_drain_is_written_as_unknown(tmp_path: Path) -> None:
+    port = free_port()
+    more = {"LISTEN": f"127.0.0.1:{port}", "PUBLIC_URL": f"http://127.0.0.1:{port}", "ADMIN_LISTEN": "off"}
+    told = settings(tmp_path, ALLOW_PRIVATE_ENDPOINTS="yes", LIMIT_DRAIN_DEADLINE_S="0.1", **more)
+    async with run_upstream() as upstream, asyncio.timeout(30):
+        upstream.answer = say_nothing
+        async with House(told) as house:
+            await house.catalog.publish(free_listing(upstream.url))
+            serving = asyncio.get_running_loop().create_task(house.serve())
+            await house.server.wait_up()
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET /api/v2/gateway/api_free/ HTTP/1.1\r\nHost: x\r\n\r\n")
+            await until(lambda: len(upstream.arrived) == 1)
+            house.stop()
+            await serving
+        writer.close()
+    database = connect_database(f"sqlite:///{tmp_path}/books.sqlite3")
+    left = await database.read(lambda c: c.execute(text("SELECT state FROM call")).scalars().all())
+    await database.close()
+    assert left == ["unknown"]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def free_listing(url: str) -> Listing:
+    return Listing(
+        id=ListingId("api_free"),
+        provider=PAYER,
+        name="Quotes",
+        description="",
+        endpoint=url,
+        price=Price.parse("0"),
+        currency="USDC",
+        pay_to=PAYER,
+        networks=(ChainId(84532),),
+        methods=(),
+        tags=(),
+        operations=(),
+        other_paths="serve",
+        charge_on=ChargeOn.SUCCESS,
+        timeout_s=300,
+        forward_headers=(),
+        upstream_auth=None,
+        openapi=None,
+        openapi_url=None,
+        signature="any",
+        rate_limit=None,
+        status="active",
+        created_ms=now_ms(),
+        updated_ms=now_ms(),
+        revision=1,
+    )
 
 
 async def test_refuses_a_database_of_a_newer_version(tmp_path: Path) -> None:

@@ -72,6 +72,7 @@ CHAIN_CHECK_INTERVAL_S = 60.0
 PRUNE_INTERVAL_S = 300.0
 MODERATION_INTERVAL_S = 1.0
 READY_NOTE_INTERVAL_S = 20.0
+CUT_DEADLINE_S = 3.0  # for the outcomes of calls whose connections were just cut: a few commits
 
 _NO_TRANSACTION = TxHash(32)  # any question to the books tells whether they answer
 
@@ -86,7 +87,6 @@ class House:
             network.rules.chain_id: network.rules for network in settings.networks
         }
         self.metrics = Metrics(CollectorRegistry())
-        self._lock: ProcessLock | None = None
         self._stack = contextlib.AsyncExitStack()
         self._wire()
 
@@ -323,7 +323,10 @@ class House:
         self._stack.push_async_callback(self._stop_writing, writing)
 
     async def _stop_writing(self, writing: asyncio.Task[None]) -> None:
-        """Everything that was promised is written before the database closes."""
+        """Calls that outlived the drain are cut and written as what they are, and everything that was promised is
+        written before the database closes."""
+        await self.dialer.close()
+        await self.book.wait_closed(timeout_s=CUT_DEADLINE_S)
         self.book.stop()
         await asyncio.wait([writing], timeout=self.settings.limits.drain_deadline_s)
 
@@ -337,7 +340,6 @@ class House:
         if not lock.acquire():
             lock.release()
             raise SettingsInvalid([f"database_url: another gateway is serving from {self.database.path}"])
-        self._lock = lock
         self._stack.callback(lock.release)
 
     async def _prepare_schema(self) -> None:

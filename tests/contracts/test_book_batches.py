@@ -18,6 +18,7 @@ from tollway.testing.book_samples import (
     PAYER,
     claim_on,
     close_of,
+    finish_of,
     new_payment,
     tx_hash,
 )
@@ -445,3 +446,25 @@ async def test_one_of_two_gateways_wins_a_repeat(database: Database) -> None:
     assert (kinds.count(Claimed), kinds.count(Fenced)) == (1, 9)
     for desk in desks:
         await desk.close()
+
+
+async def test_what_comes_after_the_end_fails_at_once(desk: Desk) -> None:
+    claim = claim_on(await desk.pay(10))
+    await desk.book.claim(claim)
+    await desk.close()
+    for late in (desk.book.close(close_of(claim)), desk.book.claim(claim_on(await desk.pay(10, "more")))):
+        with pytest.raises(StorageUnavailable):
+            await late
+    desk.book.finish(finish_of(claim))
+
+
+async def test_waits_until_every_call_is_closed_and_no_longer_than_told(desk: Desk) -> None:
+    payment = await desk.pay(100)
+    first, second = claim_on(payment), claim_on(payment)
+    await asyncio.gather(desk.book.claim(first), desk.book.claim(second))
+    await desk.book.wait_closed(timeout_s=0)  # comes back although two are open
+    waiting = start(desk.book.wait_closed(timeout_s=60))
+    await desk.book.close(close_of(first))
+    assert not waiting.done()
+    await desk.book.close(close_of(second, CallState.UNKNOWN))
+    await waiting

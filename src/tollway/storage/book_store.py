@@ -6,6 +6,7 @@ that is `ledger/`.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
@@ -96,6 +97,12 @@ class BookStore:
     def stop(self) -> None:
         """Lets `run` return when all that waits is written."""
         self._batches.stop()
+
+    async def wait_closed(self, *, timeout_s: float) -> None:
+        """Returns when no call of this gateway is left open, at the latest after `timeout_s`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._batches.wait_closed()
 
     async def claim(self, claim: Claim) -> ClaimOutcome:
         check_units(claim.price_units)

@@ -60,8 +60,11 @@ class GroupCommit:
         self._in_flight: list[_Waiting] = []
         self._wake = asyncio.Event()
         self._is_stopping = False
+        self._has_ended = False
         self._late: dict[CallId, Close] = {}
         self._open: Counter[OpenKey] = Counter()
+        self._all_closed = asyncio.Event()
+        self._all_closed.set()
         self.doubtful: dict[CallId, None] = {}
 
     async def run(self) -> None:
@@ -76,7 +79,7 @@ class GroupCommit:
                 await self._commit(self._in_flight)
                 self._in_flight = []
         finally:
-            self._is_stopping = True
+            self._is_stopping = self._has_ended = True
             for waiting in (*self._in_flight, *self._queue):
                 self._fail(waiting, StorageUnavailable("the books are closed"))
             self._queue.clear()
@@ -86,10 +89,15 @@ class GroupCommit:
         self._is_stopping = True
         self._wake.set()
 
+    async def wait_closed(self) -> None:
+        """Returns when every call that was opened here is closed, in writing."""
+        await self._all_closed.wait()
+
     async def submit(self, entry: Entry) -> Outcome:
         """Writes the entry with the next batch. Cancelling the caller before the batch has begun withdraws a claim
-        or a reopen; later it is undone as soon as it is written. A close is written in any case."""
-        if self._is_stopping and not isinstance(entry, Close):
+        or a reopen; later it is undone as soon as it is written. A close is written in any case, until `run` has
+        ended: then nobody would write it, and recovery finds the call."""
+        if self._has_ended or (self._is_stopping and not isinstance(entry, Close)):
             raise StorageUnavailable("the books are closing")
         waiting = _Waiting(entry=entry, future=asyncio.get_running_loop().create_future())
         assert waiting.future is not None
@@ -103,6 +111,9 @@ class GroupCommit:
 
     def note(self, entry: Entry) -> None:
         """Writes the entry with the next batch; nobody waits."""
+        if self._has_ended:
+            _log.warning("books_entry_too_late", call_id=entry.call_id)
+            return
         self._enqueue(_Waiting(entry=entry, future=None))
 
     def is_open(self, key: OpenKey) -> bool:
@@ -118,6 +129,7 @@ class GroupCommit:
         key = _opened_key(waiting.entry)
         if key is not None:
             self._open[key] += 1
+            self._all_closed.clear()
         self._queue.append(waiting)
         self._wake.set()
 
@@ -232,12 +244,14 @@ class GroupCommit:
         """Nobody here will close this call (any more)."""
         if isinstance(entry, Close):
             self._open.pop(OpenKey(entry.call_id, entry.epoch), None)
-            return
-        key = _opened_key(entry)
-        if key is not None and key in self._open:
-            self._open[key] -= 1
-            if self._open[key] <= 0:
-                del self._open[key]
+        else:
+            key = _opened_key(entry)
+            if key is not None and key in self._open:
+                self._open[key] -= 1
+                if self._open[key] <= 0:
+                    del self._open[key]
+        if not self._open:
+            self._all_closed.set()
 
 
 def _opened_key(entry: Entry) -> OpenKey | None:
