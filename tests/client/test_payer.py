@@ -3,12 +3,21 @@
 import pytest
 
 from tollway.client.checkout import Rules
-from tollway.client.failures import CannotPay, NodeUnreachable, PaymentPending
+from tollway.client.failures import (
+    CallHeld,
+    CannotPay,
+    GatewayUnreachable,
+    NodeUnreachable,
+    PaymentPending,
+    PaymentRefused,
+)
 from tollway.client.payer import pay_flow
 from tollway.client.quote import Cap
 from tollway.client.steps import (
     Answer,
     AskNode,
+    Broken,
+    CountServed,
     Learn,
     NextNonce,
     NodeAnswer,
@@ -142,7 +151,7 @@ def play_to_signature(play, *, pending=5, stored=0):
     play << ask("eth_maxPriorityFeePerGas") >> NodeRefused(code=-32601, message="no such method")
     play << ask("eth_getBalance", str(PAYER), "latest") >> number(10**18)
     play << ask("eth_getTransactionCount", str(PAYER), "pending") >> number(pending)
-    play << NextNonce(chain_id=CHAIN) >> stored
+    play << NextNonce(chain_id=CHAIN, pending=pending) >> stored
     return play
 
 
@@ -175,7 +184,7 @@ def test_stores_before_broadcasting_and_broadcasts_before_calling():
     play << Learn(tx_hash=TX, state=TransferState.CONFIRMED) >> None
     play << SignCall(chain_id=CHAIN, tx_hash=TX) >> PROOF
     play << SHOWN >> SERVED
-    play << Learn(tx_hash=TX, state=TransferState.CONFIRMED, rest=0) >> None
+    play << Learn(tx_hash=TX, state=TransferState.CONFIRMED, rest=0, is_served=True) >> None
     assert play.result.answer is SERVED
     assert play.result.transfer.tx_hash == TX
 
@@ -195,7 +204,7 @@ def test_nonce_taken_by_another_process_is_signed_anew_with_the_next():
     play << SignTransfer >> SignedTransfer(tx_hash=TX, raw=b"raw")
     play << Store >> NonceTaken()
     play << ask("eth_getTransactionCount", str(PAYER), "pending") >> number(5)
-    play << NextNonce(chain_id=CHAIN) >> 6
+    play << NextNonce(chain_id=CHAIN, pending=5) >> 6
     play << Unsent(chain_id=CHAIN) >> (transfer(tx_hash=OTHER_TX),)
     play << ask("eth_sendRawTransaction", "0x" + b"raw".hex()) >> NodeRefused(code=1, message="already known")
     assert play.step.nonce == 6
@@ -266,46 +275,233 @@ def test_failures_before_signing_spend_nothing(answers, failure):
     assert isinstance(play.failure, failure)
 
 
-def test_two_payments_are_the_most_that_one_call_makes():
-    """Whatever a gateway answers, it cannot talk a call into a third payment."""
-    used = Answer(status=409, headers={}, problem={"code": "payment_already_used"})
-    play = Play(pay_flow(PURSE, RULES))
-    hashes = iter(TxHash(bytes([i]) * 32) for i in range(1, 9))
-    stores = 0
-    for _ in range(200):
-        if play.failure is not None:
-            break
-        match play.step:
+class World:
+    """A wallet with money on a quick chain, and a gateway that answers from a list."""
+
+    def __init__(self, *answers, served=0, credit=()):
+        self.answers = list(answers)
+        self.served = served
+        self.credit = credit
+        self.stored = []
+        self.sent = []
+        self.learned = []
+        self.signatures = 0
+        self.waited_s = 0
+
+    def call(self, **rules):
+        told = {"max_price": Cap.parse("0.01 USDC"), "patience": Patience(poll_s=1, wait_s=9), **rules}
+        flow = pay_flow(PURSE, Rules(**told))
+        step = next(flow)
+        while True:
+            try:
+                step = flow.send(self.do(step))
+            except StopIteration as end:
+                return end.value
+
+    def do(self, step):
+        match step:
             case Recall():
-                play >> ()
-            case Send(headers=()):
-                play >> PAYMENT_402
+                return self.credit
             case Send():
-                play >> used
-            case SignTransfer():
-                play >> SignedTransfer(tx_hash=next(hashes), raw=b"raw")
-            case Store():
-                stores += 1
-                play >> Stored()
-            case SignCall():
-                play >> PROOF
-            case NextNonce():
-                play >> 0
-            case AskNode(method="eth_getTransactionReceipt", params=params):
-                play >> NodeAnswer(
-                    result={"transactionHash": params[0], "blockNumber": "0x1", "status": "0x1"}
-                )
-            case AskNode(method="eth_getBlockByNumber"):
-                play >> NodeAnswer(result={"baseFeePerGas": "0x1"})
-            case AskNode(method="eth_chainId"):
-                play >> number(CHAIN)
-            case AskNode(method="eth_call"):
-                play >> NodeAnswer(result="0x" + (10**9).to_bytes(32, "big").hex())
-            case AskNode(method="eth_getBalance"):
-                play >> number(10**18)
+                self.sent.append(step)
+                return self.answers.pop(0)
             case AskNode():
-                play >> number(100)
-            case _:
-                play >> None
-    assert isinstance(play.failure, PaymentPending)
-    assert stores == 2
+                return self.ask(step.method, step.params)
+            case NextNonce():
+                return 0
+            case SignTransfer():
+                return SignedTransfer(tx_hash=TxHash(bytes([len(self.stored) + 1]) * 32), raw=b"raw")
+            case Store():
+                self.stored.append(step.transfer)
+                return Stored()
+            case SignCall():
+                self.signatures += 1
+                return (("X-Payment-Tx", str(step.tx_hash)), ("X-Signature", str(self.signatures)))
+            case CountServed():
+                return self.served
+            case Learn():
+                self.learned.append(step)
+                return None
+            case Pause(seconds=seconds):
+                self.waited_s += seconds
+                return None
+        raise NotImplementedError(step)
+
+    def ask(self, method, params):
+        numbers = {"eth_chainId": CHAIN, "eth_getBalance": 10**18}
+        match method:
+            case "eth_getTransactionReceipt":
+                receipt = {"transactionHash": params[0], "blockNumber": "0x1", "status": "0x1"}
+                return NodeAnswer(result=receipt)
+            case "eth_getBlockByNumber":
+                return NodeAnswer(result={"baseFeePerGas": "0x1"})
+            case "eth_call":
+                return NodeAnswer(result="0x" + (10**9).to_bytes(32, "big").hex())
+        return number(numbers.get(method, 100))
+
+    @property
+    def amounts(self):
+        return [payment.amount for payment in self.stored]
+
+
+def problem(status, code, headers=None, **members):
+    return Answer(status=status, headers=headers or {}, problem={"code": code, **members})
+
+
+def terms(code, *, missing=None, **changes):
+    option = {**PAYMENT_402.problem["payment"]["options"][0], **changes}
+    told = {} if missing is None else {"missing": missing}
+    return problem(402, code, payment={"options": [option]}, **told)
+
+
+USED = problem(409, "payment_already_used", paymentState="charged")
+HELD = problem(409, "payment_already_used", paymentState="held", callId="call_7")
+GONE = Broken(is_sent=True, detail="x")
+
+
+def test_a_fresh_payment_that_is_called_spent_is_not_followed_by_another():
+    world = World(PAYMENT_402, USED, SERVED)
+    with pytest.raises(PaymentRefused) as caught:
+        world.call()
+    assert (caught.value.transaction, caught.value.reason) == (
+        world.stored[0].tx_hash,
+        "payment_already_used",
+    )
+    assert world.amounts == [10_000]
+
+
+def test_a_fresh_payment_that_bought_another_call_of_ours_is_followed_by_one_more_at_most():
+    world = World(PAYMENT_402, USED, SERVED, served=1)
+    assert world.call().answer is SERVED
+    assert world.amounts == [10_000, 10_000]
+    world = World(PAYMENT_402, USED, USED, USED, served=1)
+    with pytest.raises(PaymentPending):
+        world.call()
+    assert world.amounts == [10_000, 10_000]
+
+
+def test_a_difference_is_added_to_a_payment_of_the_same_call_within_the_cap():
+    dearer = terms("payment_insufficient", amount="12000", missing="0.002")
+    world = World(PAYMENT_402, dearer, SERVED)
+    assert world.call(max_price=Cap.parse("0.012 USDC")).answer is SERVED
+    assert world.amounts == [10_000, 2_000]
+    assert world.stored[0].pay_to == world.stored[1].pay_to
+    world = World(PAYMENT_402, dearer, SERVED)
+    with pytest.raises(PaymentRefused):
+        world.call(max_price=Cap.parse("0.011999 USDC"))
+    assert world.amounts == [10_000]
+
+
+def test_a_difference_that_is_not_told_is_the_price_without_what_was_paid():
+    world = World(PAYMENT_402, terms("payment_insufficient", amount="12000"), SERVED)
+    world.call(max_price=Cap.parse("0.012 USDC"))
+    assert world.amounts == [10_000, 2_000]
+
+
+def test_the_cap_of_a_prepayment_covers_its_calls_and_no_more():
+    short = terms("payment_insufficient", missing="0.000001")
+    world = World(PAYMENT_402, short, SERVED)
+    with pytest.raises(PaymentRefused):
+        world.call(prepay=5)
+    assert world.amounts == [50_000]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"payTo": "0x" + "33" * 20},
+        {"network": "eip155:8453"},
+        {"token": "0x" + "44" * 20},
+        {"decimals": 7},
+    ],
+)
+def test_a_difference_goes_nowhere_else(changes):
+    world = World(PAYMENT_402, terms("payment_insufficient", missing="0.000001", **changes), SERVED)
+    with pytest.raises(PaymentRefused):
+        world.call(max_price=Cap.parse("1 USDC"))
+    assert world.amounts == [10_000]
+
+
+def test_a_second_difference_is_not_paid():
+    more = terms("payment_insufficient", missing="0.001")
+    world = World(PAYMENT_402, more, more, SERVED)
+    with pytest.raises(PaymentRefused):
+        world.call(max_price=Cap.parse("1 USDC"))
+    assert world.amounts == [10_000, 1_000]
+
+
+@pytest.mark.parametrize("code", ["payment_verification_failed", "payer_in_debt", "payment_required"])
+def test_a_fresh_payment_that_is_not_counted_ends_the_call(code):
+    """Also where the refusal comes after other terms."""
+    world = World(PAYMENT_402, problem(402, code), SERVED)
+    with pytest.raises(PaymentRefused):
+        world.call()
+    assert world.amounts == [10_000]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        problem(401, "signature_expired"),
+        USED,
+        HELD,
+        PAYMENT_402,
+        terms("payment_insufficient", missing="0.001"),
+        problem(402, "payment_insufficient", paymentState="held"),
+        problem(402, "payment_verification_failed"),
+        problem(402, "price_above_max"),
+        problem(503, "overloaded"),
+        problem(401, "nonce_reused"),
+        problem(429, "rate_limited"),
+    ],
+)
+def test_after_a_call_that_may_have_arrived_nothing_is_signed_or_paid(answer):
+    world = World(PAYMENT_402, GONE, *[answer] * 9)
+    with pytest.raises(CallHeld) as caught:
+        world.call(is_repeatable=True)
+    assert caught.value.transaction == world.stored[0].tx_hash
+    assert not caught.value.is_retryable
+    assert (world.signatures, world.amounts) == (1, [10_000])
+    assert len(set(world.sent[1:])) == 1
+
+
+@pytest.mark.parametrize("answer", [SERVED, problem(502, "upstream_unreachable", paymentState="released")])
+def test_the_same_proof_again_may_bring_the_outcome(answer):
+    world = World(PAYMENT_402, GONE, answer)
+    assert world.call(is_repeatable=True).answer is answer
+    assert world.signatures == 1
+
+
+def test_a_call_that_may_have_arrived_stays_so_when_the_repeat_does_not_leave():
+    world = World(PAYMENT_402, GONE, *[Broken(is_sent=False, detail="x")] * 3)
+    with pytest.raises(GatewayUnreachable, match="/history") as caught:
+        world.call(is_repeatable=True)
+    assert (caught.value.is_sent, caught.value.is_retryable) == (True, False)
+    assert world.signatures == 1
+
+
+def test_a_held_payment_is_waited_for_and_never_written_off_nor_paid_again():
+    credit = transfer(state=TransferState.CONFIRMED)
+    world = World(HELD, PAYMENT_402, *[HELD] * 9, credit=(credit,))
+    with pytest.raises(CallHeld) as caught:
+        world.call()
+    assert (caught.value.call_id, world.waited_s) == ("call_7", 8)
+    assert (world.learned, world.stored) == ([], [])
+
+
+def test_a_held_payment_that_comes_back_is_spent_and_one_that_was_charged_is_followed_by_a_payment():
+    credit = transfer(state=TransferState.CONFIRMED)
+    world = World(HELD, PAYMENT_402, HELD, SERVED, credit=(credit,))
+    assert world.call().transfer is credit
+    assert world.stored == []
+    world = World(HELD, PAYMENT_402, USED, SERVED, credit=(credit,))
+    assert world.call().transfer.tx_hash == world.stored[0].tx_hash
+    assert world.amounts == [10_000]
+
+
+def test_a_held_payment_that_is_back_later_than_anybody_waits_ends_the_call_at_once():
+    later = problem(409, "payment_already_used", headers={"retry-after": "3600"}, paymentState="held")
+    world = World(later, PAYMENT_402, credit=(transfer(state=TransferState.CONFIRMED),))
+    with pytest.raises(CallHeld):
+        world.call()
+    assert world.waited_s == 0

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from tollway.client import spending
 from tollway.client.quote import Cap
 from tollway.client.spending import SpendingStore
 from tollway.client.steps import NonceTaken, OverBudget, PaidAlready, Stored, Transfer, TransferState
@@ -102,9 +103,55 @@ def test_other_gateways_payments_do_not_stand_in_the_way(store):
 def test_nonce_is_used_once_unless_its_transaction_was_replaced(store):
     store.store(transfer(1), budget=None)
     assert store.store(transfer(2, nonce=1), budget=None) == NonceTaken()
-    assert store.next_nonce(payer=PAYER, chain_id=USDC.chain_id) == 2
+    assert store.next_nonce(payer=PAYER, chain_id=USDC.chain_id, pending=0) == 2
     store.learn(transfer(1).tx_hash, TransferState.REPLACED, 0)
-    assert store.next_nonce(payer=PAYER, chain_id=USDC.chain_id) == 0
+    assert store.next_nonce(payer=PAYER, chain_id=USDC.chain_id, pending=0) == 0
+    assert store.store(transfer(2, nonce=1), budget=None) == Stored()
+
+
+def test_a_given_up_transfer_leaves_its_nonce_to_the_next(store):
+    for number in (1, 2):
+        store.store(transfer(number), budget=None)
+    assert store.abandon(transfer(1).tx_hash)
+
+    def next_nonce(pending):
+        return store.next_nonce(payer=PAYER, chain_id=USDC.chain_id, pending=pending)
+
+    assert next_nonce(1) == 1  # until it is filled, number 2 cannot be mined
+    assert next_nonce(2) == 3  # the node knows a transaction for it
+    assert store.store(transfer(9, nonce=1), budget=None) == Stored()
+    assert next_nonce(1) == 3
+    assert store.store(transfer(10, nonce=1), budget=None) == NonceTaken()
+
+
+def test_the_same_bytes_signed_again_are_the_payment_that_was_given_up(store):
+    """Signatures are deterministic: where fees do not move, the next payment is the same transaction."""
+    budget = Cap.parse("0.01 USDC")
+    store.store(transfer(1), budget=budget)
+    store.abandon(transfer(1).tx_hash)
+    assert store.store(transfer(1), budget=budget) == Stored()
+    assert store.unresolved(PAYER) == (transfer(1),)
+
+
+def test_counts_the_calls_that_a_payment_bought(store):
+    first = transfer(1)
+    store.store(first, budget=None)
+    store.learn(first.tx_hash, TransferState.CONFIRMED, None)
+    assert store.count_served(first.tx_hash) == 0
+    store.learn(first.tx_hash, TransferState.CONFIRMED, 0, is_served=True)
+    assert store.count_served(first.tx_hash) == 1
+    assert store.count_served(transfer(2).tx_hash) == 0
+
+
+def test_a_store_of_the_first_version_is_read_on(store, store_path):
+    connection = sqlite3.connect(store_path)
+    for statement in spending._SCHEMA.split(";"):
+        connection.execute(statement)
+    connection.execute("PRAGMA user_version = 1")
+    connection.commit()
+    connection.close()
+    assert store.store(transfer(1), budget=None) == Stored()
+    assert store.abandon(transfer(1).tx_hash)
     assert store.store(transfer(2, nonce=1), budget=None) == Stored()
 
 

@@ -6,10 +6,11 @@ It holds what the caller allows, and holds the gateway's numbers against it befo
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tollway.client.failures import CannotPay, PriceAboveMax
+from tollway.client.failures import CannotPay, PaymentRefused, PriceAboveMax
 from tollway.client.quote import Cap, Offer, to_atto
 from tollway.client.steps import Flow, Transfer
 from tollway.client.transfer import Made, Patience, Purse, fetch_balance, know_asset, make_transfer
+from tollway.errors import Code
 from tollway.identifiers import TxHash
 from tollway.money import Asset, format_decimal
 
@@ -37,9 +38,19 @@ class Short:
 
 
 def pay_offer(
-    offers: Sequence[Offer], short: Short | None, purse: Purse, rules: Rules, tried: frozenset[TxHash]
+    offers: Sequence[Offer],
+    short: Short | None,
+    purse: Purse,
+    rules: Rules,
+    tried: frozenset[TxHash],
+    paid: Sequence[Transfer] = (),
 ) -> Flow[Made]:
-    """Chooses an offer, signs and stores. What comes back is followed and spent like every other payment."""
+    """Chooses an offer, signs and stores. What comes back is followed and spent like every other payment.
+
+    `paid`: what this very call has paid already; then nothing but a difference is left to be paid.
+    """
+    if paid:
+        return (yield from _pay_difference(offers, short, purse, rules, tried, paid))
     reasons: list[str] = []
     for offer in _prefer(offers, short):
         asset = yield from _check_offer(offer, purse, rules, reasons)
@@ -54,6 +65,41 @@ def pay_offer(
             continue
         return (yield from make_transfer(asset, offer, amount, purse, tried))
     raise CannotPay("This wallet cannot pay the call: " + ("; ".join(reasons) or "no offer was made") + ".")
+
+
+def _pay_difference(
+    offers: Sequence[Offer],
+    short: Short | None,
+    purse: Purse,
+    rules: Rules,
+    tried: frozenset[TxHash],
+    paid: Sequence[Transfer],
+) -> Flow[Made]:
+    """Adds to a payment of this call: to the same payee, in the same asset, and with it within what is allowed."""
+    last = paid[-1]
+    if len(paid) > 1:
+        raise _asks_again(last, "another difference")
+    asset, total = last.asset, sum(transfer.amount for transfer in paid)
+    same = [offer for offer in offers if (offer.asset, offer.pay_to) == (asset, last.pay_to)]
+    if short is None or short.transfer.tx_hash != last.tx_hash or not same:
+        raise _asks_again(last, "other terms than it was paid by")
+    due = same[0].amount * rules.prepay - total if short.missing is None else short.missing
+    cap = rules.max_price.atto_for(asset.symbol)
+    if due <= 0 or cap is None or to_atto(total + due, asset) > cap * rules.prepay:
+        raise _asks_again(last, f"{format_decimal(max(due, 0), decimals=asset.decimals)} {asset.symbol} more")
+    if (yield from fetch_balance(asset, purse.payer)) < due:
+        raise CannotPay(
+            f"The wallet holds less {asset.symbol} than the difference.", transaction=last.tx_hash
+        )
+    return (yield from make_transfer(asset, same[0], due, purse, tried))
+
+
+def _asks_again(last: Transfer, what: str) -> PaymentRefused:
+    return PaymentRefused(
+        f"This call has paid {last.describe()} ({last.tx_hash}), and the gateway asks for {what}; it gets nothing.",
+        transaction=last.tx_hash,
+        reason=Code.PAYMENT_INSUFFICIENT.value,
+    )
 
 
 def _prefer(offers: Sequence[Offer], short: Short | None) -> list[Offer]:

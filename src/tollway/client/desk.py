@@ -19,11 +19,12 @@ from tollway import __version__
 from tollway.client.checkout import Rules
 from tollway.client.control import API_PREFIX, ControlRequest
 from tollway.client.failures import CannotPay
-from tollway.client.payer import Paid, free_flow, pay_flow
+from tollway.client.payer import free_flow, pay_flow
 from tollway.client.quote import DEFAULT_MAX_PRICE, Cap
 from tollway.client.spending import SpendingStore
 from tollway.client.steps import (
     AskNode,
+    CountServed,
     Flow,
     Headers,
     Learn,
@@ -42,6 +43,7 @@ from tollway.client.steps import (
     Unsent,
 )
 from tollway.client.transfer import Patience, Purse, resume
+from tollway.client.verdict import Paid
 from tollway.client.wallet import Wallet
 from tollway.identifiers import Address, ChainId, TxHash
 from tollway.identity.http_signature import SignedRequest
@@ -49,7 +51,7 @@ from tollway.identity.public_origin import parse_origin
 from tollway.money import Asset
 
 CapText = str | Mapping[str, str] | None
-Local = SignCall | SignTransfer | Recall | NextNonce | Unsent | Store | Learn
+Local = SignCall | SignTransfer | Recall | NextNonce | Unsent | Store | Learn | CountServed
 """Steps that need no network."""
 
 PROBLEM_BYTES_MAX = 512 * 1024
@@ -226,7 +228,9 @@ class Desk:
                 assert plan is not None
                 return self._recall(step, plan, wallet)
             case NextNonce():
-                return self.store.next_nonce(payer=wallet.address, chain_id=step.chain_id)
+                return self.store.next_nonce(
+                    payer=wallet.address, chain_id=step.chain_id, pending=step.pending
+                )
             case Unsent():
                 unresolved = self.store.unresolved(wallet.address)
                 return tuple(transfer for transfer in unresolved if transfer.chain_id == step.chain_id)
@@ -234,8 +238,10 @@ class Desk:
                 assert plan is not None
                 return self._keep(step, plan)
             case Learn():
-                self.store.learn(step.tx_hash, step.state, step.rest)
+                self.store.learn(step.tx_hash, step.state, step.rest, is_served=step.is_served)
                 return None
+            case CountServed():
+                return self.store.count_served(step.tx_hash)
 
     def _keep(self, step: Store, plan: CallPlan) -> StoreOutcome:
         """Only whoever has stored a payment speaks for it: two calls at once may well sign the very same transaction."""

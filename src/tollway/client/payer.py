@@ -8,7 +8,9 @@ Rules it keeps:
 * nothing is paid that exceeds what the caller allows, by amounts that the gateway cannot talk up;
 * a payment is on disk before anybody can see it, and a payee with an unresolved payment of ours is not paid again;
 * only a 402 of the gateway itself can lead to a payment; an answer relayed from an upstream never does;
-* at most one payment and one payment of a difference are made for one call.
+* a call pays once; after that only a difference, to the same payee in the same asset, and all of it within the cap.
+  A second whole payment follows only when the wallet's own books say that the first one bought another call of ours;
+* a signed call that may have arrived is repeated with the same proof or not at all, and nothing is paid after it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,20 +18,18 @@ from dataclasses import dataclass
 
 from tollway.client.checkout import Rules, Short, pay_offer
 from tollway.client.failures import (
-    CallHeld,
     CannotPay,
     GatewayUnreachable,
     PaymentPending,
     PaymentRefused,
     PriceAboveMax,
 )
-from tollway.client.quote import Offer, parse_amount, read_missing, read_offers
+from tollway.client.quote import Offer, read_offers
 from tollway.client.steps import (
     Answer,
     Broken,
     Flow,
     Headers,
-    Learn,
     Pause,
     Recall,
     Send,
@@ -38,6 +38,19 @@ from tollway.client.steps import (
     TransferState,
 )
 from tollway.client.transfer import Purse, settle
+from tollway.client.verdict import (
+    SAME_PROOF_AGAIN,
+    Busy,
+    NotCounted,
+    Paid,
+    Spent,
+    Verdict,
+    call_held,
+    is_outcome,
+    judge,
+    look_up,
+    tell_detail,
+)
 from tollway.errors import Code
 from tollway.identifiers import TxHash
 
@@ -50,51 +63,13 @@ BROKEN_RETRIES_MAX = 2
 RETRY_AFTER_S = 2
 RETRY_AFTER_MAX_S = 60
 
-SAME_PROOF_AGAIN = frozenset(
-    {
-        Code.PAYMENT_PENDING.value,
-        Code.CHAIN_UNAVAILABLE.value,
-        Code.STORAGE_UNAVAILABLE.value,
-        Code.OVERLOADED.value,
-        Code.IDEMPOTENCY_IN_PROGRESS.value,
-    }
-)
-"""Not yet: the same headers again, after `Retry-After`. The nonce in them counts once, so no retry is charged twice."""
-
-NOT_COUNTED = frozenset(
-    {
-        Code.PAYMENT_VERIFICATION_FAILED.value,
-        Code.PAYMENT_TOO_OLD.value,
-        Code.PAYER_MISMATCH.value,
-        Code.PAYER_IN_DEBT.value,
-        Code.PAYMENT_REQUIRED.value,  # shown and yet asked for: this gateway does not see our headers
-    }
-)
-
-MARKED_REFUSED = frozenset({Code.PAYMENT_VERIFICATION_FAILED.value, Code.PAYMENT_TOO_OLD.value})
-"""Said about the payment itself, not about the wallet or the way: kept in mind until a later call proves otherwise."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Paid:
-    """How a call ended: the head of its answer, and the payment that bought it (None: it was free, or not served)."""
+class _Sent:
+    """`is_doubtful`: an earlier sending of the same proof left and got no answer."""
 
     answer: Answer
-    transfer: Transfer | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Spent:
-    """This payment has nothing left for this call."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _NotCounted:
-    answer: Answer
-    reason: str | None
-
-
-_Verdict = Paid | _Spent | Short | _NotCounted
+    is_doubtful: bool
 
 
 def pay_flow(purse: Purse, rules: Rules) -> Flow[Paid]:
@@ -103,11 +78,14 @@ def pay_flow(purse: Purse, rules: Rules) -> Flow[Paid]:
         raise ValueError(f"prepay is a number of calls from 1 to {PREPAY_MAX}")
     queue = list((yield from _recall()))
     tried: set[TxHash] = set()
-    made: set[TxHash] = set()
-    refused: list[tuple[Transfer, _NotCounted]] = []
+    made: list[Transfer] = []
+    lost: set[TxHash] = set()
+    refused: list[tuple[Transfer, NotCounted]] = []
     offers: tuple[Offer, ...] | None = None
     is_recalled = False
     short: Short | None = None
+    busy: Busy | None = None
+    waited_s = 0.0
     for _ in range(ROUNDS_MAX):
         if queue:
             transfer = queue.pop(0)
@@ -115,18 +93,20 @@ def pay_flow(purse: Purse, rules: Rules) -> Flow[Paid]:
                 continue
             tried.add(transfer.tx_hash)
             verdict = yield from _spend(transfer, rules)
+            if transfer in made:
+                _raise_if_unspendable(transfer, verdict)
             match verdict:
                 case Paid():
                     return verdict
                 case Short():
                     offers = read_offers(verdict.problem) or offers
                     short = verdict
-                case _NotCounted():
+                case NotCounted():
                     refused.append((transfer, verdict))
-                case _Spent():
-                    pass
-                case None if transfer.tx_hash in made:
-                    raise CannotPay("The transfer failed on the chain.", transaction=transfer.tx_hash)
+                case Busy():
+                    busy = verdict
+                case Spent():
+                    lost.add(transfer.tx_hash)
         elif offers is None:
             answer = yield from _ask_terms(rules)
             if answer.code != Code.PAYMENT_REQUIRED.value:
@@ -135,15 +115,20 @@ def pay_flow(purse: Purse, rules: Rules) -> Flow[Paid]:
         elif not is_recalled:
             queue = list((yield from _recall(offers)))
             is_recalled = True
+        elif busy is not None:
+            waited_s = yield from _wait_for(busy, waited_s, rules)
+            tried.discard(busy.transfer.tx_hash)
+            queue, busy = [busy.transfer], None
         else:
             _raise_if_refused(refused, offers)
-            if len(made) == PAYMENTS_MAX:
+            if len(made) == PAYMENTS_MAX and lost:
                 break
-            payment = yield from pay_offer(offers, short, purse, rules, frozenset(tried))
+            paid = [transfer for transfer in made if transfer.tx_hash not in lost]
+            payment = yield from pay_offer(offers, short, purse, rules, frozenset(tried), paid)
             if payment.transfer.tx_hash in tried:  # unresolved, and the gateway has just said no to it
                 break
             if payment.is_new:
-                made.add(payment.transfer.tx_hash)
+                made.append(payment.transfer)
             if payment.is_spoken_for:  # it will be spent by the call that made it; then it is our turn to pay
                 yield from settle(payment.transfer, rules.patience)
                 is_recalled = False
@@ -155,11 +140,39 @@ def pay_flow(purse: Purse, rules: Rules) -> Flow[Paid]:
     )
 
 
+def _raise_if_unspendable(transfer: Transfer, verdict: Verdict | None) -> None:
+    """About a payment that this very call has made: a gateway that does not take it gets no second one."""
+    match verdict:
+        case None:
+            raise CannotPay("The transfer failed on the chain.", transaction=transfer.tx_hash)
+        case Spent(is_ours=False):
+            raise PaymentRefused(
+                f"The gateway calls the payment {transfer.tx_hash} of {transfer.describe()} spent, and no other call"
+                f" of this wallet is known to have used it. {look_up(transfer)}",
+                transaction=transfer.tx_hash,
+                reason=Code.PAYMENT_ALREADY_USED.value,
+            )
+        case NotCounted():
+            raise _not_counted(transfer, verdict)
+        case _:
+            pass
+
+
+def _wait_for(busy: Busy, waited_s: float, rules: Rules) -> Flow[float]:
+    """Pauses until the payment may be free again, and gives the seconds waited in all. Raises `CallHeld`."""
+    told_s = busy.answer.retry_after_s
+    pause_s = RETRY_AFTER_S if told_s is None else max(1, told_s)
+    if waited_s + pause_s > rules.patience.wait_s:
+        raise call_held(busy.transfer, busy.answer)
+    yield Pause(seconds=pause_s)
+    return waited_s + pause_s
+
+
 def free_flow(rules: Rules) -> Flow[Paid]:
     """One call without a wallet: whatever costs nothing."""
     answer = yield from _send_unsigned(rules)
     if answer.code == Code.PAYMENT_REQUIRED.value:
-        raise CannotPay(f"{_detail(answer)} There is no wallet to pay with.")
+        raise CannotPay(f"{tell_detail(answer)} There is no wallet to pay with.")
     return Paid(answer=answer)
 
 
@@ -169,17 +182,21 @@ def _recall(offers: Iterable[Offer] = ()) -> Flow[tuple[Transfer, ...]]:
     return tuple(entry for entry in known if isinstance(entry, Transfer))[:CREDITS_MAX]
 
 
-def _raise_if_refused(refused: Sequence[tuple[Transfer, _NotCounted]], offers: Sequence[Offer]) -> None:
+def _raise_if_refused(refused: Sequence[tuple[Transfer, NotCounted]], offers: Sequence[Offer]) -> None:
     """A payee that holds money of ours which the gateway does not count is not sent more."""
     for transfer, verdict in refused:
         if any(offer.pay_to == transfer.pay_to for offer in offers):
-            problem = verdict.answer.problem or {}
-            raise PaymentRefused(
-                f"The gateway does not count the payment {transfer.tx_hash} of {transfer.describe()}: "
-                f"{problem.get('detail') or verdict.answer.code}",
-                transaction=transfer.tx_hash,
-                reason=verdict.reason,
-            )
+            raise _not_counted(transfer, verdict)
+
+
+def _not_counted(transfer: Transfer, verdict: NotCounted) -> PaymentRefused:
+    problem = verdict.answer.problem or {}
+    return PaymentRefused(
+        f"The gateway does not count the payment {transfer.tx_hash} of {transfer.describe()}: "
+        f"{problem.get('detail') or verdict.answer.code}",
+        transaction=transfer.tx_hash,
+        reason=verdict.reason,
+    )
 
 
 # ---- Without a payment.
@@ -203,7 +220,7 @@ def _send_unsigned(rules: Rules) -> Flow[Answer]:
         outcome = yield Send(headers=headers)
         if isinstance(outcome, Answer):
             if outcome.code == Code.PRICE_ABOVE_MAX.value:
-                raise PriceAboveMax(_detail(outcome))
+                raise PriceAboveMax(tell_detail(outcome))
             return outcome
         assert isinstance(outcome, Broken)
         broken = outcome
@@ -214,43 +231,58 @@ def _send_unsigned(rules: Rules) -> Flow[Answer]:
 # ---- With a payment that exists.
 
 
-def _spend(transfer: Transfer, rules: Rules) -> Flow[_Verdict | None]:
+def _spend(transfer: Transfer, rules: Rules) -> Flow[Verdict | None]:
     """Calls with this payment. None: it turned out to be worth nothing."""
     state = yield from settle(transfer, rules.patience)
     if state not in (TransferState.CONFIRMED, TransferState.REFUSED):
         return None
-    answer = yield from _send_signed(transfer, rules)
-    return (yield from _judge(transfer, answer))
+    sent = yield from _send_signed(transfer, rules)
+    if sent.is_doubtful and not is_outcome(sent.answer):
+        raise call_held(
+            transfer,
+            sent.answer,
+            f"The call was sent, and whether it was served is unknown. {look_up(transfer)}",
+        )
+    return (yield from judge(transfer, sent.answer))
 
 
-def _send_signed(transfer: Transfer, rules: Rules) -> Flow[Answer]:
-    """Sends until the answer is more than "not yet". Always the same proof: its nonce makes repeats harmless."""
+def _send_signed(transfer: Transfer, rules: Rules) -> Flow[_Sent]:
+    """Sends until the answer is more than "not yet". Always the same proof: its nonce makes repeats harmless. Once it
+    may have arrived there is no other proof, because a fresh nonce would be another call to pay for."""
     proof = yield from _sign(transfer, rules)
     is_signed_anew = False
+    is_doubtful = False
     broken = 0
     waited_s = 0.0
     for _ in range(SENDS_MAX):
         outcome = yield Send(headers=proof)
         if isinstance(outcome, Broken):
             broken += 1
-            may_repeat = rules.is_repeatable or not outcome.is_sent
+            is_doubtful = is_doubtful or outcome.is_sent
+            may_repeat = rules.is_repeatable or not is_doubtful
             if not may_repeat or broken > BROKEN_RETRIES_MAX:
-                raise GatewayUnreachable(
-                    outcome.detail, is_sent=outcome.is_sent, transaction=transfer.tx_hash
-                )
+                detail = f"{outcome.detail} {look_up(transfer)}" if is_doubtful else outcome.detail
+                raise GatewayUnreachable(detail, is_sent=is_doubtful, transaction=transfer.tx_hash)
             yield Pause(seconds=rules.patience.poll_s)
             continue
         assert isinstance(outcome, Answer)
-        if outcome.code == Code.SIGNATURE_EXPIRED.value and not is_signed_anew:
+        is_expired = outcome.code == Code.SIGNATURE_EXPIRED.value
+        if is_expired and not is_signed_anew and not is_doubtful:
             proof = yield from _sign(transfer, rules)
             is_signed_anew = True
             continue
         told_s = outcome.retry_after_s
         pause_s = RETRY_AFTER_S if told_s is None else min(told_s, RETRY_AFTER_MAX_S)
         if outcome.code not in SAME_PROOF_AGAIN or waited_s + pause_s > rules.patience.wait_s:
-            return outcome
+            return _Sent(answer=outcome, is_doubtful=is_doubtful)
         yield Pause(seconds=pause_s)
         waited_s += pause_s
+    if is_doubtful:
+        raise GatewayUnreachable(
+            f"The gateway keeps saying: not yet. {look_up(transfer)}",
+            is_sent=True,
+            transaction=transfer.tx_hash,
+        )
     raise PaymentPending("The gateway keeps saying: not yet.", transaction=transfer.tx_hash)
 
 
@@ -263,66 +295,3 @@ def _sign(transfer: Transfer, rules: Rules) -> Flow[Headers]:
     headers: list[tuple[str, str]] = [("Tollway-Max-Price", cap)]
     headers += [entry for entry in signed if isinstance(entry, tuple)]
     return tuple(headers)
-
-
-def _judge(transfer: Transfer, answer: Answer) -> Flow[_Verdict]:
-    """What the answer to a signed call means for its payment. Everything unknown is handed to the caller."""
-    code = answer.code
-    if code == Code.PAYMENT_ALREADY_USED.value:
-        if (answer.problem or {}).get("paymentState") != "held":  # held prices come back as credit
-            yield Learn(tx_hash=transfer.tx_hash, state=TransferState.CONFIRMED, rest=0)
-        return _Spent()
-    if code == Code.PAYMENT_INSUFFICIENT.value:
-        missing = read_missing(answer.problem or {}, transfer.asset)
-        return Short(transfer=transfer, missing=missing, problem=answer.problem or {})
-    if code in NOT_COUNTED:
-        if code in MARKED_REFUSED:
-            yield Learn(tx_hash=transfer.tx_hash, state=TransferState.REFUSED)
-        reason = (answer.problem or {}).get("reason")
-        return _NotCounted(answer=answer, reason=reason if isinstance(reason, str) else None)
-    if code == Code.PRICE_ABOVE_MAX.value:
-        raise PriceAboveMax(_detail(answer), transaction=transfer.tx_hash)
-    if _is_held(answer) or code == Code.NONCE_REUSED.value:
-        raise _held(transfer, answer)
-    if code in SAME_PROOF_AGAIN or code == Code.PAYMENT_HELD.value:
-        raise PaymentPending(_detail(answer), transaction=transfer.tx_hash)
-    rest = _read_rest(transfer, answer)
-    if rest is not None or transfer.state is TransferState.REFUSED:
-        yield Learn(tx_hash=transfer.tx_hash, state=TransferState.CONFIRMED, rest=rest)
-    return Paid(answer=answer, transfer=transfer)
-
-
-def _is_held(answer: Answer) -> bool:
-    told = (answer.problem or {}).get("paymentState")
-    is_passing = answer.code in SAME_PROOF_AGAIN and answer.code != Code.STORAGE_UNAVAILABLE.value
-    is_held = answer.headers.get("tollway-payment-state") == "held" or told == "held"
-    return is_held and not is_passing and answer.code != Code.PAYMENT_HELD.value
-
-
-def _held(transfer: Transfer, answer: Answer) -> CallHeld:
-    problem = answer.problem or {}
-    call_id = problem.get("callId") or answer.headers.get("tollway-call-id")
-    call_url = problem.get("call")
-    return CallHeld(
-        _detail(answer),
-        transaction=transfer.tx_hash,
-        call_id=str(call_id) if call_id else None,
-        call_url=str(call_url) if call_url else None,
-    )
-
-
-def _read_rest(transfer: Transfer, answer: Answer) -> int | None:
-    """What is left by the gateway's own headers, in base units: its word, or our belief minus the price."""
-    decimals = transfer.asset.decimals
-    told = answer.headers.get("tollway-credit-remaining", "").partition(" ")
-    rest = parse_amount(told[0], decimals=decimals) if told[2] == transfer.asset.symbol else None
-    if rest is not None:
-        return min(rest, transfer.amount)
-    if answer.headers.get("tollway-payment-state") != "charged":
-        return None
-    price = parse_amount(answer.headers.get("tollway-price", "").partition(" ")[0], decimals=decimals)
-    return None if price is None else max(0, transfer.rest - price)
-
-
-def _detail(answer: Answer) -> str:
-    return str((answer.problem or {}).get("detail") or f"The gateway answered {answer.status}.")

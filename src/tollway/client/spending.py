@@ -30,7 +30,7 @@ from tollway.identifiers import Address, ChainId, TxHash
 from tollway.money import Asset
 
 BUSY_TIMEOUT_S = 10.0
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 _SCHEMA = """
 CREATE TABLE transfer (
@@ -38,11 +38,20 @@ CREATE TABLE transfer (
   decimals INTEGER NOT NULL, payer TEXT NOT NULL, pay_to TEXT NOT NULL, gateway TEXT NOT NULL, amount TEXT NOT NULL,
   rest TEXT NOT NULL, nonce INTEGER NOT NULL, confirmations INTEGER NOT NULL, state TEXT NOT NULL,
   created_ms INTEGER NOT NULL);
-CREATE UNIQUE INDEX one_transfer_per_nonce ON transfer (chain_id, payer, nonce) WHERE state <> 'replaced';
 CREATE INDEX transfer_by_payee ON transfer (payer, gateway, pay_to);
 CREATE TABLE payee (
   gateway TEXT NOT NULL, api_id TEXT NOT NULL, pay_to TEXT NOT NULL, PRIMARY KEY (gateway, api_id, pay_to));
+CREATE UNIQUE INDEX one_transfer_per_nonce ON transfer (chain_id, payer, nonce) WHERE state <> 'replaced';
 """
+# A nonce whose transfer is given up is free: what is signed for it next makes the old one impossible, or the other way.
+_SCHEMA_2 = """
+ALTER TABLE transfer ADD COLUMN served INTEGER NOT NULL DEFAULT 0;
+DROP INDEX one_transfer_per_nonce;
+CREATE UNIQUE INDEX one_transfer_per_nonce ON transfer (chain_id, payer, nonce)
+  WHERE state NOT IN ('replaced', 'abandoned');
+"""
+_STEPS = (_SCHEMA, _SCHEMA_2)
+"""Statements from each version to the next."""
 _COLUMNS = "tx_hash, raw, chain_id, token, symbol, decimals, payer, pay_to, gateway, amount, rest, nonce, confirmations, state"
 
 
@@ -80,6 +89,8 @@ class SpendingStore:
                 is_credit = is_shared and entry.rest >= price and entry.tx_hash not in tried
                 if entry.state in UNRESOLVED or is_credit:
                     return PaidAlready(transfer=entry)
+            if _take_up_again(connection, transfer):
+                return Stored()
             over = _check_budget(connection, transfer, budget)
             if over is not None:
                 return over
@@ -114,22 +125,39 @@ class SpendingStore:
             sorted(found, key=lambda t: (order.index(t.state), -to_atto(t.rest, t.asset), t.tx_hash))
         )
 
-    def next_nonce(self, *, payer: Address, chain_id: ChainId) -> int:
-        """One more than the highest nonce of our own that may still be mined; 0 without any."""
+    def next_nonce(self, *, payer: Address, chain_id: ChainId, pending: int) -> int:
+        """One more than the highest nonce of our own that may still be mined; 0 without any. First of all a nonce from
+        `pending` on whose transfer was given up: until it is filled, no later one can be mined."""
         with self._transaction() as connection:
-            row = connection.execute(
-                "SELECT max(nonce) FROM transfer WHERE payer = ? AND chain_id = ? AND state = 'stored'",
-                (str(payer), chain_id),
+            given_up, stored = connection.execute(
+                "SELECT min(nonce) FILTER (WHERE state = 'abandoned' AND nonce >= ? AND NOT EXISTS (SELECT 1"
+                "  FROM transfer AS other WHERE other.payer = transfer.payer AND other.chain_id = transfer.chain_id"
+                "  AND other.nonce = transfer.nonce AND other.state NOT IN ('replaced', 'abandoned'))),"
+                " max(nonce) FILTER (WHERE state = 'stored') FROM transfer WHERE payer = ? AND chain_id = ?",
+                (pending, str(payer), chain_id),
             ).fetchone()
-        return 0 if row[0] is None else int(row[0]) + 1
+        if given_up is not None:
+            return int(given_up)
+        return 0 if stored is None else int(stored) + 1
 
-    def learn(self, tx_hash: TxHash, state: TransferState, rest: int | None) -> None:
-        """Writes down what became of a payment. An abandoned one stays abandoned."""
+    def learn(
+        self, tx_hash: TxHash, state: TransferState, rest: int | None, *, is_served: bool = False
+    ) -> None:
+        """Writes down what became of a payment, and whether it bought a call. An abandoned one stays abandoned."""
         with self._transaction() as connection:
             connection.execute(
-                "UPDATE transfer SET state = ?, rest = coalesce(?, rest) WHERE tx_hash = ? AND state <> 'abandoned'",
-                (state.value, None if rest is None else str(rest), str(tx_hash)),
+                "UPDATE transfer SET state = ?, rest = coalesce(?, rest), served = served + ?"
+                " WHERE tx_hash = ? AND state <> 'abandoned'",
+                (state.value, None if rest is None else str(rest), int(is_served), str(tx_hash)),
             )
+
+    def count_served(self, tx_hash: TxHash) -> int:
+        """How many calls this payment has bought, as far as the processes of this wallet have told."""
+        with self._transaction() as connection:
+            row = connection.execute(
+                "SELECT served FROM transfer WHERE tx_hash = ?", (str(tx_hash),)
+            ).fetchone()
+        return 0 if row is None else int(row[0])
 
     def unresolved(self, payer: Address) -> tuple[Transfer, ...]:
         """Payments that are on disk and not known to be mined."""
@@ -183,11 +211,22 @@ def _prepare(connection: sqlite3.Connection) -> None:
     version = int(connection.execute("PRAGMA user_version").fetchone()[0])
     if version > SCHEMA_VERSION:
         raise sqlite3.DatabaseError("it was written by a newer version of tollway")
-    if version == 0:
-        for statement in _SCHEMA.split(";"):
+    if version == SCHEMA_VERSION:
+        return
+    for script in _STEPS[version:]:
+        for statement in script.split(";"):
             if statement.strip():
                 connection.execute(statement)
-        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+
+def _take_up_again(connection: sqlite3.Connection, transfer: Transfer) -> bool:
+    """The very same bytes were given up earlier: they are that payment, and counted already."""
+    changed = connection.execute(
+        "UPDATE transfer SET state = 'stored' WHERE tx_hash = ? AND state = 'abandoned'",
+        (str(transfer.tx_hash),),
+    )
+    return changed.rowcount == 1
 
 
 def _check_budget(

@@ -186,9 +186,10 @@ class Recall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextNonce:
-    """The first nonce after those of our own stored transactions on that chain; 0 without any. -> int."""
+    """The next nonce by our own books on that chain, where the node's is `pending`; 0 without any. -> int."""
 
     chain_id: ChainId
+    pending: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,15 +240,34 @@ class NonceTaken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learn:
-    """Write down what became of a payment. `rest` None leaves the belief as it is. -> None."""
+    """Write down what became of a payment. `rest` None leaves the belief as it is; `is_served`: it bought a call of
+    ours. -> None."""
 
     tx_hash: TxHash
     state: TransferState
     rest: int | None = None
+    is_served: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountServed:
+    """How many calls of ours a payment has bought, by our own books. -> int."""
+
+    tx_hash: TxHash
 
 
 Step = (
-    Send | SignCall | AskNode | Pause | SignTransfer | Recall | NextNonce | Unsent | Store | Learn
+    Send
+    | SignCall
+    | AskNode
+    | Pause
+    | SignTransfer
+    | Recall
+    | NextNonce
+    | Unsent
+    | Store
+    | Learn
+    | CountServed
 )  # every driver handles all of them
 NodeOutcome = NodeAnswer | NodeRefused | NodeAway
 StoreOutcome = Stored | PaidAlready | OverBudget | NonceTaken

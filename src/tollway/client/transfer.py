@@ -143,7 +143,7 @@ def make_transfer(
         )
     for _ in range(NONCE_TRIES_MAX):
         pending = yield from _ask_number(chain_id, "eth_getTransactionCount", str(purse.payer), "pending")
-        stored = yield NextNonce(chain_id=chain_id)
+        stored = yield NextNonce(chain_id=chain_id, pending=pending)
         assert isinstance(stored, int)
         if stored > pending:  # the node does not know all of ours: without them it will never mine the next
             yield from _broadcast_unsent(chain_id)
