@@ -708,3 +708,15 @@ async def test_an_upstream_that_is_known_to_be_down_asks_nobody_for_money(gate: 
     gate.now_ms += 10_000
     await gate.revise(listing, endpoint=gate.upstream.url)
     await check_works_again(gate, gate.plain_proof(payment.tx_hash))
+
+
+async def test_an_upload_that_stops_before_it_is_whole_is_released(gate: SmallGateway) -> None:
+    await gate.publish(timeout_s=1)
+    paid = await gate.pay(10_000)
+    exchange = gate.open(
+        "POST", "/x", gate.plain_proof(paid.tx_hash), [b"x" * 40_000], length=200_000, is_open=True
+    )
+    async with asyncio.timeout(10):
+        await gate.run(exchange)
+    assert exchange.problem["paymentState"] == "released"
+    assert [call.state for call in await gate.history()] == [CallState.RELEASED]

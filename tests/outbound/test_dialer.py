@@ -626,6 +626,52 @@ async def test_the_head_deadline_does_not_count_the_claim() -> None:
         assert await call(dialer, get(upstream), before_send=claim, deadline_s=0.05) == (200, b"ok")
 
 
+async def pause(seconds: float | None) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await asyncio.Event().wait()
+
+
+async def test_the_head_deadline_counts_from_the_last_piece_of_the_body() -> None:
+    async def slow() -> AsyncIterator[bytes]:
+        for _ in range(3):
+            await pause(0.15)
+            yield b"x"
+
+    async with running(answer(OK)) as upstream, dialing() as dialer:
+        request = get(upstream, "POST", body=slow(), content_length=3)
+        assert await call(dialer, request, deadline_s=0.3) == (200, b"ok")
+
+
+@pytest.mark.parametrize(
+    ("pieces", "length", "is_handed_over"),
+    [([b"x"], 2, False), ([], 2, False), ([b"x"], None, False), ([b"x", b"y"], 2, True)],
+)
+async def test_a_body_that_stalls_is_handed_over_only_with_its_last_byte(
+    pieces: list[bytes], length: int | None, is_handed_over: bool
+) -> None:
+    async def stalling() -> AsyncIterator[bytes]:
+        for piece in pieces:
+            yield piece
+        await pause(None)
+
+    progress = Progress()
+    async with running(silent) as upstream, dialing() as dialer:
+        request = get(upstream, "POST", body=stalling(), content_length=length)
+        with pytest.raises(UpstreamTimeout):
+            await call(dialer, request, deadline_s=0.05, progress=progress)
+        assert progress.body_handed_over is is_handed_over
+
+
+@pytest.mark.parametrize("body", [None, b"", b"x", b"x" * 100_000])
+async def test_a_body_that_is_here_is_handed_over(body: bytes | None) -> None:
+    progress = Progress()
+    async with running(silent) as upstream, dialing() as dialer:
+        with pytest.raises(UpstreamTimeout):
+            await call(dialer, get(upstream, "POST", body=body), deadline_s=0.1, progress=progress)
+        assert progress.body_handed_over
+
+
 @pytest.mark.parametrize(
     "raw",
     [

@@ -145,6 +145,8 @@ class Passage:
         if ticket is None:
             return self._fail_untaken(trip, problem, told)
         is_unsent = not trip.progress.sent or isinstance(exc, CallerGone | BodyRefused | Refusal)
+        if isinstance(exc, UpstreamTimeout) and not trip.progress.body_handed_over:
+            is_unsent = True
         after = CallState.RELEASED if is_unsent else CallState.UNKNOWN
         error = "caller_gone" if isinstance(exc, CallerGone) else problem.code.value
         closed = await self._close(trip, ticket, after, error=error, http_status=None, upstream_status=None)

@@ -39,6 +39,7 @@ class Sending:
     progress: Progress
     head_deadline_s: float
     idle_s_max: float
+    is_streamed: bool
     scope: asyncio.Timeout | None = None
     transport: asyncio.WriteTransport | None = None
     refusal: Exception | None = None  # what before_send raised
@@ -47,13 +48,26 @@ class Sending:
     async def watch_body(
         self, body: AsyncIterator[bytes], *, content_length: int | None
     ) -> AsyncIterator[bytes]:
-        """The body, with its failure remembered: aiohttp would show it as a broken connection."""
+        """The body, with its failure remembered: aiohttp would show it as a broken connection. The head deadline
+        begins anew with each piece, so that it counts from the last one."""
+        count = 0
         try:
             async for chunk in stream_body(body, content_length=content_length):
+                count += len(chunk)
+                if count == content_length:
+                    self.progress.body_handed_over = True
+                self.restart_deadline()
                 yield chunk
+            self.progress.body_handed_over = True
+            self.restart_deadline()
         except Exception as exc:
             self.body_failure = exc
             raise
+
+    def restart_deadline(self) -> None:
+        """Nothing to restart once the head is here, or the deadline has passed."""
+        if self.scope is not None and not self.scope.expired():
+            self.scope.reschedule(asyncio.get_running_loop().time() + self.head_deadline_s)
 
 
 SENDING: ContextVar[Sending] = ContextVar("tollway_sending")
@@ -81,9 +95,9 @@ class ClaimingRequest(aiohttp.ClientRequest):
             if not is_usable(protocol, idle_s_max=sending.idle_s_max):
                 raise ConnectionUnusable
         progress.sent = True
+        progress.body_handed_over = not sending.is_streamed
         sending.transport = conn.transport
-        if sending.scope is not None:
-            sending.scope.reschedule(self.loop.time() + sending.head_deadline_s)
+        sending.restart_deadline()
         conn.add_callback(partial(_mark_used, protocol))
         response = await super().send(conn)
         if not self.body:

@@ -106,20 +106,22 @@ class Dialer:
         """Dials, awaits `before_send` once, sends once, and returns when the response head is here.
 
         `before_send` runs after a connection is held and before the first byte leaves; what it raises reaches the
-        caller unchanged and nothing is sent. The head deadline counts from the moment of sending. What the body's
-        iterator raises reaches the caller unchanged too; the upstream then sees a cut request.
+        caller unchanged and nothing is sent. The head deadline counts from the moment of sending, and anew from
+        each piece of a streamed body. What the body's iterator raises reaches the caller unchanged too; the upstream then sees a cut request.
 
         Raises Refusal (`overloaded`, or a request that cannot be written), UpstreamUnreachable (nothing left,
         though `before_send` may have run: see `progress.claimed`), UpstreamTimeout and UpstreamBadResponse (bytes
         may have left). A cancelled call cuts its connection.
         """
         request.check_writable()
+        body = request.body
         is_idempotent = request.method.upper() in _IDEMPOTENT
         sending = Sending(
             before_send=before_send,
             progress=progress or Progress(),
             head_deadline_s=head_deadline_s,
             idle_s_max=POOLED_IDLE_S_MAX if is_idempotent else self._limits.unsafe_reuse_idle_s,
+            is_streamed=bool(body) and (not isinstance(body, bytes) or len(body) > SLICE_BYTES),
         )
         pool, leave = self._enter(request.endpoint.origin)
         try:
@@ -224,6 +226,7 @@ class Dialer:
             cut(sending.transport)
             raise
         finally:
+            sending.scope = None
             SENDING.reset(token)
 
     async def _read_whole(self, request: UpstreamRequest, *, bytes_max: int, deadline_s: float) -> Fetched:
@@ -342,7 +345,9 @@ def _body(request: UpstreamRequest, sending: Sending) -> bytes | AsyncIterator[b
     if not request.body:
         return None
     if isinstance(request.body, bytes):
-        return request.body if len(request.body) <= SLICE_BYTES else _slice(request.body)
+        if not sending.is_streamed:
+            return request.body
+        return sending.watch_body(_slice(request.body), content_length=len(request.body))
     return sending.watch_body(request.body, content_length=request.content_length)
 
 

@@ -7,7 +7,7 @@ either direction.
 import asyncio
 import re
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import aiohttp
 from aiohttp.client_reqrep import ClientResponse
@@ -51,13 +51,14 @@ class UpstreamRequest:
 class Progress:
     """How far one request came. Written by the dialer only; readable at any moment, also after a failure.
 
-    While `sent` is false, provably no byte left. While `body_wholly_sent` is false, the upstream provably has not
-    got the whole request.
+    While `sent` is false, provably no byte left. While `body_handed_over` is false, the last byte provably has not
+    left; it is set before that byte goes to the connection, `body_wholly_sent` after the connection has taken it.
     """
 
     claimed: bool = False
     sent: bool = False
     body_wholly_sent: bool = False
+    body_handed_over: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
