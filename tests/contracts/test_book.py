@@ -13,6 +13,7 @@ from tollway.ledger.book import (
     Debt,
     Exhausted,
     Fenced,
+    InDebt,
     NonceUsed,
     OpenCall,
     PlainEnded,
@@ -147,7 +148,7 @@ async def test_fifty_callers_get_what_the_payment_is_worth(book: Any, worth: int
     payment = await paid(book, worth)
     outcomes = await asyncio.gather(*(book.claim(claim_on(payment)) for _ in range(50)))
     assert sum(isinstance(one, Claimed) for one in outcomes) == worth
-    assert sum(one == Exhausted(rest_units=0) for one in outcomes) == 50 - worth
+    assert sum(one == Exhausted(rest_units=0, held_units=worth) for one in outcomes) == 50 - worth
     assert await rest(book) == 0
     await assert_balanced(book)
 
@@ -156,7 +157,8 @@ async def test_a_claim_that_is_too_dear_does_not_stop_a_cheaper_one(book: Any) -
     payment = await paid(book, 10)
     outcomes = await asyncio.gather(*(book.claim(claim_on(payment, price)) for price in (8, 5, 2)))
     assert [isinstance(one, Claimed) for one in outcomes] == [True, False, True]
-    assert outcomes[1] == Exhausted(rest_units=2)
+    assert isinstance(outcomes[1], Exhausted)
+    assert outcomes[1].rest_units == 2
     await assert_balanced(book)
 
 
@@ -246,7 +248,31 @@ async def test_a_spent_payment_is_not_repaired(book: Any) -> None:
     payment = await paid(book, 1)
     await paid(book, 3, "other")
     await book.claim(claim_on(payment, 1))
-    assert await book.claim(claim_on(payment, 2)) == Exhausted(rest_units=0)
+    assert await book.claim(claim_on(payment, 2)) == Exhausted(rest_units=0, held_units=1)
+
+
+@pytest.mark.parametrize(
+    ("before", "held_units"),
+    [
+        (CallState.FORWARDING, 4),
+        (CallState.UNKNOWN, 4),
+        (CallState.CONSUMED, 0),
+        (CallState.RELEASED, 0),
+    ],
+)
+async def test_a_claim_that_finds_too_little_is_told_what_calls_without_an_outcome_hold(
+    book: Any, before: CallState, held_units: int
+) -> None:
+    payment = await paid(book, 5)
+    await bring(book, payment, before)
+    outcome = await book.claim(claim_on(payment, 10))
+    assert outcome == Exhausted(rest_units=await rest(book), held_units=held_units)
+
+
+async def test_what_a_call_on_another_payment_holds_of_this_one_is_told_too(book: Any) -> None:
+    payment, other = await paid(book, 6), await paid(book, 7, "other")
+    assert isinstance(await book.claim(claim_on(other, 10)), Claimed)
+    assert await book.claim(claim_on(payment, 5)) == Exhausted(rest_units=3, held_units=3)
 
 
 async def test_a_plain_signature_does_not_open_a_sibling_that_ended_its_plain_form(book: Any) -> None:
@@ -343,12 +369,36 @@ async def test_a_reopened_call_keeps_its_claim_and_has_a_new_epoch(books: Any) -
     claim = await bring(one, payment, CallState.UNKNOWN)
     assert await two.reopen(claim.call_id, epoch=2, now_ms=NOW_MS) == Fenced()
     assert await two.reopen(claim.call_id, epoch=1, now_ms=NOW_MS) == Claimed(
-        epoch=2, rest_units=6, rail=Rail.TX
+        epoch=2, rest_units=6, rail=Rail.TX, before=CallState.UNKNOWN
     )
     assert await one.close(close_of(claim)) == Fenced()
     assert await one.close(close_of(claim, epoch=2)) == Fenced()
     assert await two.close(close_of(claim, epoch=2)) == Closed(rest_units=6)
     await assert_balanced(one)
+
+
+async def test_a_plain_signature_reopens_nothing_once_the_plain_form_has_ended(book: Any) -> None:
+    payment = await paid(book, 10)
+    claim = await bring(book, payment, CallState.UNKNOWN)
+    await book.claim(claim_on(payment, 1, ends_plain=True))
+    assert await book.reopen(claim.call_id, epoch=1, now_ms=NOW_MS, is_plain=True) == Fenced()
+    assert isinstance(await book.reopen(claim.call_id, epoch=1, now_ms=NOW_MS), Claimed)
+
+
+async def test_a_repeat_that_is_not_sent_goes_back_to_consumed_with_what_the_first_run_brought(
+    book: Any,
+) -> None:
+    claim = await bring(book, await paid(book, 10), CallState.CONSUMED)
+    book.finish(finish_of(claim, is_cut=True))
+    outcome = await book.reopen(claim.call_id, epoch=1, now_ms=NOW_MS)
+    assert outcome.before is CallState.CONSUMED
+    back = close_of(claim, epoch=2, http_status=None, upstream_status=None, error="caller_gone")
+    assert await book.close(back) == Closed(rest_units=6)
+    record = await book.find_call(claim.call_id)
+    assert (record.state, record.upstream_status, record.error) == (CallState.CONSUMED, 200, None)
+    assert record.completed_ms is not None
+    assert await book.reopen(claim.call_id, epoch=2, now_ms=NOW_MS) == Fenced()
+    await assert_balanced(book)
 
 
 async def test_one_of_many_repeats_wins(book: Any) -> None:
@@ -372,7 +422,14 @@ async def test_finds_the_open_call_of_the_same_request(book: Any) -> None:
     claim = claim_on(payment, 4, digest=digest)
     assert await book.find_repeat(payment.id, digest) is None
     await book.claim(claim)
-    found = OpenCall(call_id=claim.call_id, state=CallState.FORWARDING, epoch=1, attempts=1)
+    found = OpenCall(
+        call_id=claim.call_id,
+        state=CallState.FORWARDING,
+        epoch=1,
+        attempts=1,
+        price="0.01",
+        price_units=4,
+    )
     assert await book.find_repeat(payment.id, digest) == found
     assert await book.find_repeat(payment.id, b"\x06" * 32) is None
     assert await book.find_repeat(payment.id + 1, digest) is None
@@ -464,6 +521,33 @@ async def test_a_payment_that_left_the_chain_is_worth_nothing(book: Any) -> None
     (payment,) = await book.find_payments(payment.tx_hash)
     assert (payment.state, payment.value_units, payment.rest_units) == (PaymentState.GONE, 0, 0)
     await assert_balanced(book)
+
+
+async def test_a_payer_in_debt_buys_nothing_with_what_is_in_the_same_purse(book: Any) -> None:
+    lost = await paid(book, 10, is_final=False)
+    here = await paid(book, 20, "here")
+    elsewhere = [
+        await paid(book, 20, f"elsewhere {n}", **one)
+        for n, one in enumerate(
+            ({"payee": Address(b"\x02" * 20)}, {"asset": "native"}, {"chain_id": 1}, {"payer": PAYEE})
+        )
+    ]
+    await bring(book, lost, CallState.CONSUMED)
+    await book.mark_gone(lost.id, now_ms=NOW_MS)
+    assert await book.claim(claim_on(here, 4)) == InDebt(units=4)
+    for payment in elsewhere:
+        assert isinstance(await book.claim(claim_on(payment, 4)), Claimed)
+    await paid(book, 4, "mending")
+    assert isinstance(await book.claim(claim_on(here, 4)), Claimed)
+
+
+async def test_a_debt_that_a_close_makes_counts_for_the_next_claim(book: Any) -> None:
+    lost, here = await paid(book, 10, is_final=False), await paid(book, 20, "here")
+    running = await bring(book, lost, CallState.FORWARDING)
+    await book.mark_gone(lost.id, now_ms=NOW_MS)
+    assert isinstance(await book.claim(claim_on(here, 4)), Claimed)
+    await book.close(close_of(running))
+    assert await book.claim(claim_on(here, 4)) == InDebt(units=4)
 
 
 async def test_a_final_payment_cannot_leave(book: Any) -> None:

@@ -131,7 +131,7 @@ async def test_fifty_claims_in_one_batch_get_what_the_payment_is_worth(
     await plug
     assert desk.sizes == [1, 50]
     assert sum(isinstance(one, Claimed) for one in outcomes) == worth // price
-    assert outcomes[-1] == Exhausted(rest_units=worth % price)
+    assert outcomes[-1] == Exhausted(rest_units=worth % price, held_units=worth - worth % price)
 
 
 async def test_a_batch_carries_so_many_at_most(database: Database) -> None:

@@ -17,6 +17,9 @@ PLANS = {
     "call.nonce IN": "uq_call_nonce (nonce=? AND tx_hash=?",
     "call.digest =": "ix_call_repeatable (payment_id=? AND digest=?",
     "call.pay_to =": "ix_call_reorged (payer=?",
+    "call.payer IN": "ix_call_reorged (payer=?",
+    "call.taken_units AS units": "ix_call_repeatable (payment_id=?",
+    "call_topup.payment_id IN": "ix_call_topup_payment_id (payment_id=?",
     "call.owner_id = ? AND call.state = 'forwarding'": "ix_call_forwarding (owner_id=?",
     "call.state = 'unknown'": "ix_call_unknown (moved_ms<?",
     "SELECT count(*)": "ix_call_payer_time (payer=?",
@@ -46,6 +49,8 @@ async def plans(sqlite_url: str, tmp_path: Path) -> dict[str, str]:
     claim = claim_on(payment, nonce=b"\x01" * 32)
     await book.claim(claim)
     await book.find_repeat(payment.id, claim.digest)
+    await book.claim(claim_on(payment, 9))
+    await book.claim(claim_on(payment))
     await book.close(close_of(claim))
     await book.debts(PAYER)
     await book.history(HistoryQuery(wallet=PAYER))

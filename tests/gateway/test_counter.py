@@ -10,7 +10,7 @@ import pytest
 from tollway.errors import Code
 from tollway.gateway.cargo import NO_CARGO, Cargo
 from tollway.gateway.counter import Counter, Order, Purchase
-from tollway.gateway.exchange import IncomingCall, Offer
+from tollway.gateway.exchange import Declined, IncomingCall, Offer
 from tollway.gateway.target import Target
 from tollway.gateway.trip import ClaimRefused, Ticket
 from tollway.identifiers import CallId, ListingId, TxHash, keccak256
@@ -19,7 +19,9 @@ from tollway.ledger.book import (
     ClaimOutcome,
     Close,
     Exhausted,
+    InDebt,
     NonceUsed,
+    NotFirst,
     PlainEnded,
     UnfinalLimit,
     Unspendable,
@@ -192,6 +194,9 @@ GRANTED_ELSEWHERE = CallId("call_other")
 REFUSALS: tuple[tuple[ClaimOutcome, Code, str, bool], ...] = (
     (Exhausted(rest_units=4_000), Code.PAYMENT_INSUFFICIENT, "released", True),
     (Exhausted(rest_units=0), Code.PAYMENT_ALREADY_USED, "charged", False),
+    (Exhausted(rest_units=0, held_units=1), Code.PAYMENT_ALREADY_USED, "held", False),
+    (Exhausted(rest_units=4_000, held_units=1), Code.PAYMENT_ALREADY_USED, "held", False),
+    (InDebt(units=10_000), Code.PAYER_IN_DEBT, "none", False),
     (NonceUsed(call_id=GRANTED_ELSEWHERE, state=CallState.CONSUMED), Code.NONCE_REUSED, "charged", False),
     (NonceUsed(call_id=GRANTED_ELSEWHERE, state=CallState.REORGED), Code.NONCE_REUSED, "charged", False),
     (NonceUsed(call_id=GRANTED_ELSEWHERE, state=CallState.UNKNOWN), Code.NONCE_REUSED, "held", False),
@@ -246,7 +251,54 @@ async def test_a_missing_sum_counts_from_what_all_payments_could_give(desk: Desk
     assert (members["available"], members["missing"]) == ("0.004", "0.006")
 
 
+async def refuse_each(desk: Desk, outcomes: list[ClaimOutcome], purchases: list[Purchase]) -> Declined:
+    left = iter(outcomes)
+
+    async def refuse(claim: Claim) -> ClaimOutcome:
+        return next(left)
+
+    desk.book.claim = refuse  # type: ignore[method-assign]
+    with pytest.raises(ClaimRefused) as refused:
+        await desk.counter.take(desk.order(), purchases)
+    assert list(left) == []
+    return refused.value.declined
+
+
+async def test_what_is_missing_is_told_of_the_purchase_that_was_refused(desk: Desk) -> None:
+    """The price of a first call was not to be had; the price of now is what was short."""
+    tender = await desk.tender(500_000)
+    purchases = [desk.purchase(tender), desk.purchase(tender, "1")]
+    declined = await refuse_each(desk, [NotFirst(), Exhausted(rest_units=490_000)], purchases)
+    assert declined.problem.members["missing"] == "0.51"
+
+
+NEAREST: tuple[tuple[list[ClaimOutcome], Code], ...] = (
+    ([Exhausted(rest_units=4_000), Exhausted(rest_units=0)], Code.PAYMENT_INSUFFICIENT),
+    ([Exhausted(rest_units=4_000), Exhausted(rest_units=0, held_units=1)], Code.PAYMENT_ALREADY_USED),
+    ([InDebt(units=1), Exhausted(rest_units=4_000)], Code.PAYER_IN_DEBT),
+    ([Exhausted(rest_units=4_000), Unspendable(is_held=True)], Code.PAYMENT_HELD),
+)
+
+
+@pytest.mark.parametrize(("outcomes", "code"), NEAREST)
+async def test_of_several_payments_the_refusal_is_told_that_asks_for_the_least(
+    desk: Desk, outcomes: list[ClaimOutcome], code: Code
+) -> None:
+    purchase = desk.purchase(await desk.tender())
+    declined = await refuse_each(desk, outcomes, [purchase, purchase])
+    assert declined.problem.code is code
+
+
 # ---------------------------------------------------------------------- repeats
+
+
+async def test_a_repeat_is_priced_as_it_was_claimed(desk: Desk) -> None:
+    tender = await desk.tender()
+    first = await desk.counter.take(desk.order(), [desk.purchase(tender)])
+    await desk.close(first, CallState.UNKNOWN)
+    first.note_unsettled()
+    second = await desk.counter.take(desk.order(), [desk.purchase(tender, "0.005")])
+    assert (second.call_id, second.price.text, second.units) == (first.call_id, "0.01", 10_000)
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])

@@ -220,6 +220,85 @@ async def test_a_repeat_after_a_restart_runs_under_the_same_claim(gate: SmallGat
     assert await gate.rest_units(payment) == 20_000
 
 
+async def test_an_ended_plain_form_repeats_no_call(gate: SmallGateway) -> None:
+    """A plain signature is the same for every call of its payment, so whoever saw one could fetch the answer."""
+    await gate.publish()
+    gate.upstream.answer = hang_up
+    payment = await gate.pay(30_000)
+    first = await gate.ask("GET", "/q", gate.bound_proof(payment.tx_hash, target="/q"))
+    gate.upstream.answer = plain(b"late")
+    answer = await gate.ask("GET", "/q", gate.plain_proof(payment.tx_hash))
+    assert (first.status, answer.status) == (504, 400)
+    assert answer.problem["reason"] == "bound_signature_required"
+    assert await states(gate) == [CallState.UNKNOWN]
+    assert len(gate.upstream.arrived) == 1
+
+
+CUT_SHORT = b"HTTP/1.1 200 OK\r\nContent-Length: 200000\r\n\r\n" + b"d" * 199_999
+
+
+@pytest.mark.parametrize(
+    ("failing", "state"),
+    [(hang_up, CallState.UNKNOWN), (raw(CUT_SHORT, close=True), CallState.CONSUMED)],
+    ids=["no head", "half an answer"],
+)
+async def test_a_repeat_that_is_broken_off_gives_nothing_of_the_first_run_back(
+    gate: SmallGateway, failing: Any, state: CallState
+) -> None:
+    await gate.publish()
+    payment, body = await gate.pay(), b"x" * 100_000
+    gate.upstream.answer = failing
+
+    def prove() -> list[tuple[str, str]]:
+        return gate.bound_proof(payment.tx_hash, target="/q", body=body, promises=True)
+
+    await gate.ask("GET", "/q", prove(), [body])
+    assert await states(gate) == [state]
+    exchange = gate.open("GET", "/q", prove(), [body[:25_000]] * 2, length=len(body), is_open=True)
+    async with running(gate, exchange):
+        await until(lambda: len(gate.upstream.arrived) == 2)
+        exchange.leave()
+    assert exchange.problem["paymentState"] == ("held" if state is CallState.UNKNOWN else "charged")
+    assert await states(gate) == [state]
+    assert await gate.rest_units(payment) == 0
+
+
+@pytest.mark.parametrize("units", [10_000, 15_000])
+@pytest.mark.parametrize("is_same", [True, False])
+async def test_nobody_is_asked_to_pay_while_a_call_holds_the_payment(
+    gate: SmallGateway, units: int, is_same: bool
+) -> None:
+    """Also by a process that knows of no such call."""
+    await gate.publish()
+    gate.upstream.answer = hang_up
+    payment = await gate.pay(units)
+    proof = gate.plain_proof(payment.tx_hash)
+    await gate.ask("POST", "/q", proof, [b"a"])
+    again = SmallGateway(gate.upstream, limits=gate.limits, before=gate)
+    try:
+        answer = await again.ask("POST", "/q" if is_same else "/r", proof, [b"a"])
+    finally:
+        await again.dialer.close()
+    assert (answer.status, answer.problem["code"]) == (409, "payment_already_used")
+    assert answer.problem["paymentState"] == "held"
+    assert "payment" not in answer.problem
+    assert len(gate.upstream.arrived) == 1
+
+
+@pytest.mark.parametrize("units", [10_000, 15_000])
+async def test_nobody_is_asked_to_pay_while_a_call_runs(gate: SmallGateway, units: int) -> None:
+    await gate.publish()
+    gate.upstream.answer = say_nothing
+    payment = await gate.pay(units)
+    proof = gate.plain_proof(payment.tx_hash)
+    async with running(gate, gate.open("POST", "/q", proof, [b"a"])) as task:
+        await until(lambda: len(gate.upstream.arrived) == 1)
+        answer = await gate.ask("POST", "/q", proof, [b"a"])
+        task.cancel()
+    assert (answer.status, answer.problem["paymentState"]) == (409, "held")
+    assert "payment" not in answer.problem
+
+
 async def test_another_request_is_no_repeat(gate: SmallGateway) -> None:
     await gate.publish()
     gate.upstream.answer = hang_up

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from tollway.errors import Code
-from tollway.identifiers import TxHash, keccak256
+from tollway.identifiers import ChainId, TxHash, keccak256
 from tollway.ledger.call import CallState, Rail
 from tollway.money import Price
 from tollway.registry.listing import ChargeOn, Operation, RateLimit, UpstreamAuth
 from tollway.testing.asgi_exchange import Exchange
+from tollway.testing.book_samples import claim_on, close_of
 from tollway.testing.loopback import Arrived, plain, raw
 from tollway.testing.small_gateway import (
     NOW_MS,
@@ -917,8 +918,35 @@ async def test_a_payer_in_debt_is_told_what_and_to_whom(gate: SmallGateway) -> N
     answer = await gate.ask(headers=gate.plain_proof(other.tx_hash))
     assert (answer.status, answer.problem["code"]) == (403, "payer_in_debt")
     assert (answer.problem["debt"], answer.problem["payTo"]) == ("0.01", str(PAY_TO))
+    assert (answer.problem["currency"], answer.problem["network"]) == ("USDC", "eip155:84532")
     assert "payment" not in answer.problem
     assert len(gate.upstream.arrived) == 1
+
+
+async def test_a_debt_is_seen_by_a_gateway_that_remembers_another_payment(gate: SmallGateway) -> None:
+    await gate.publish()
+    (lost,) = await gate.book.record_payments(
+        [gate.sample_payment(tx_hash=TxHash(keccak256(b"lost")), is_final=False)], now_ms=gate.now_ms
+    )
+    other = await gate.pay(50_000)
+    for _ in range(2):
+        assert (await gate.ask(headers=gate.plain_proof(other.tx_hash))).status == 200
+    assert (await gate.ask(headers=gate.plain_proof(lost.tx_hash))).status == 200
+    await gate.book.mark_gone(lost.id, now_ms=gate.now_ms)
+    answer = await gate.ask(headers=gate.plain_proof(other.tx_hash))
+    assert (answer.status, answer.problem["code"]) == (403, "payer_in_debt")
+
+
+async def test_a_debt_on_another_chain_stands_in_nobodys_way(gate: SmallGateway) -> None:
+    await gate.publish()
+    (lost,) = await gate.book.record_payments(
+        [gate.sample_payment(chain_id=ChainId(10), is_final=False)], now_ms=gate.now_ms
+    )
+    claim = claim_on(lost, 10_000)
+    await gate.book.claim(claim)
+    await gate.book.close(close_of(claim))
+    assert await gate.book.mark_gone(lost.id, now_ms=gate.now_ms) == 10_000
+    assert (await gate.ask(headers=gate.plain_proof((await gate.pay()).tx_hash))).status == 200
 
 
 async def test_a_revised_listing_keeps_its_id_and_serves_its_new_endpoint(gate: SmallGateway) -> None:

@@ -11,6 +11,7 @@ from tollway.ledger.book import (
     Claim,
     Claimed,
     Exhausted,
+    InDebt,
     NonceUsed,
     NotFirst,
     PlainEnded,
@@ -42,9 +43,19 @@ def payment(payment_id: int, value_units: int, **fields: Any) -> Payment:
     return Payment(**{**defaults, **fields})
 
 
-def decide(claims: list[Claim], *payments: Payment, nonces: Any = None, unfinal_max_nano: Any = None) -> Any:
+def decide(
+    claims: list[Claim],
+    *payments: Payment,
+    nonces: Any = None,
+    debts: Any = None,
+    unfinal_max_nano: Any = None,
+) -> Any:
     return decide_claims(
-        claims, payments=payments, nonces=nonces or {}, unfinal_max_nano=unfinal_max_nano or {}
+        claims,
+        payments=payments,
+        nonces=nonces or {},
+        debts=debts or {},
+        unfinal_max_nano=unfinal_max_nano or {},
     )
 
 
@@ -87,6 +98,23 @@ def test_a_refusal_touches_nothing(shown: dict[str, Any], claimed: dict[str, Any
     plain = payment(1, 10)
     (decision,), debits = decide([claim_on(plain, 5, **claimed)], replace(plain, **shown))
     assert (decision.outcome, dict(decision.parts), debits) == (outcome, {}, ())
+
+
+@pytest.mark.parametrize(
+    ("owing", "outcome"),
+    [
+        ({}, InDebt(units=3)),
+        ({"chain_id": 1}, None),
+        ({"asset": "native"}, None),
+        ({"payer": Address(b"\x01" * 20)}, None),
+        ({"payee": Address(b"\x01" * 20)}, None),
+    ],
+)
+def test_a_debt_stops_claims_on_its_own_purse_only(owing: dict[str, Any], outcome: object) -> None:
+    plain = payment(1, 10)
+    debts = {purse_of(replace(plain, **owing)): 3}
+    (decision,), _ = decide([claim_on(plain, 5)], plain, debts=debts)
+    assert decision.outcome == outcome or (outcome is None and isinstance(decision.outcome, Claimed))
 
 
 def test_the_price_of_a_first_call_is_granted_once_however_many_ask_for_it() -> None:

@@ -5,7 +5,7 @@ It takes a price or says why not. It sends nothing, and asks no chain.
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import assert_never
 
@@ -21,6 +21,7 @@ from tollway.gateway.refusals import (
     check_price_max,
     decline,
     find_idempotency_key,
+    in_debt,
     insufficient,
     nonce_used,
 )
@@ -32,6 +33,7 @@ from tollway.ledger.book import (
     Claimed,
     ClaimOutcome,
     Exhausted,
+    InDebt,
     NonceUsed,
     NotFirst,
     PlainEnded,
@@ -40,6 +42,7 @@ from tollway.ledger.book import (
 )
 from tollway.ledger.call import CallState, Payment
 from tollway.limits import Limits
+from tollway.money import Price
 from tollway.payments.proof import Proof
 from tollway.payments.terms import Due, Tariff, find_due
 from tollway.payments.till import Tender, Till
@@ -121,7 +124,7 @@ class Counter:
 
     async def take(self, order: Order, purchases: Sequence[Purchase]) -> Ticket:
         """Takes the price from the first payment that can give it. Raises ClaimRefused; then nothing was taken."""
-        refusals: list[ClaimOutcome] = []
+        refused: list[tuple[Purchase, ClaimOutcome]] = []
         for purchase in purchases:
             too_dear = check_price_max(order.call, purchase.due)
             if too_dear is not None:  # the price of now, after a first price that was not to be had any more
@@ -137,13 +140,14 @@ class Counter:
                 self._till.note_spent(payment)
                 return self._ticket(claim.call_id, outcome, purchase)
             self._till.forget(order.proof.tx_hash)
-            ticket = await self._run_again(claim, purchase)
-            if ticket is not None:
-                return ticket
-            refusals.append(outcome)
-            if not isinstance(outcome, Exhausted | NotFirst):
+            if isinstance(outcome, Exhausted | NonceUsed):
+                ticket = await self._run_again(claim, purchase)
+                if ticket is not None:
+                    return ticket
+            refused.append((purchase, outcome))
+            if not isinstance(outcome, Exhausted | NotFirst | InDebt):
                 break
-        raise ClaimRefused(await self._explain(order, purchases[0], refusals[-1]))
+        raise ClaimRefused(await self._explain(order, *max(refused, key=_weigh)))
 
     async def _run_again(self, claim: Claim, purchase: Purchase) -> Ticket | None:
         """The same request as one without an outcome runs under the claim that it has; only a safe method may."""
@@ -152,10 +156,13 @@ class Counter:
         open_call = await self._book.find_repeat(claim.payment_id, claim.digest)
         if open_call is None or open_call.state is CallState.FORWARDING:
             return None
-        outcome = await self._book.reopen(open_call.call_id, epoch=open_call.epoch, now_ms=self._now_ms())
+        outcome = await self._book.reopen(
+            open_call.call_id, epoch=open_call.epoch, now_ms=self._now_ms(), is_plain=claim.is_plain
+        )
         if not isinstance(outcome, Claimed):
             return None
-        return self._ticket(open_call.call_id, outcome, purchase)
+        ticket = self._ticket(open_call.call_id, outcome, purchase)
+        return replace(ticket, price=Price.parse(open_call.price), units=open_call.price_units)
 
     def _note_unsettled(self, payment: Payment) -> None:
         """A call on this payment ended without an outcome, or with half an answer."""
@@ -260,11 +267,6 @@ class Counter:
         parts = (order.listing.id.encode(), order.call.method.encode(), order.call.target.signed.encode())
         return keccak256(payer + body_hash + b"".join(len(p).to_bytes(4, "big") + p for p in parts))
 
-    async def _is_held(self, order: Order, payment: Payment) -> bool:
-        """Whether this very request holds the payment without an outcome, as far back as the books know."""
-        open_call = await self._book.find_repeat(payment.id, self._digest_of(order, payment.payer))
-        return open_call is not None and open_call.state is CallState.UNKNOWN
-
     def _new_call_id(self) -> CallId:
         return CallId(format_id("call", now_ms=self._now_ms(), entropy=self._entropy(10)))
 
@@ -272,18 +274,19 @@ class Counter:
         """Why the books did not grant a claim."""
         payment, asset, due = purchase.tender.payment, purchase.tender.asset, purchase.due
         match outcome:
-            case Exhausted(rest_units=rest) if rest > 0:
+            case Exhausted(rest_units=rest, held_units=0) if rest > 0:
                 return Declined(problem=insufficient(payment, asset, due, rest_units=rest), offer=order.offer)
-            case Exhausted():
+            case Exhausted(held_units=held):
                 calls = await self._book.spending_calls(payment.id, limit=CALL_IDS_SHOWN)
-                is_unsettled = payment.id in self._unsettled or await self._is_held(order, payment)
-                return Declined(problem=already_used(calls, is_unsettled=is_unsettled))
+                return Declined(problem=already_used(calls, is_unsettled=held > 0))
             case NonceUsed(call_id=call_id, state=state):
                 return Declined(problem=nonce_used(call_id, state))
             case PlainEnded():
                 return Declined(problem=BOUND_REQUIRED)
             case Unspendable(is_held=is_held):
                 return Declined(problem=HELD if is_held else GONE)
+            case InDebt(units=units):
+                return Declined(problem=in_debt(payment, asset, units))
             case UnfinalLimit():
                 return Declined(problem=UNFINAL_LIMIT)
             case NotFirst():
@@ -292,6 +295,18 @@ class Counter:
                 raise AssertionError("a granted claim is no refusal")
             case _:
                 assert_never(outcome)
+
+
+def _weigh(refused: tuple[Purchase, ClaimOutcome]) -> tuple[int, bool, int]:
+    """Which of several refusals is told: what only the payer can mend, then the payment that comes nearest. One that
+    is held goes before one that is short, because only the latter may ask for money."""
+    match refused[1]:
+        case NotFirst():
+            return (0, False, 0)
+        case Exhausted(rest_units=rest, held_units=held):
+            return (1, held > 0, rest)
+        case _:
+            return (2, False, 0)
 
 
 def _nothing() -> None:

@@ -102,9 +102,9 @@ class Declined:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abandoned:
     """The request ended before its end, and with it the call. Mostly the caller is gone; what is left of a connection
-    with broken framing is told so. `is_paid`: the price went back."""
+    with broken framing is told so."""
 
-    is_paid: bool = False
+    payment_state: str = "none"
 
 
 Outcome = Answer | Declined | Abandoned

@@ -136,7 +136,8 @@ class Passage:
     # ---- No answer: what that means for the payment.
 
     async def _fail(self, trip: Trip, exc: TollwayError | CallerGone | BodyRefused) -> Outcome:
-        """Provably not wholly sent -> released. Sent, and no head came -> unknown, which is never asked to pay again."""
+        """Provably not wholly sent -> released, or what it was before its repeat. Sent, and no head came -> unknown,
+        which is never asked to pay again."""
         if isinstance(exc, UpstreamUnreachable):
             self._breaker.note_failed(trip.shipment.endpoint.origin)
         problem = explain_failure(exc)
@@ -147,11 +148,12 @@ class Passage:
         is_unsent = not trip.progress.sent or isinstance(exc, CallerGone | BodyRefused | Refusal)
         if isinstance(exc, UpstreamTimeout) and not trip.progress.body_handed_over:
             is_unsent = True
-        after = CallState.RELEASED if is_unsent else CallState.UNKNOWN
+        after = _give_back(ticket) if is_unsent else CallState.UNKNOWN
         error = "caller_gone" if isinstance(exc, CallerGone) else problem.code.value
         closed = await self._close(trip, ticket, after, error=error, http_status=None, upstream_status=None)
         if isinstance(exc, CallerGone):
-            return Abandoned(is_paid=trip.shipment.is_paid)
+            written = after if isinstance(closed, Closed) else CallState.UNKNOWN
+            return Abandoned(payment_state=_name_state(written, ticket))
         if after is CallState.UNKNOWN:
             ticket.note_unsettled()
         elif isinstance(closed, Declined):
@@ -185,7 +187,7 @@ class Passage:
         """The process is stopping, or has a bug. What was sent is unknown; what was not is given back."""
         if trip.ticket is None:
             return
-        after = CallState.UNKNOWN if trip.progress.sent else CallState.RELEASED
+        after = CallState.UNKNOWN if trip.progress.sent else _give_back(trip.ticket)
         error = "shutdown" if isinstance(exc, asyncio.CancelledError) else Code.INTERNAL_ERROR.value
         closing = self._close(trip, trip.ticket, after, error=error, http_status=None, upstream_status=None)
         await asyncio.shield(closing)
@@ -288,6 +290,11 @@ class Passage:
             OUTCOME_UNKNOWN, call_id=ticket.call_id, members=self._locate(ticket), payment_state=state
         )
         return Declined(problem=problem, headers=call_headers(ticket, state, rest_units=None))
+
+
+def _give_back(ticket: Ticket) -> CallState:
+    """Where a run that was not wholly sent ends. The run before a repeat was sent: its price is not given back."""
+    return ticket.claimed.before or CallState.RELEASED
 
 
 def _name_state(state: CallState, ticket: Ticket) -> str:

@@ -172,18 +172,35 @@ def insufficient(payment: Payment, asset: Asset, due: Due, *, rest_units: int) -
 
 
 def already_used(call_ids: Sequence[CallId], *, is_unsettled: bool) -> Problem:
-    """Nothing is left. Never with terms: whoever pays by itself would pay twice."""
+    """Nothing is left, or too little while something is held. Never with terms: whoever pays by itself would pay
+    twice."""
     detail = "All of this payment's value is spent."
     if is_unsettled:
         detail = (
-            "What is left of this payment is held by a call whose outcome is unknown; ask for its record."
+            "What is left of this payment is held by a call that is still running, or whose outcome is unknown; "
+            "ask for its record, and do not pay again."
         )
     return Problem(
         code=Code.PAYMENT_ALREADY_USED,
         detail=detail,
+        retry_after_s=5 if is_unsettled else None,
         call_id=call_ids[0] if call_ids else None,
         payment_state="held" if is_unsettled else "charged",
         members={"callIds": list(call_ids)},
+    )
+
+
+def in_debt(payment: Payment, asset: Asset, units: int) -> Problem:
+    return Problem(
+        code=Code.PAYER_IN_DEBT,
+        detail="A payment of this wallet left the chain after it had bought calls; pay what is owed first.",
+        payment_state="none",
+        members={
+            "debt": asset.format_units(units),
+            "currency": asset.symbol,
+            "network": asset.network,
+            "payTo": str(payment.payee),
+        },
     )
 
 

@@ -98,7 +98,6 @@ class Gateway:
     ) -> None:
         self._name = name
         self._catalog = catalog
-        self._book = book
         self._till = till
         self._passage = passage
         self._meters = meters
@@ -202,7 +201,7 @@ class Gateway:
         if isinstance(tenders, Problem):
             return decline(tenders, order.offer)
         purchases = self._counter.price(tenders, tariffs)
-        problem = await self._check_payer(call, listing, tenders, purchases)
+        problem = self._check_payer(call, listing, tenders, purchases)
         if problem is not None:
             return decline(problem, order.offer)
         shipment = _ship(call, listing, way, cargo, is_paid=True)
@@ -253,7 +252,7 @@ class Gateway:
             return await load_plain(call.body, limits=self._limits)
         return await load_promised(call.body, proof.binding.body_hash, limits=self._limits)
 
-    async def _check_payer(
+    def _check_payer(
         self,
         call: IncomingCall,
         listing: Listing,
@@ -265,7 +264,7 @@ class Gateway:
         payer = tenders[0].payment.payer
         if self._is_blocked(payer):
             return BLOCKED
-        problem = check_price_max(call, purchases[0].due) or await self._check_debt(purchases[0].tender)
+        problem = check_price_max(call, purchases[0].due)
         if problem is not None:
             return problem
         wait_s = self._meters.failed_budget_wait_s(
@@ -296,25 +295,6 @@ class Gateway:
             retry_after_s=wait_s,
             payment_state="released",
             members=describe_rate("listing", limit=rate.calls, window_s=rate.per_s),
-        )
-
-    async def _check_debt(self, tender: Tender) -> Problem | None:
-        """Asked where the books were read anyway; the watcher makes the till forget a payer who fell into debt."""
-        if not tender.is_fresh:
-            return None
-        payment = tender.payment
-        debts = await self._book.debts(payment.payer)
-        owed = [debt for debt in debts if (debt.payee, debt.asset) == (payment.payee, payment.asset)]
-        if not owed:
-            return None
-        return Problem(
-            code=Code.PAYER_IN_DEBT,
-            detail="A payment of this wallet left the chain after it had bought calls; pay what is owed first.",
-            payment_state="none",
-            members={
-                "debt": tender.asset.format_units(sum(debt.units for debt in owed)),
-                "payTo": str(payment.payee),
-            },
         )
 
     def _note_failure(self, call: IncomingCall, listing: Listing, payment: Payment, outcome: Outcome) -> None:

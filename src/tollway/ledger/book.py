@@ -54,18 +54,28 @@ class Claim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claimed:
-    """The price is taken, durably. `rest_units`: what the shown payment has left. `rail`: first call or credit."""
+    """The price is taken, durably. `rest_units`: what the shown payment has left. `rail`: first call or credit.
+
+    `before`: of a call that was reopened, the state to which it goes back when its repeat is not wholly sent. An
+    earlier run was, so it is never released for that.
+    """
 
     epoch: int
     rest_units: int
     rail: Rail
+    before: CallState | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exhausted:
-    """Not enough left; nothing changed. `rest_units`: what the shown payment and its siblings could still give."""
+    """Not enough left; nothing changed. `rest_units`: what the shown payment and its siblings could still give.
+
+    `held_units`: what calls that are running, or whose outcome is unknown, hold of the shown payment. It may come
+    back, so nobody is asked to pay again because of it.
+    """
 
     rest_units: int
+    held_units: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +99,13 @@ class Unspendable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class InDebt:
+    """The payer owes this much to this payee in this asset on this chain. Nothing changed."""
+
+    units: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UnfinalLimit:
     """The payer has spent as much value that is not final yet as the operator allows. Nothing changed."""
 
@@ -98,12 +115,16 @@ class NotFirst:
     """The price was that of a payment's first call, and the payment has bought something by now. Nothing changed."""
 
 
-ClaimOutcome = Claimed | Exhausted | NonceUsed | PlainEnded | Unspendable | UnfinalLimit | NotFirst
+ClaimOutcome = Claimed | Exhausted | NonceUsed | PlainEnded | Unspendable | InDebt | UnfinalLimit | NotFirst
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Close:
-    """End of a forwarding: to `consumed`, `released` or `unknown`."""
+    """End of a forwarding: to `consumed`, `released` or `unknown`.
+
+    `consumed` without an upstream status: the repeat of a consumed call was not wholly sent, and what its first run
+    brought stays written.
+    """
 
     call_id: CallId
     epoch: int
@@ -145,12 +166,14 @@ class Finish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenCall:
-    """A call that holds a price without an outcome."""
+    """A call that holds a price without an outcome. Its price is that of its claim, whatever is asked by now."""
 
     call_id: CallId
     state: CallState
     epoch: int
     attempts: int
+    price: str
+    price_units: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,9 +243,12 @@ class Book(Protocol):
         a consumed one whose answer the upstream cut short and that was not repeated yet."""
         ...
 
-    async def reopen(self, call_id: CallId, *, epoch: int, now_ms: int) -> Claimed | Fenced:
-        """`unknown` (or a consumed call cut by its upstream) -> `forwarding` under the same claim: epoch + 1, attempts + 1, durable, at most
-        `attempts_max` times; the caller must own the fenced epoch."""
+    async def reopen(
+        self, call_id: CallId, *, epoch: int, now_ms: int, is_plain: bool = False
+    ) -> Claimed | Fenced:
+        """`unknown` (or a consumed call cut by its upstream) -> `forwarding` under the same claim: epoch + 1,
+        attempts + 1, durable, at most `attempts_max` times; the caller must own the fenced epoch. A plain signature
+        (`is_plain`) reopens nothing once a bound one has ended its payment's plain form."""
         ...
 
     async def spending_calls(self, payment_id: int, *, limit: int) -> tuple[CallId, ...]:

@@ -15,6 +15,7 @@ from tollway.ledger.book import (
     Claimed,
     ClaimOutcome,
     Exhausted,
+    InDebt,
     NonceUsed,
     NotFirst,
     PlainEnded,
@@ -66,16 +67,18 @@ def decide_claims(
     *,
     payments: Iterable[Payment],
     nonces: Mapping[NonceKey, NonceUsed],
+    debts: Mapping[Purse, int],
     unfinal_max_nano: Mapping[str, int],
 ) -> tuple[tuple[Decision, ...], tuple[Debit, ...]]:
     """Decides each claim as if the ones before it were already written.
 
     `payments`: those shown, and of `purses_short` every payment of the purse; of payers whose currency has a maximum
     of unfinal value, every unfinal payment. `nonces`: who holds the nonces of these claims by now.
+    `debts`: what the payers of these claims owe.
     `unfinal_max_nano`: by currency, what one payer may have spent of one asset before it is final; a currency that is
     not named has no maximum.
     """
-    desk = _Desk(payments, nonces, unfinal_max_nano)
+    desk = _Desk(payments, nonces, debts, unfinal_max_nano)
     decisions = tuple(desk.decide(claim) for claim in claims)
     return decisions, desk.debits()
 
@@ -134,10 +137,12 @@ class _Desk:
         self,
         payments: Iterable[Payment],
         nonces: Mapping[NonceKey, NonceUsed],
+        debts: Mapping[Purse, int],
         unfinal_max_nano: Mapping[str, int],
     ) -> None:
         self._balances = {payment.id: _Balance(payment) for payment in payments}
         self._nonces = dict(nonces)
+        self._debts = debts
         self._unfinal_max_nano = unfinal_max_nano
         self._purses: dict[Purse, list[_Balance]] = {}
         self._touched: dict[int, _Balance] = {}
@@ -182,6 +187,9 @@ class _Desk:
             return Unspendable(is_held=shown.payment.state is not PaymentState.GONE)
         if claim.is_plain and shown.is_plain_ended:
             return PlainEnded()
+        debt_units = self._debts.get(purse_of(shown.payment), 0)
+        if debt_units > 0:
+            return InDebt(units=debt_units)
         if claim.is_first_price and shown.taken_units > 0:
             return NotFirst()
         return None

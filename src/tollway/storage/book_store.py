@@ -120,8 +120,10 @@ class BookStore:
     def finish(self, finish: Finish) -> None:
         self._batches.note(finish)
 
-    async def reopen(self, call_id: CallId, *, epoch: int, now_ms: int) -> Claimed | Fenced:
-        outcome = await self._batches.submit(Reopen(call_id=call_id, epoch=epoch))
+    async def reopen(
+        self, call_id: CallId, *, epoch: int, now_ms: int, is_plain: bool = False
+    ) -> Claimed | Fenced:
+        outcome = await self._batches.submit(Reopen(call_id=call_id, epoch=epoch, is_plain=is_plain))
         if isinstance(outcome, Reopened):
             return outcome.claimed
         assert isinstance(outcome, Fenced)

@@ -4,7 +4,7 @@ Plain functions over a connection; `book_store` runs them. A debt is what a `reo
 next transfer into the same purse pays it, oldest call first, before anything else can be bought with it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from sqlalchemy import ColumnElement, Connection, and_, func, literal_column, or_, select, union, update
@@ -13,7 +13,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from tollway.identifiers import Address, CallId, ChainId, TxHash
 from tollway.ledger.book import Debt
 from tollway.ledger.call import CallState, NewPayment, Payment, PaymentState
-from tollway.ledger.claims import check_units, purse_of
+from tollway.ledger.claims import Purse, check_units, purse_of
 from tollway.ledger.parts import held_after, share_among_debts
 from tollway.storage.book_page import BookPage, LockedCall
 from tollway.storage.book_rows import parse_payment
@@ -52,6 +52,16 @@ def record_payments(
 
 
 def debts(connection: Connection, payer: Address) -> tuple[Debt, ...]:
+    return tuple(
+        Debt(chain_id=purse.chain_id, asset=purse.asset, payee=purse.payee, units=units)
+        for purse, units in sorted(find_debts(connection, [payer]).items())
+    )
+
+
+def find_debts(connection: Connection, payers: Collection[Address]) -> dict[Purse, int]:
+    """What these payers owe, by purse."""
+    if not payers:
+        return {}
     columns = call_table.c
     helped = (
         select(func.coalesce(func.sum(topup_table.c.units), 0))
@@ -60,21 +70,19 @@ def debts(connection: Connection, payer: Address) -> tuple[Debt, ...]:
         .scalar_subquery()
     )
     query = select(
+        columns.payer,
         columns.chain_id,
         columns.asset,
         columns.pay_to,
         columns.price_units,
         columns.taken_units,
         helped.label("helped"),
-    ).where(columns.payer == payer, _is_reorged())
-    owed: dict[tuple[int, str, bytes], int] = {}
+    ).where(columns.payer.in_(payers), _is_reorged())
+    owed: dict[Purse, int] = {}
     for row in connection.execute(query):
-        key = (row.chain_id, row.asset, bytes(row.pay_to))
-        owed[key] = owed.get(key, 0) + row.price_units - row.taken_units - int(row.helped)
-    return tuple(
-        Debt(chain_id=ChainId(chain_id), asset=asset, payee=Address(payee), units=units)
-        for (chain_id, asset, payee), units in sorted(owed.items())
-    )
+        purse = Purse(ChainId(row.chain_id), row.asset, Address(row.payer), Address(row.pay_to))
+        owed[purse] = owed.get(purse, 0) + row.price_units - row.taken_units - int(row.helped)
+    return owed
 
 
 def unfinal_payments(connection: Connection, *, limit: int, now_ms: int) -> tuple[Payment, ...]:

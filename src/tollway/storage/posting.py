@@ -6,16 +6,28 @@ already, a close or a reopen that already happened, is answered like the first t
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sqlalchemy import ColumnElement, Connection, and_, bindparam, case, insert, select, text, update
 
 from tollway.identifiers import CallId, ChainId, TxHash
-from tollway.ledger.book import Claim, Claimed, ClaimOutcome, Close, Closed, Fenced, Finish, NonceUsed
+from tollway.ledger.book import (
+    Claim,
+    Claimed,
+    ClaimOutcome,
+    Close,
+    Closed,
+    Exhausted,
+    Fenced,
+    Finish,
+    NonceUsed,
+)
 from tollway.ledger.call import CallState, PaymentState, Rail
 from tollway.ledger.claims import Decision, NonceKey, Purse, decide_claims, nonce_key, purses_short
 from tollway.storage.book_page import BookPage, LockedCall, drawn_from, topup_rows
 from tollway.storage.book_tables import COUNTING_NONCE, call_table, payment_table, topup_table
+from tollway.storage.payment_store import find_debts
+from tollway.storage.statement_store import find_held
 
 SIBLINGS_MAX = 256
 """How many small payments of one purse may repair a short one."""
@@ -23,10 +35,11 @@ SIBLINGS_MAX = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reopen:
-    """Run an open call again, under the claim that it has."""
+    """Run an open call again, under the claim that it has. `is_plain`: by a plain signature."""
 
     call_id: CallId
     epoch: int
+    is_plain: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,19 +141,23 @@ class _Post:
         if call.state is not CallState.FORWARDING:
             is_done = self._posting.is_retry and call.state in (close.after, CallState.REORGED)
             return Closed(rest_units=self._rest_of(call)) if is_done else Fenced()
-        completed = {"completed_ms": self._posting.now_ms} if close.after is CallState.RELEASED else {}
-        self._page.move(
-            call,
-            close.after,
-            http_status=close.http_status,
-            upstream_status=close.upstream_status,
-            latency_ms=close.latency_ms,
-            upstream_latency_ms=close.upstream_latency_ms,
-            error=close.error,
-            moved_ms=self._posting.now_ms,
-            **completed,
-        )
+        self._page.move(call, close.after, moved_ms=self._posting.now_ms, **self._told_by(close))
         return Closed(rest_units=self._rest_of(call))
+
+    def _told_by(self, close: Close) -> dict[str, object]:
+        """The columns that an end writes. A consumed call whose repeat was not sent keeps what its first run brought."""
+        now_ms = self._posting.now_ms
+        if close.after is CallState.CONSUMED and close.upstream_status is None:
+            return {"completed_ms": now_ms}
+        completed = {"completed_ms": now_ms} if close.after is CallState.RELEASED else {}
+        return {
+            "http_status": close.http_status,
+            "upstream_status": close.upstream_status,
+            "latency_ms": close.latency_ms,
+            "upstream_latency_ms": close.upstream_latency_ms,
+            "error": close.error,
+            **completed,
+        }
 
     def _reopen(self, reopen: Reopen, call: LockedCall | None) -> Reopened | Fenced:
         if call is None:
@@ -151,8 +168,10 @@ class _Post:
             reopen.epoch + 1,
             owner_id,
         ):
-            return self._reopened(call, reopen, before=CallState.UNKNOWN)
-        if call.epoch != reopen.epoch or not self._is_repeatable(call):
+            # Which of the two it was is not written; a call that was ever consumed stays charged.
+            before = CallState.CONSUMED if call.cut == "repeated" else CallState.UNKNOWN
+            return self._reopened(call, reopen, before=before)
+        if call.epoch != reopen.epoch or not self._is_repeatable(call, is_plain=reopen.is_plain):
             return Fenced()
         cut = "repeated" if call.state is CallState.CONSUMED else call.cut
         self._page.move(
@@ -169,7 +188,10 @@ class _Post:
         )
         return self._reopened(call, reopen, before=call.state)
 
-    def _is_repeatable(self, call: LockedCall) -> bool:
+    def _is_repeatable(self, call: LockedCall, *, is_plain: bool) -> bool:
+        shown = self._page.payments.get(call.payment_id or 0)
+        if is_plain and shown is not None and shown.is_plain_ended:
+            return False
         is_open = call.state is CallState.UNKNOWN or (call.state is CallState.CONSUMED and call.cut == "cut")
         payments = (self._page.payments[key] for key in drawn_from(call))
         is_paid = all(one.state is not PaymentState.GONE and not one.is_held for one in payments)
@@ -178,7 +200,9 @@ class _Post:
     def _reopened(self, call: LockedCall, reopen: Reopen, *, before: CallState) -> Reopened:
         rest_units = self._rest_of(call) or 0
         return Reopened(
-            claimed=Claimed(epoch=reopen.epoch + 1, rest_units=rest_units, rail=Rail(call.rail)),
+            claimed=Claimed(
+                epoch=reopen.epoch + 1, rest_units=rest_units, rail=Rail(call.rail), before=before
+            ),
             before=before,
         )
 
@@ -209,6 +233,7 @@ class _Post:
             claims,
             payments=self._page.payments.values(),
             nonces=self._used_nonces(claims),
+            debts=find_debts(self._connection, {claim.payer for claim in claims if claim.payer is not None}),
             unfinal_max_nano=self._posting.unfinal_max_nano,
         )
         self._page.write_debits(debits)
@@ -220,7 +245,18 @@ class _Post:
         ]
         if topups:
             self._connection.execute(insert(topup_table), topups)
-        self._outcomes.update((decision.claim.call_id, decision.outcome) for decision in decisions)
+        self._outcomes.update(self._with_held(decisions))
+
+    def _with_held(self, decisions: Sequence[Decision]) -> dict[CallId, Outcome]:
+        """The outcomes; a refusal for want of value says how much of the payment calls without an outcome hold."""
+        short = {one.claim.payment_id for one in decisions if isinstance(one.outcome, Exhausted)}
+        held = find_held(self._connection, {key for key in short if key is not None})
+        return {
+            one.claim.call_id: replace(one.outcome, held_units=held.get(one.claim.payment_id or 0, 0))
+            if isinstance(one.outcome, Exhausted)
+            else one.outcome
+            for one in decisions
+        }
 
     def _used_nonces(self, claims: Sequence[Claim]) -> dict[NonceKey, NonceUsed]:
         wanted = {key for key in map(nonce_key, claims) if key is not None}

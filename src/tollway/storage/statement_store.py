@@ -3,7 +3,9 @@
 Always ordered by (created_ms, id): by id alone PostgreSQL would walk the primary key and filter.
 """
 
-from sqlalchemy import ColumnElement, Connection, and_, func, or_, select, text, tuple_, union
+from collections.abc import Collection
+
+from sqlalchemy import ColumnElement, Connection, and_, func, or_, select, text, tuple_, union, union_all
 
 from tollway.identifiers import Address, CallId, TxHash
 from tollway.ledger.book import OpenCall
@@ -79,14 +81,49 @@ def find_repeat(connection: Connection, payment_id: int, digest: bytes) -> OpenC
     """Sorted here, not there: an ORDER BY would make SQLite walk every call of the payment instead."""
     columns = call_table.c
     query = select(
-        columns.id, columns.state, columns.epoch, columns.attempts, columns.cut, columns.created_ms
+        columns.id,
+        columns.state,
+        columns.epoch,
+        columns.attempts,
+        columns.cut,
+        columns.created_ms,
+        columns.price,
+        columns.price_units,
     ).where(columns.payment_id == payment_id, columns.digest == digest, text(f"({REPEATABLE})"))
     rows = [row for row in connection.execute(query) if row.cut != "cut" or row.state in _REPEATABLE_STATES]
     if not rows:
         return None
     row = max(rows, key=lambda one: (one.created_ms, one.id))
-    state = CallState(row.state)
-    return OpenCall(call_id=CallId(row.id), state=state, epoch=row.epoch, attempts=row.attempts)
+    return OpenCall(
+        call_id=CallId(row.id),
+        state=CallState(row.state),
+        epoch=row.epoch,
+        attempts=row.attempts,
+        price=row.price,
+        price_units=row.price_units,
+    )
+
+
+def find_held(connection: Connection, payment_ids: Collection[int]) -> dict[int, int]:
+    """What calls that run, or whose outcome is unknown, hold of each of these payments."""
+    if not payment_ids:
+        return {}
+    calls, topups = call_table.c, topup_table.c
+    is_open = calls.state.in_([CallState.FORWARDING.value, CallState.UNKNOWN.value])
+    shown = select(calls.payment_id, calls.taken_units.label("units")).where(
+        calls.payment_id.in_(payment_ids),
+        is_open,
+        text(f"({REPEATABLE})"),  # which is the index
+    )
+    helped = (
+        select(topups.payment_id, topups.units)
+        .join(call_table, calls.id == topups.call_id)
+        .where(topups.payment_id.in_(payment_ids), is_open)
+    )
+    held: dict[int, int] = {}
+    for payment_id, units in connection.execute(union_all(shown, helped)):
+        held[payment_id] = held.get(payment_id, 0) + units
+    return {payment_id: units for payment_id, units in held.items() if units > 0}
 
 
 def _newest(

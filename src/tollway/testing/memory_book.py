@@ -18,9 +18,9 @@ from tollway.ledger.book import (
     ClaimOutcome,
     Close,
     Closed,
+    Exhausted,
     Fenced,
     Finish,
-    NonceUsed,
     OpenCall,
 )
 from tollway.ledger.call import (
@@ -30,19 +30,23 @@ from tollway.ledger.call import (
     PaymentState,
     is_move_allowed,
 )
-from tollway.ledger.claims import NonceKey, check_units, decide_claims, nonce_key, purse_of
+from tollway.ledger.claims import check_units, decide_claims, purse_of
 from tollway.ledger.parts import Parts, held_after, share_among_debts
 from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.testing.memory_rows import (
     MemoryCall,
     MemoryStatement,
+    debts_of,
+    held_of,
     holds_right,
     is_cut,
     is_open,
+    open_call,
     owed_units,
     payment_key,
     purse_of_claim,
     shown_payment,
+    used_nonces,
 )
 
 GAP_MS = 60_000
@@ -95,9 +99,12 @@ class MemoryBook(MemoryStatement):
         (decision,), debits = decide_claims(
             [claim],
             payments=[shown_payment(one) for one in self._rows.payments.values()],
-            nonces=self._nonces(),
+            nonces=used_nonces(self._rows.calls.values()),
+            debts=debts_of(self._rows.calls.values()),
             unfinal_max_nano=self._unfinal_max_nano,
         )
+        if isinstance(decision.outcome, Exhausted) and claim.payment_id is not None:
+            return replace(decision.outcome, held_units=held_of(self._rows.calls.values(), claim.payment_id))
         if not isinstance(decision.outcome, Claimed):
             return decision.outcome
         for debit in debits:
@@ -128,8 +135,9 @@ class MemoryBook(MemoryStatement):
         ):
             return Fenced()
         self._move(call, close.after)
-        call.close = close
-        if close.after is CallState.RELEASED:
+        goes_back = close.after is CallState.CONSUMED and close.upstream_status is None
+        call.close = call.close if goes_back else close
+        if close.after is CallState.RELEASED or goes_back:
             call.completed_ms = self._now_ms()
         return Closed(rest_units=self._rest_of(call))
 
@@ -153,22 +161,23 @@ class MemoryBook(MemoryStatement):
         if not found:
             return None
         call = found[0]
-        return OpenCall(
-            call_id=call.claim.call_id, state=call.state, epoch=call.epoch, attempts=call.attempts
-        )
+        return open_call(call)
 
-    async def reopen(self, call_id: CallId, *, epoch: int, now_ms: int) -> Claimed | Fenced:
+    async def reopen(
+        self, call_id: CallId, *, epoch: int, now_ms: int, is_plain: bool = False
+    ) -> Claimed | Fenced:
         self._answer()
         call = self._rows.calls.get(call_id)
-        if call is None or call.epoch != epoch or not self._is_repeatable(call):
+        if call is None or call.epoch != epoch or not self._is_repeatable(call, is_plain=is_plain):
             return Fenced()
+        before = call.state
         if call.state is CallState.CONSUMED:
             call.cut = "repeated"
         self._move(call, CallState.FORWARDING)
         call.epoch += 1
         call.attempts += 1
         call.owner_id, call.finish, call.completed_ms = self._owner_id, None, None
-        return Claimed(epoch=call.epoch, rest_units=self._rest_of(call) or 0, rail=call.rail)
+        return Claimed(epoch=call.epoch, rest_units=self._rest_of(call) or 0, rail=call.rail, before=before)
 
     async def resolve(self, call_id: CallId, after: CallState, *, now_ms: int) -> bool:
         if after not in (CallState.RELEASED, CallState.CONSUMED):
@@ -314,15 +323,6 @@ class MemoryBook(MemoryStatement):
         self._answer()
         return self._rows.restored_ms
 
-    def _nonces(self) -> dict[NonceKey, NonceUsed]:
-        held = (call for call in self._rows.calls.values() if call.state is not CallState.RELEASED)
-        keyed = ((nonce_key(call.claim), call) for call in held)
-        return {
-            key: NonceUsed(call_id=call.claim.call_id, state=call.state)
-            for key, call in keyed
-            if key is not None
-        }
-
     def _add(self, new: NewPayment, now_ms: int) -> int:
         old = next(
             (one for one in self._rows.payments.values() if payment_key(one) == payment_key(new)), None
@@ -379,7 +379,10 @@ class MemoryBook(MemoryStatement):
             self._rows.payments[key] = replace(payment, taken_units=taken_units)
         call.parts = parts
 
-    def _is_repeatable(self, call: MemoryCall) -> bool:
+    def _is_repeatable(self, call: MemoryCall, *, is_plain: bool) -> bool:
+        shown = self._rows.payments.get(call.claim.payment_id or 0)
+        if is_plain and shown is not None and shown.is_plain_ended:
+            return False
         drawn = {*call.parts} | ({call.claim.payment_id} if call.claim.payment_id is not None else set())
         payments = [self._rows.payments[key] for key in drawn]
         is_paid = all(one.state is not PaymentState.GONE and not one.is_held for one in payments)

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field, replace
 
 from tollway.errors import StorageUnavailable
 from tollway.identifiers import Address, CallId, TxHash
-from tollway.ledger.book import Claim, Close, Debt, Finish
+from tollway.ledger.book import Claim, Close, Debt, Finish, NonceUsed, OpenCall
 from tollway.ledger.call import TAKING, CallRecord, CallState, NewPayment, Payment, PaymentState, Rail
-from tollway.ledger.claims import Purse
+from tollway.ledger.claims import NonceKey, Purse, nonce_key
 from tollway.ledger.parts import Parts
 from tollway.ledger.statement import HistoryPage, HistoryQuery, HistoryStatus
 
@@ -100,14 +100,10 @@ class MemoryStatement:
 
     async def debts(self, payer: Address) -> tuple[Debt, ...]:
         self._answer()
-        owed: dict[Purse, int] = {}
-        for call in self._rows.calls.values():
-            if call.claim.payer == payer and call.state is CallState.REORGED:
-                purse = purse_of_claim(call.claim)
-                owed[purse] = owed.get(purse, 0) + owed_units(call)
         return tuple(
             Debt(chain_id=purse.chain_id, asset=purse.asset, payee=purse.payee, units=units)
-            for purse, units in sorted(owed.items())
+            for purse, units in sorted(debts_of(self._rows.calls.values()).items())
+            if purse.payer == payer
         )
 
     def _payments_with(self, tx_hash: TxHash) -> tuple[Payment, ...]:
@@ -142,6 +138,37 @@ def purse_of_claim(claim: Claim) -> Purse:
 
 def owed_units(call: MemoryCall) -> int:
     return call.claim.price_units - sum(call.parts.values())
+
+
+def debts_of(calls: Iterable[MemoryCall]) -> dict[Purse, int]:
+    owed: dict[Purse, int] = {}
+    for call in calls:
+        if call.state is CallState.REORGED:
+            purse = purse_of_claim(call.claim)
+            owed[purse] = owed.get(purse, 0) + owed_units(call)
+    return owed
+
+
+def held_of(calls: Iterable[MemoryCall], payment_id: int) -> int:
+    return sum(call.parts.get(payment_id, 0) for call in calls if is_open(call))
+
+
+def used_nonces(calls: Iterable[MemoryCall]) -> dict[NonceKey, NonceUsed]:
+    keyed = ((nonce_key(call.claim), call) for call in calls if call.state is not CallState.RELEASED)
+    return {
+        key: NonceUsed(call_id=call.claim.call_id, state=call.state) for key, call in keyed if key is not None
+    }
+
+
+def open_call(call: MemoryCall) -> OpenCall:
+    return OpenCall(
+        call_id=call.claim.call_id,
+        state=call.state,
+        epoch=call.epoch,
+        attempts=call.attempts,
+        price=call.claim.price,
+        price_units=call.claim.price_units,
+    )
 
 
 def holds_right(call: MemoryCall) -> bool:

@@ -95,7 +95,7 @@ class CallRoutes:
         elif isinstance(outcome, Declined):
             await self._decline(scope, body, send, request_id, outcome)
         else:
-            state = "released" if outcome.is_paid else "none"
+            state = outcome.payment_state
             told = Declined(problem=replace(_BROKEN_OFF, payment_state=state))
             await self._decline(scope, body, send, request_id, told)
 
