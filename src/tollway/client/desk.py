@@ -19,6 +19,7 @@ from tollway import __version__
 from tollway.client.checkout import Rules
 from tollway.client.control import API_PREFIX, ControlRequest
 from tollway.client.failures import CannotPay
+from tollway.client.judgement import Paid
 from tollway.client.payer import free_flow, pay_flow
 from tollway.client.quote import DEFAULT_MAX_PRICE, Cap
 from tollway.client.spending import SpendingStore
@@ -43,7 +44,6 @@ from tollway.client.steps import (
     Unsent,
 )
 from tollway.client.transfer import Patience, Purse, resume
-from tollway.client.verdict import Paid
 from tollway.client.wallet import Wallet
 from tollway.identifiers import Address, ChainId, TxHash
 from tollway.identity.http_signature import SignedRequest

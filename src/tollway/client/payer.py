@@ -24,6 +24,19 @@ from tollway.client.failures import (
     PaymentRefused,
     PriceAboveMax,
 )
+from tollway.client.judgement import (
+    SAME_PROOF_AGAIN,
+    Busy,
+    NotCounted,
+    Paid,
+    Spent,
+    Verdict,
+    call_held,
+    is_outcome,
+    judge,
+    look_up,
+    tell_detail,
+)
 from tollway.client.quote import Offer, read_offers
 from tollway.client.steps import (
     Answer,
@@ -38,19 +51,6 @@ from tollway.client.steps import (
     TransferState,
 )
 from tollway.client.transfer import Purse, settle
-from tollway.client.verdict import (
-    SAME_PROOF_AGAIN,
-    Busy,
-    NotCounted,
-    Paid,
-    Spent,
-    Verdict,
-    call_held,
-    is_outcome,
-    judge,
-    look_up,
-    tell_detail,
-)
 from tollway.errors import Code
 from tollway.identifiers import TxHash
 

@@ -6,8 +6,8 @@ import httpx
 from pydantic_core import from_json
 
 from tollway.client.failures import GatewayUnreachable
+from tollway.client.judgement import Paid
 from tollway.client.steps import Answer, Broken, NodeAnswer, NodeAway, NodeOutcome, NodeRefused
-from tollway.client.verdict import Paid
 from tollway.identifiers import TxHash
 
 _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol)

@@ -2,8 +2,8 @@
 
 import pytest
 
+from tollway.client.judgement import NO_OUTCOME, is_outcome
 from tollway.client.steps import Answer
-from tollway.client.verdict import NO_OUTCOME, is_outcome
 
 
 def problem(code, **members):
