@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from typer.testing import CliRunner
 
-from tollway.cli import app
+from tollway.cli.command_line import app
 from tollway.cli.showing import _plain
 from tollway.client import Wallet, create_key_file
 from tollway.identifiers import keccak256

@@ -28,7 +28,7 @@ from multidict import CIMultiDict
 from typer.testing import CliRunner
 from yarl import URL
 
-from tollway.cli import app
+from tollway.cli.command_line import app
 from tollway.client.wallet import Wallet
 from tollway.identifiers import Address, TxHash
 from tollway.identity.http_signature import SignedRequest

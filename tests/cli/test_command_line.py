@@ -1,0 +1,38 @@
+"""The entry point: Ctrl-C ends it without a traceback, also while its commands are still loading."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tollway.cli import INTERRUPTED, command_line, main
+
+INTERRUPTED_WHILE_LOADING = """
+import sys
+
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == "typer":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupt())
+from tollway.cli import main
+main()
+"""
+
+
+def test_ctrl_c_while_the_commands_load() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_WHILE_LOADING], capture_output=True, timeout=60, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (INTERRUPTED, b"")
+
+
+def test_ctrl_c_in_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command_line, "app", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == INTERRUPTED
