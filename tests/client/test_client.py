@@ -303,6 +303,47 @@ async def test_abandoned_payment_frees_its_payee(make, gateway, chain):
     assert len(chain.broadcasts) == 2
 
 
+@pytest.mark.parametrize("price", [PRICE, PRICE + 1], ids=["the same bytes", "another amount"])
+async def test_abandoned_payment_that_was_never_mined_frees_its_nonce(make, gateway, chain, price):
+    chain.is_mining = False
+    client = make()
+    with pytest.raises(PaymentPending) as caught:
+        await do(client.call(API))
+    assert client.abandon(str(caught.value.transaction))
+    chain.pool.clear()  # the node has dropped it
+    chain.is_mining, gateway.price = True, price
+    assert (await do(client.call(API))).status_code == 200
+    assert {payment.nonce for payment in client.payments()} == {0}
+    assert gateway.served == 1
+
+
+async def test_held_credit_is_neither_written_off_nor_replaced_by_a_payment(make, gateway, chain):
+    client = make()
+    await do(client.call(API, prepay=2))
+    held = refusal(409, "payment_already_used", paymentState="held")
+    gateway.answers = [held, lambda _request: gateway.refuse(402, "payment_required"), *[held] * 9]
+    with pytest.raises(CallHeld):
+        await do(client.call(API))
+    assert client.payments()[0].rest == PRICE
+    gateway.answers = []
+    assert (await do(client.call(API))).status_code == 200
+    assert len(chain.broadcasts) == 1
+
+
+async def test_expiry_after_a_broken_connection_is_never_signed_anew(make, gateway, chain):
+    client = make()
+    await do(client.call(API, prepay=3))
+
+    def breaks(_request):
+        raise httpx.ReadTimeout("no head")
+
+    gateway.answers = [breaks, refusal(401, "signature_expired")]
+    before = len(gateway.seen)
+    with pytest.raises(CallHeld, match="/history"):
+        await do(client.call(API))
+    assert len({request.headers["x-signature"] for request in gateway.seen[before:]}) == 1
+
+
 @pytest.mark.parametrize(
     ("status", "code"),
     [(409, "payment_already_used"), (402, "payment_insufficient"), (402, "payment_required"), (504, "x")],

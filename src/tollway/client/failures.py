@@ -9,7 +9,7 @@
     │   └── CannotPay         no offer that this wallet can pay, or the node refuses the transfer
     ├── PaymentPending        our payment is on its way; ask again later, it is never made twice
     ├── PaymentRefused        our payment is mined, yet the gateway does not count it
-    └── CallHeld              the outcome of a paid call is unknown; ask `call_url`
+    └── CallHeld              the outcome of a paid call is unknown, or its money is held; ask `call_url`
 
 `code` is stable. `is_retryable`: the same request later can succeed, without another payment.
 """
@@ -94,7 +94,8 @@ class PaymentPending(CallerFailure):
 
 
 class PaymentRefused(CallerFailure):
-    """The gateway does not count a payment of ours. It is kept; the payee is not paid again until it is resolved."""
+    """The gateway does not count a payment of ours, calls a fresh one spent, or asks for more than a difference. The
+    call ends without another payment; a payment that is not counted blocks its payee until it is resolved."""
 
     code = "payment_refused"
 
@@ -104,7 +105,8 @@ class PaymentRefused(CallerFailure):
 
 
 class CallHeld(CallerFailure):
-    """The call left and its outcome is unknown; the price is held. Ask `call_url`, or wait: held prices come back."""
+    """The call left and its outcome is unknown, or what could pay it is held by such a call. Nothing more was paid. Ask
+    `call_url`, or `/payments/{tx}` and `/history`; or wait: held prices come back."""
 
     code = "call_held"
 

@@ -43,7 +43,7 @@ CREATE TABLE payee (
   gateway TEXT NOT NULL, api_id TEXT NOT NULL, pay_to TEXT NOT NULL, PRIMARY KEY (gateway, api_id, pay_to));
 CREATE UNIQUE INDEX one_transfer_per_nonce ON transfer (chain_id, payer, nonce) WHERE state <> 'replaced';
 """
-# A nonce whose transfer is given up is free: what is signed for it next makes the old one impossible, or the other way.
+# A nonce whose transfer is given up is free: of the two that are signed for it, one at most is ever mined.
 _SCHEMA_2 = """
 ALTER TABLE transfer ADD COLUMN served INTEGER NOT NULL DEFAULT 0;
 DROP INDEX one_transfer_per_nonce;
@@ -171,7 +171,8 @@ class SpendingStore:
 
     def abandon(self, tx_hash: TxHash) -> bool:
         """Gives up a payment that the gateway refuses or that never gets mined. It keeps counting against the budget,
-        and its payee may be paid again. For a person to decide: if it is mined after all, it was paid for nothing."""
+        and its payee may be paid again, with its nonce. For a person to decide: if it is mined after all, it was paid
+        for nothing."""
         with self._transaction() as connection:
             changed = connection.execute(
                 "UPDATE transfer SET state = 'abandoned' WHERE tx_hash = ? AND state IN ('stored', 'refused')",
