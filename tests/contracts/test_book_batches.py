@@ -325,6 +325,32 @@ async def test_a_claim_of_unknown_outcome_is_released_when_the_database_is_back(
     assert await states(desk) == ["released"]
 
 
+@pytest.mark.parametrize(
+    ("before", "ends"), [(CallState.UNKNOWN, "released"), (CallState.CONSUMED, "consumed")]
+)
+async def test_a_repeat_of_unknown_outcome_goes_back_to_where_it_was(
+    desk: Desk, before: CallState, ends: str
+) -> None:
+    claim = claim_on(await desk.pay(10))
+    await desk.book.claim(claim)
+    await desk.book.close(close_of(claim, before))
+    await desk.gate.write(lambda c: c.execute(text("UPDATE call SET cut = 'cut'")))
+
+    def go_away() -> bool:
+        desk.gate.is_away = True
+        return True
+
+    desk.gate.fail_after = go_away
+    with pytest.raises(StorageUnavailable):
+        await desk.book.reopen(claim.call_id, epoch=1, now_ms=NOW_MS)
+    desk.gate.is_away, desk.gate.fail_after = False, lambda: False
+    assert await states(desk) == ["forwarding"]
+    assert await desk.book.recover(now_ms=NOW_MS) == 1
+    assert await states(desk) == [before.value]
+    await desk.book.recover(now_ms=NOW_MS + DEFAULT_LIMITS.unknown_hold_s * 1000)
+    assert await states(desk) == [ends]
+
+
 async def test_a_close_that_found_no_database_is_written_later(desk: Desk) -> None:
     claim = claim_on(await desk.pay(10))
     await desk.book.claim(claim)

@@ -212,17 +212,27 @@ class BookStore:
         the database server undid. Looked up first and compared after, because a new claim is noted as open before
         it is written."""
         found = await self._database.read(partial(recovery.find_own_forwarding, owner_id=self._owner_id))
-        lost = [(key, epoch) for key, epoch in found if not self._batches.is_open(OpenKey(key, epoch))]
         return [
-            Stranded(
-                call_id=call_id,
-                epoch=epoch,
-                before=CallState.FORWARDING,
-                after=CallState.RELEASED if call_id in self._batches.doubtful else CallState.UNKNOWN,
-                clock_releases=False,
-            )
-            for call_id, epoch in lost
+            self._name_lost(OpenKey(call_id, epoch), was_consumed=was_consumed)
+            for call_id, epoch, was_consumed in found
+            if not self._batches.is_open(OpenKey(call_id, epoch))
         ]
+
+    def _name_lost(self, key: OpenKey, *, was_consumed: bool) -> Stranded:
+        """Nothing was sent for a claim or a repeat of doubtful outcome: it goes back to where it was."""
+        is_doubtful = key in self._batches.doubtful
+        after = CallState.UNKNOWN
+        if is_doubtful and key.epoch == 1:
+            after = CallState.RELEASED
+        elif is_doubtful and was_consumed:
+            after = CallState.CONSUMED
+        return Stranded(
+            call_id=key.call_id,
+            epoch=key.epoch,
+            before=CallState.FORWARDING,
+            after=after,
+            clock_releases=is_doubtful,
+        )
 
     async def audit(self) -> AuditReport:
         return await self._database.read(audit)

@@ -41,8 +41,8 @@ class _Waiting:
 
 
 class GroupCommit:
-    """`open_keys`: the calls of this gateway that somebody here will close. `doubtful`: claims whose commit nobody
-    knows about; nothing was sent for them."""
+    """`open_keys`: the calls of this gateway that somebody here will close. `doubtful`: claims and reopens whose
+    commit nobody knows about; nothing was sent for them."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class GroupCommit:
         self._open: Counter[OpenKey] = Counter()
         self._all_closed = asyncio.Event()
         self._all_closed.set()
-        self.doubtful: dict[CallId, None] = {}
+        self.doubtful: dict[OpenKey, None] = {}
 
     async def run(self) -> None:
         """Writes until `stop` was called and the queue is empty. Run it once, as a task of the house."""
@@ -233,8 +233,9 @@ class GroupCommit:
             self._late[entry.call_id] = entry  # still open: it is written when the database is back
         else:
             self._forget(entry)
-        if isinstance(entry, Claim) and is_doubtful:
-            self.doubtful[entry.call_id] = None
+        key = _opened_key(entry)
+        if key is not None and is_doubtful:
+            self.doubtful[key] = None
             while len(self.doubtful) > DOUBTFUL_MAX:
                 del self.doubtful[next(iter(self.doubtful))]
         if waiting.future is not None and not waiting.future.done():

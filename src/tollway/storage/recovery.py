@@ -88,10 +88,13 @@ def renew_boot_mark(connection: Connection, owner_id: str, *, boot_mark: BootMar
     connection.execute(at.values(boot_mark=boot_mark(connection)))
 
 
-def find_own_forwarding(connection: Connection, owner_id: str) -> list[tuple[CallId, int]]:
+def find_own_forwarding(connection: Connection, owner_id: str) -> list[tuple[CallId, int, bool]]:
+    """(call, epoch, whether it was consumed once and is repeated since)."""
     columns = call_table.c
-    query = select(columns.id, columns.epoch).where(columns.owner_id == owner_id, _is("forwarding"))
-    return [(CallId(row.id), row.epoch) for row in connection.execute(query)]
+    query = select(columns.id, columns.epoch, columns.cut).where(
+        columns.owner_id == owner_id, _is("forwarding")
+    )
+    return [(CallId(row.id), row.epoch, row.cut == "repeated") for row in connection.execute(query)]
 
 
 def find_stranded(
