@@ -202,6 +202,12 @@ async def hash_of_a_body_that_is_not_there(gate: SmallGateway) -> Exchange:
 
 
 async def network_not_sold_on(gate: SmallGateway) -> Exchange:
+    await gate.publish()
+    proof = gate.plain_proof(TxHash(keccak256(b"nothing")))
+    return await gate.ask(headers=[*proof, ("X-Payment-Network", "eip155:1")])
+
+
+async def another_network_than_it_is_known_on(gate: SmallGateway) -> Exchange:
     return await with_proof(gate, lambda proof: [*proof, ("X-Payment-Network", "eip155:1")])
 
 
@@ -325,6 +331,7 @@ REFUSALS: tuple[tuple[Scene, Code, int, str, bool, str | None, bool], ...] = (
     (body_unlike_its_hash, Code.INVALID_REQUEST, 400, "none", False, "body_hash_mismatch", False),
     (hash_of_a_body_that_is_not_there, Code.INVALID_REQUEST, 400, "none", False, "body_hash_mismatch", False),
     (network_not_sold_on, Code.PAYMENT_VERIFICATION_FAILED, 402, "none", True, "wrong_chain", False),
+    (another_network_than_it_is_known_on, Code.INVALID_REQUEST, 400, "released", False, "wrong_chain", False),
     (not_mined, Code.PAYMENT_PENDING, 409, "none", False, "not_mined", True),
     (no_chain, Code.CHAIN_UNAVAILABLE, 503, "none", False, None, True),
     (blocked_wallet, Code.WALLET_BLOCKED, 403, "none", False, None, False),

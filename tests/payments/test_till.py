@@ -439,6 +439,16 @@ class TestNetworks:
         assert stall.chain.questions == 0
         assert stall.meter.charged == []
 
+    async def test_a_known_payment_under_a_wrong_network_is_a_wrong_request_and_never_asks_for_money(
+        self, stall, two
+    ) -> None:
+        tx_hash = stall.pay(to=stall.thief.address)
+        stall.pay(tx_hash=tx_hash, chain_id=SECOND)
+        assert values(await stall.tender(stall.proof(tx_hash, chain_id=SECOND), two)) == [10_000]
+        for wrong in (MAIN, TEST):
+            proof = stall.proof(tx_hash, chain_id=wrong)
+            assert await refusal(stall, proof, two) == (Code.INVALID_REQUEST, "wrong_chain")
+
     async def test_a_network_that_is_not_configured_is_away_not_wrong(self, stall) -> None:
         shelf = stall.shelf(stall.version(networks=(ChainId(5),)))
         with pytest.raises(ChainUnavailable):

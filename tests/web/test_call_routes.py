@@ -230,6 +230,12 @@ async def test_gives_the_chunks_and_then_the_end() -> None:
     assert (incoming.bytes_read, incoming.is_finished, incoming.is_broken) == (3, True, False)
 
 
+async def test_whoever_leaves_after_the_last_promised_byte_has_sent_all() -> None:
+    incoming = body(part(b"ab"), part(b"c"), GONE, headers=sized(3))
+    assert [await incoming.read_chunk() for _ in range(3)] == [b"ab", b"c", b""]
+    assert (incoming.is_finished, incoming.is_broken) == (True, False)
+
+
 async def test_a_disconnect_in_the_middle_is_no_end() -> None:
     incoming = body(part(b"ab"), GONE, headers=sized(3))
     assert await incoming.read_chunk() == b"ab"

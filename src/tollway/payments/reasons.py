@@ -69,6 +69,16 @@ def refuse(reason: Reason) -> Problem:
     )
 
 
+def other_network(network: str) -> Problem:
+    """The payment is known, on another network than the one that was named. Nothing more is to be paid."""
+    return Problem(
+        code=Code.INVALID_REQUEST,
+        detail=f"X-Payment-Network is wrong: the payment is known, on {network}. Name that network, or none.",
+        reason=Reason.WRONG_CHAIN.value,
+        payment_state="released",
+    )
+
+
 def not_mined(tx_hash: TxHash) -> Problem:
     return _pending(
         f"Transaction {tx_hash} is not mined yet on any network of this listing.", reason="not_mined"

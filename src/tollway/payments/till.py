@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from tollway.chain.reader import ChainFacts, ChainReader, NotMined
 from tollway.chain.rules import ChainRules
-from tollway.errors import ChainUnavailable, Problem, Refusal, TollwayError
+from tollway.errors import ChainUnavailable, Code, Problem, Refusal, TollwayError
 from tollway.identifiers import Address, ChainId, TxHash, format_network
 from tollway.identity.signatures import SignatureJudge
 from tollway.ledger.book import Book
@@ -24,7 +24,7 @@ from tollway.money import Asset
 from tollway.payments.lookups import LookupMeter, Lookups
 from tollway.payments.payers import Payers, Request, Showing
 from tollway.payments.proof import Proof
-from tollway.payments.reasons import explain, not_mined, refuse
+from tollway.payments.reasons import explain, not_mined, other_network, refuse
 from tollway.payments.terms import does_credit_count, find_assets, find_chains, find_payees
 from tollway.payments.verdict import (
     Accepted,
@@ -100,7 +100,7 @@ class Till:
         showing = Showing(proof, request, shelf.listing.id, chain_id=likeliest, meter=self._meter)
         try:
             known = await self._find_known(showing, shelf)
-            return known or await self._look_up(showing, shelf)
+            return known or await self._check_network(await self._look_up(showing, shelf), proof, shelf)
         except Refusal as refusal:
             return refusal.problem
 
@@ -147,7 +147,9 @@ class Till:
         counting = [
             payment
             for payment in payments
-            if payment.state is not PaymentState.GONE and await self._is_credit_here(payment, showing, shelf)
+            if payment.state is not PaymentState.GONE
+            and showing.proof.chain_id in (None, payment.chain_id)
+            and await self._is_credit_here(payment, shelf)
         ]
         mine = [payment for payment in counting if payment.payer in showing.keys(payment.chain_id)]
         if not mine:
@@ -170,16 +172,30 @@ class Till:
                 return [payment for payment in here if payment.payer in signers]
         return []
 
-    async def _is_credit_here(self, payment: Payment, showing: Showing, shelf: Shelf) -> bool:
+    async def _is_credit_here(self, payment: Payment, shelf: Shelf) -> bool:
         rules = self._rules.get(payment.chain_id)
         if rules is None or all(asset.key != payment.asset for asset in rules.assets):
-            return False
-        if showing.proof.chain_id not in (None, payment.chain_id):
             return False
         if not any(rules.kind == self._rules[c].kind for c in shelf.versions[0].networks if c in self._rules):
             return False  # play money never buys what is sold for real money
         older = await self._reach_back(shelf, payment.block_time, is_enough=self._counts(payment, shelf))
         return self._counts(payment, older)
+
+    async def _check_network(
+        self, outcome: tuple[Tender, ...] | Problem, proof: Proof, shelf: Shelf
+    ) -> tuple[Tender, ...] | Problem:
+        """Where the named network says that nothing was paid, but the books know the payment on another one: the
+        name is wrong, and asking for money would be too."""
+        if (
+            not isinstance(outcome, Problem)
+            or outcome.code is not Code.PAYMENT_VERIFICATION_FAILED
+            or proof.chain_id is None
+        ):
+            return outcome
+        for payment in await self._book.find_payments(proof.tx_hash):
+            if payment.state is not PaymentState.GONE and await self._is_credit_here(payment, shelf):
+                return other_network(format_network(payment.chain_id))
+        return outcome
 
     def _counts(self, payment: Payment, shelf: Shelf) -> bool:
         return does_credit_count(

@@ -275,10 +275,11 @@ class IncomingBody:
                 self.is_broken = True
                 raise CallerGone
             chunk: bytes = message.get("body", b"")
-            if not message.get("more_body", False):
+            self.bytes_read += len(chunk)
+            # The last promised byte is the end: whoever leaves after it has sent the whole request.
+            if not message.get("more_body", False) or self.bytes_read == self.length:
                 self.is_finished = True
             if chunk:
-                self.bytes_read += len(chunk)
                 return chunk
         return b""
 
