@@ -4,6 +4,7 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
@@ -244,6 +245,12 @@ async def test_no_call_leads_back_into_the_gateway(house: House, address: str) -
     assert isinstance(endpoint, Endpoint)
     with pytest.raises(EndpointNotAllowed):
         await house.dialer.probe(endpoint)
+
+
+async def test_the_nodes_that_must_agree_reach_the_reader(tmp_path: Path) -> None:
+    (network,) = settings(tmp_path).networks
+    with pytest.raises(ValueError, match="agreement"):
+        House(replace(settings(tmp_path), networks=(replace(network, agreement_min=2),)))
 
 
 async def test_makes_its_own_secret_key_for_its_owner_alone(tmp_path: Path) -> None:

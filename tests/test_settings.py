@@ -121,6 +121,8 @@ REFUSED = [
     ({}, '[[networks]]\nchain_id = 8453\nrpc_urls = ["https://n.example"]\nassets = [{symbol = "ETH"}]', "stands twice"),
     ({}, '[[networks]]\nchain_id = 5\nrpc_urls = ["https://n.example"]\nassets = [{symbol = "A", token = "0x1"}]', "decimals"),
     ({}, '[[networks]]\npreset = "optimism"\nrpc_urls = ["https://n.example"]\nconfirmations = [["1", 1]]', "start at value 0"),
+    ({}, '[[networks]]\npreset = "optimism"\nrpc_urls = ["https://n.example"]\nagreement_min = 2', "2 nodes cannot agree"),
+    ({}, '[[networks]]\npreset = "optimism"\nrpc_urls = ["https://n.example"]\nagreement_min = 0', "more than 0"),
     ({}, "this is not TOML", "tollway.toml"),
 ]  # fmt: skip
 
@@ -168,6 +170,7 @@ def test_a_network_without_preset_is_described_in_full() -> None:
         chain_id = 31337
         kind = "test"
         rpc_urls = ["http://127.0.0.1:8545", "http://127.0.0.1:8546"]
+        agreement_min = 2
         confirmations = [["0", 1], ["2.5", 3]]
         assets = [{symbol = "ETH"}, {symbol = "USDC", token = "0x036CbD53842c5426634e7929541eC2318f3dCF7e", decimals = 6}]
         """
@@ -176,7 +179,7 @@ def test_a_network_without_preset_is_described_in_full() -> None:
     assert network.rules.chain_id == 31337
     assert network.rules.confirmations == ((0, 1), (2_500_000_000, 3))
     assert [(asset.symbol, asset.decimals) for asset in network.rules.assets] == [("ETH", 18), ("USDC", 6)]
-    assert len(network.rpc_urls) == 2
+    assert (len(network.rpc_urls), network.agreement_min) == (2, 2)
 
 
 def test_variable_replaces_the_nodes_of_a_preset_in_the_file() -> None:
@@ -185,6 +188,7 @@ def test_variable_replaces_the_nodes_of_a_preset_in_the_file() -> None:
     )
     assert len(settings.networks) == 1
     assert settings.networks[0].rules.confirmations == ((0, 5),)
+    assert settings.networks[0].agreement_min == 1
     assert settings.networks[0].rpc_urls[0].reveal() == RPC["TOLLWAY_RPC_BASE"]
 
 

@@ -103,7 +103,9 @@ class House:
         self.moderation = ModerationStore(self.database)
         self.chains = RpcReader(
             {
-                network.rules.chain_id: ChainEndpoints(urls=tuple(url.reveal() for url in network.rpc_urls))
+                network.rules.chain_id: ChainEndpoints(
+                    urls=tuple(url.reveal() for url in network.rpc_urls), agreement_min=network.agreement_min
+                )
                 for network in settings.networks
             },
             limits=limits,
@@ -271,10 +273,8 @@ class House:
         return replace(shelf, versions=await self.catalog.terms_since(shelf.listing.id, moment_ms))
 
     def _find_asset(self, chain_id: ChainId, key: str) -> Asset | None:
-        rules = self.rules.get(chain_id)
-        return (
-            next((asset for asset in rules.assets if asset.key == key), None) if rules is not None else None
-        )
+        assets = self.rules[chain_id].assets if chain_id in self.rules else ()
+        return next((asset for asset in assets if asset.key == key), None)
 
     def _on_gone(self, payment: Payment) -> None:
         self.till.forget_payer(payment.payer)

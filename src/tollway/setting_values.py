@@ -24,6 +24,7 @@ NETWORK_KEYS = (
     "chain_id",
     "kind",
     "rpc_urls",
+    "agreement_min",
     "confirmations",
     "native_confirmations",
     "assets",
@@ -79,6 +80,7 @@ class NetworkSettings:
     rules: ChainRules
     rpc_urls: tuple[Secret[str], ...]
     block_time_s: float
+    agreement_min: int = 1
 
 
 def parse_network(table: dict[str, Any]) -> NetworkSettings:
@@ -106,11 +108,18 @@ def parse_network(table: dict[str, Any]) -> NetworkSettings:
     )
     if not rules.assets:
         raise ValueError('assets: name at least one, such as {symbol = "USDC", token = "0x…", decimals = 6}')
+    rpc_urls = _parse_rpc_urls(table.get("rpc_urls"))
+    agreement_min = parse_number(table.get("agreement_min", 1), int)
+    if agreement_min > len(rpc_urls):
+        raise ValueError(
+            f"agreement_min: {agreement_min} nodes cannot agree where rpc_urls names {len(rpc_urls)}"
+        )
     return NetworkSettings(
         name=name or str(rules.network),
         rules=rules,
-        rpc_urls=_parse_rpc_urls(table.get("rpc_urls")),
+        rpc_urls=rpc_urls,
         block_time_s=preset.block_time_s if preset else 2.0,
+        agreement_min=agreement_min,
     )
 
 
