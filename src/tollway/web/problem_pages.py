@@ -68,7 +68,7 @@ PAGES: Mapping[Code, Page] = MappingProxyType(
         ),
         Code.PAYER_IN_DEBT: _page(
             "A transaction that paid for earlier calls left the chain, so these calls are owed.",
-            "Send `debt` to `payTo`; the next transfer pays it first.",
+            "Send `debt` to `payTo` on `network`; the next transfer pays it first.",
         ),
         Code.WALLET_BLOCKED: _page(
             "The operator of this gateway does not serve this wallet.", "Ask the operator."
@@ -99,8 +99,8 @@ PAGES: Mapping[Code, Page] = MappingProxyType(
             "The body is of a kind that is not read here.", "Send application/json."
         ),
         Code.PAYMENT_ALREADY_USED: _page(
-            "All value of this payment is spent.",
-            "`callId` names what it bought. Pay anew only if you want another call.",
+            "All value of this payment is spent, or held by a call that has no outcome yet.",
+            "`callId` names what it bought. While `paymentState` is `held`, wait and do not pay again; else pay anew if you want another call.",
         ),
         Code.PAYMENT_TOO_OLD: _page(
             "The transaction is too old to be shown for the first time.",
