@@ -109,6 +109,12 @@ def test_nonce_is_used_once_unless_its_transaction_was_replaced(store):
     assert store.store(transfer(2, nonce=1), budget=None) == Stored()
 
 
+def test_a_mined_nonce_is_not_given_again_to_whoever_asked_the_node_before(store):
+    store.store(transfer(5), budget=None)
+    store.learn(transfer(5).tx_hash, TransferState.CONFIRMED, 0)
+    assert store.next_nonce(payer=PAYER, chain_id=USDC.chain_id, pending=5) == 6
+
+
 def test_a_given_up_transfer_leaves_its_nonce_to_the_next(store):
     for number in (1, 2):
         store.store(transfer(number), budget=None)

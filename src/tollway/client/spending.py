@@ -126,19 +126,20 @@ class SpendingStore:
         )
 
     def next_nonce(self, *, payer: Address, chain_id: ChainId, pending: int) -> int:
-        """One more than the highest nonce of our own that may still be mined; 0 without any. First of all a nonce from
+        """One more than the highest nonce of our own, mined ones too: what the node told may be older than what we
+        know. 0 without any. First of all a nonce from
         `pending` on whose transfer was given up: until it is filled, no later one can be mined."""
         with self._transaction() as connection:
-            given_up, stored = connection.execute(
+            given_up, highest = connection.execute(
                 "SELECT min(nonce) FILTER (WHERE state = 'abandoned' AND nonce >= ? AND NOT EXISTS (SELECT 1"
                 "  FROM transfer AS other WHERE other.payer = transfer.payer AND other.chain_id = transfer.chain_id"
                 "  AND other.nonce = transfer.nonce AND other.state NOT IN ('replaced', 'abandoned'))),"
-                " max(nonce) FILTER (WHERE state = 'stored') FROM transfer WHERE payer = ? AND chain_id = ?",
+                " max(nonce) FILTER (WHERE state NOT IN ('replaced', 'abandoned')) FROM transfer WHERE payer = ? AND chain_id = ?",
                 (pending, str(payer), chain_id),
             ).fetchone()
         if given_up is not None:
             return int(given_up)
-        return 0 if stored is None else int(stored) + 1
+        return 0 if highest is None else int(highest) + 1
 
     def learn(
         self, tx_hash: TxHash, state: TransferState, rest: int | None, *, is_served: bool = False

@@ -33,7 +33,7 @@ from tollway.client.steps import (
 from tollway.identifiers import Address, ChainId, TxHash, keccak256
 from tollway.money import Asset, format_decimal
 
-NONCE_TRIES_MAX = 8
+NONCE_TRIES_MAX = 32  # each one lost is a payment that another call of this wallet has made
 TIP_FALLBACK_WEI = 10**9
 GAS_MAX = 1_000_000
 REBROADCAST_EVERY = 8
