@@ -15,8 +15,6 @@ from tollway.testing.small_gateway import CALLS, open_gateway, serving
 TESTS = Path(__file__).parent
 SOURCES = TESTS.parent / "src" / "tollway"
 
-LATER = {"stored_answer_bytes_max": "answers are stored once repeats by Idempotency-Key are served"}
-
 HELD_BY = {
     "request_line_bytes_max": "web/test_middleware.py::test_refuses_a_head",
     "header_bytes_max": "web/test_middleware.py::test_refuses_a_head",
@@ -126,7 +124,6 @@ PROMISED = {
     "payee_slack_s": 60,
     "unknown_hold_s": 24 * 3600,
     "attempts_max": 3,
-    "stored_answer_bytes_max": 256 * KIB,
     "recovery_interval_s": 10,
 }
 """What the contract promises; the other limits are our own."""
@@ -136,7 +133,7 @@ def test_the_promised_defaults() -> None:
     assert {name: getattr(DEFAULT_LIMITS, name) for name in PROMISED} == PROMISED
 
 
-@pytest.mark.parametrize("name", [entry.name for entry in fields(Limits) if entry.name not in LATER])
+@pytest.mark.parametrize("name", [entry.name for entry in fields(Limits)])
 def test_every_limit_is_held_by_a_test(name: str) -> None:
     file, _, test = HELD_BY[name].partition("::")
     assert re.search(rf"def {test}\(", (TESTS / file).read_text()), f"{file} holds no {test}"
@@ -150,8 +147,8 @@ def test_every_limit_is_read_and_none_is_named_that_is_gone() -> None:
         if isinstance(node, ast.Attribute)
     }
     names = {entry.name for entry in fields(Limits)}
-    assert names - read == set(LATER)
-    assert set(HELD_BY) | set(LATER) == names
+    assert names <= read
+    assert set(HELD_BY) == names
 
 
 # ---- What only the server itself can hold.

@@ -80,7 +80,6 @@ class Limits:
     claim_batch_max: int = 4_096
     unknown_hold_s: int = 86_400  # an unknown call gives its price back after this
     attempts_max: int = 3
-    stored_answer_bytes_max: int = 256 * KIB
 
     # Life of the process.
     drain_deadline_s: float = 30.0

@@ -556,6 +556,20 @@ async def test_a_cut_answer_may_be_asked_for_once_more(gate: SmallGateway, units
     assert len(await gate.history()) == (1 if units == 10_000 else 2)
 
 
+async def test_a_repeat_of_a_charged_call_that_gets_no_head_leaves_it_charged(gate: SmallGateway) -> None:
+    """Else the clock would give the price of an answer back that had come but for its end."""
+    await gate.publish()
+    gate.upstream.answer = raw(CUT_ANSWERS["chunked"], close=True)
+    payment = await gate.pay()
+    proof = gate.plain_proof(payment.tx_hash)
+    await gate.ask(headers=proof)
+    gate.upstream.answer = hang_up
+    told = await gate.ask(headers=proof)
+    assert (told.status, told.problem["paymentState"]) == (504, "charged")
+    assert await states(gate) == [CallState.CONSUMED]
+    assert await gate.rest_units(payment) == 0
+
+
 async def test_a_cut_answer_to_a_post_is_not_repeated(gate: SmallGateway) -> None:
     await gate.publish()
     gate.upstream.answer = raw(CUT_ANSWERS["chunked"], close=True)

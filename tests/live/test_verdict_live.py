@@ -16,8 +16,9 @@ from tollway.identity.signatures import SignatureJudge, paid_call_digest, transa
 from tollway.ledger.call import PaymentState
 from tollway.limits import Limits
 from tollway.money import Price
+from tollway.payments.payers import Request
 from tollway.payments.proof import Binding, Proof
-from tollway.payments.till import Request, Till
+from tollway.payments.till import Till
 from tollway.registry.listing import ChargeOn, Listing, Shelf, Terms
 from tollway.sandbox.chain_driver import Receipt
 from tollway.sandbox.playground import PlayAccount

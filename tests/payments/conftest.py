@@ -16,8 +16,9 @@ from tollway.ledger.book import Claim
 from tollway.ledger.call import Payment
 from tollway.limits import DEFAULT_LIMITS
 from tollway.money import Asset, Price
+from tollway.payments.payers import Request
 from tollway.payments.proof import Binding, Proof
-from tollway.payments.till import Request, Till
+from tollway.payments.till import Till
 from tollway.registry.listing import ChargeOn, Listing, Shelf, Terms
 from tollway.testing.book_samples import claim_on
 from tollway.testing.memory_book import MemoryBook

@@ -148,7 +148,9 @@ class Passage:
         is_unsent = not trip.progress.sent or isinstance(exc, CallerGone | BodyRefused | Refusal)
         if isinstance(exc, UpstreamTimeout) and not trip.progress.body_handed_over:
             is_unsent = True
-        after = _give_back(ticket) if is_unsent else CallState.UNKNOWN
+        # A repeat of a call that was charged already has nothing to lose: without a head it stays charged.
+        was_charged = ticket.claimed.before is CallState.CONSUMED
+        after = _give_back(ticket) if is_unsent or was_charged else CallState.UNKNOWN
         error = "caller_gone" if isinstance(exc, CallerGone) else problem.code.value
         closed = await self._close(trip, ticket, after, error=error, http_status=None, upstream_status=None)
         if isinstance(exc, CallerGone):

@@ -50,9 +50,10 @@ from tollway.ledger.book import Book
 from tollway.ledger.call import Payment
 from tollway.limits import Limits
 from tollway.outbound.policy import Endpoint, EndpointRefused, parse_endpoint
+from tollway.payments.payers import Request
 from tollway.payments.proof import Proof, parse_proof
 from tollway.payments.terms import Tariff
-from tollway.payments.till import Request, Tender, Till
+from tollway.payments.till import Tender, Till
 from tollway.registry.catalog import Catalog
 from tollway.registry.listing import Listing, Operation, Shelf, Terms
 

@@ -5,8 +5,8 @@ It proves who somebody is and nothing more; what a wallet may do is decided in o
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
+from tollway.chain.lookup_meter import LookupMeter
 from tollway.errors import Code, FieldError, Problem, Refusal, describe_rate
 from tollway.identifiers import Address, ChainId
 from tollway.identity.public_origin import PublicOrigin
@@ -60,15 +60,6 @@ class Admission:
     token: str = field(repr=False)
     address: Address
     expires_in_s: int
-
-
-class LookupMeter(Protocol):
-    """Counts look-ups on chains. Answers None when one more is allowed, else the seconds to wait."""
-
-    @property
-    def lookups_per_minute(self) -> int: ...
-
-    def charge(self, *, client_address: str, signer: str) -> int | None: ...
 
 
 class FrontDesk:

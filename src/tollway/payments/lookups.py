@@ -5,20 +5,11 @@ one caller who leaves is never another caller's refusal.
 """
 
 import asyncio
-from typing import Protocol
 
+from tollway.chain.lookup_meter import LookupMeter
 from tollway.chain.reader import ChainFacts, ChainReader, NotMined
 from tollway.errors import ChainUnavailable, Code, Problem, Refusal, describe_rate
 from tollway.identifiers import ChainId, TxHash
-
-
-class LookupMeter(Protocol):
-    """Counts chain look-ups. Answers None when one more is allowed, else the seconds to wait."""
-
-    @property
-    def lookups_per_minute(self) -> int: ...
-
-    def charge(self, *, client_address: str, signer: str) -> int | None: ...
 
 
 class Charge:

@@ -8,9 +8,10 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from tollway.chain.lookup_meter import LookupMeter
 from tollway.identifiers import ZERO_ADDRESS, Address, ChainId, ListingId
 from tollway.identity.signatures import SignatureJudge, paid_call_digest, recover, transaction_digests
-from tollway.payments.lookups import Charge, LookupMeter
+from tollway.payments.lookups import Charge
 from tollway.payments.proof import Proof
 
 CONTRACT_PAYERS_MAX = 4

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from tollway.chain.lookup_meter import LookupMeter
 from tollway.chain.reader import ChainReader, NotMined
 from tollway.errors import ChainUnavailable, Code, Problem, Refusal, describe_rate
 from tollway.identifiers import Address, ChainId, TxHash
-from tollway.payments.lookups import LookupMeter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

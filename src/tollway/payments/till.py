@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from tollway.chain.lookup_meter import LookupMeter
 from tollway.chain.reader import ChainFacts, ChainReader, NotMined
 from tollway.chain.rules import ChainRules
 from tollway.errors import ChainUnavailable, Code, Problem, Refusal, TollwayError
@@ -21,7 +22,7 @@ from tollway.ledger.book import Book
 from tollway.ledger.call import Payment, PaymentState
 from tollway.limits import Limits
 from tollway.money import Asset
-from tollway.payments.lookups import LookupMeter, Lookups
+from tollway.payments.lookups import Lookups
 from tollway.payments.payers import Payers, Request, Showing
 from tollway.payments.proof import Proof
 from tollway.payments.reasons import explain, not_mined, other_network, refuse
@@ -44,8 +45,6 @@ from tollway.registry.catalog import TERMS_MEMORY_S
 from tollway.registry.listing import Shelf
 
 KNOWN_PAYMENTS_MAX = 50_000
-
-__all__ = ["LookupMeter", "Request", "Tender", "Till"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

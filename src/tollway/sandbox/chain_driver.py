@@ -158,13 +158,22 @@ class ChainDriver:
         return entry.decode(HexBytes(await self.rpc("eth_call", question, "latest")))
 
     async def wait_receipt(self, tx_hash: TxHash, *, deadline_s: float = _DEADLINE_S) -> Receipt:
-        """Polls until the transaction is mined. Raises TimeoutError when it is not within the deadline."""
+        """Polls until the transaction is mined, and its block is the one that the node shows everywhere. Raises
+        TimeoutError when it is not within the deadline."""
         deadline = time.monotonic() + deadline_s
-        while (raw := await self.rpc("eth_getTransactionReceipt", str(tx_hash))) is None:
+        while True:
+            raw = await self.rpc("eth_getTransactionReceipt", str(tx_hash))
+            # A busy node shows a receipt a moment before the transaction is mined by its other answers.
+            if raw is not None and await self._is_settled(tx_hash, raw["blockNumber"]):
+                return _parse_receipt(raw)
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{tx_hash} was not mined in time")
             await asyncio.sleep(_RECEIPT_POLL_S)
-        return _parse_receipt(raw)
+
+    async def _is_settled(self, tx_hash: TxHash, block_number: str) -> bool:
+        transaction = await self.rpc("eth_getTransactionByHash", str(tx_hash))
+        block = await self.rpc("eth_getBlockByNumber", block_number, False)
+        return block is not None and transaction is not None and transaction["blockNumber"] == block_number
 
     async def fetch_native_balance(self, address: Address) -> int:
         return int(await self.rpc("eth_getBalance", str(address), "latest"), 16)

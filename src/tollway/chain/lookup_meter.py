@@ -1,0 +1,14 @@
+"""What a chain look-up costs its asker: a port. Chains are asked on behalf of strangers, so somebody counts."""
+
+from typing import Protocol
+
+
+class LookupMeter(Protocol):
+    """Counts look-ups on chains, per client address and per signer. Nothing about money depends on it."""
+
+    @property
+    def lookups_per_minute(self) -> int: ...
+
+    def charge(self, *, client_address: str, signer: str) -> int | None:
+        """One more. None when it is allowed, else the seconds to wait."""
+        ...
