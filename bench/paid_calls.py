@@ -38,7 +38,7 @@ CALLS_PAID = 1_000
 
 def pin(core: int) -> None:
     """Keeps this process on one core, where the machine has so many."""
-    if core in os.sched_getaffinity(0):
+    if core < (os.cpu_count() or 1):
         os.sched_setaffinity(0, {core})
 
 

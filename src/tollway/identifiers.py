@@ -4,6 +4,7 @@ Pure: no clock and no randomness; whoever makes an id hands both in.
 """
 
 import re
+from functools import lru_cache
 from typing import NewType, Self
 
 from Crypto.Hash import keccak
@@ -47,12 +48,18 @@ class Address(bytes):
         return address
 
     def __str__(self) -> str:
-        digits = self.hex()
-        nibbles = keccak256(digits.encode()).hex()
-        return "0x" + "".join(c.upper() if n > "7" else c for c, n in zip(digits, nibbles, strict=False))
+        return _checksum(self)
 
     def __repr__(self) -> str:
         return f"Address({self})"
+
+
+@lru_cache(maxsize=16_384)
+def _checksum(address: bytes) -> str:
+    """EIP-55. Remembered: the hash costs more than a whole row of a history."""
+    digits = address.hex()
+    nibbles = keccak256(digits.encode()).hex()
+    return "0x" + "".join(c.upper() if n > "7" else c for c, n in zip(digits, nibbles, strict=False))
 
 
 ZERO_ADDRESS = Address(20)

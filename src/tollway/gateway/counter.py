@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from hashlib import sha256
 from typing import assert_never
 
 from tollway.gateway.cargo import Cargo
@@ -26,7 +27,7 @@ from tollway.gateway.refusals import (
     nonce_used,
 )
 from tollway.gateway.trip import ClaimRefused, Ticket
-from tollway.identifiers import Address, CallId, format_id, keccak256
+from tollway.identifiers import Address, CallId, format_id
 from tollway.ledger.book import (
     Book,
     Claim,
@@ -265,7 +266,7 @@ class Counter:
         """What makes two requests the same. A streamed body that nobody promised is never the same as another."""
         body_hash = order.cargo.body_hash or self._entropy(32)
         parts = (order.listing.id.encode(), order.call.method.encode(), order.call.target.signed.encode())
-        return keccak256(payer + body_hash + b"".join(len(p).to_bytes(4, "big") + p for p in parts))
+        return sha256(payer + body_hash + b"".join(len(p).to_bytes(4, "big") + p for p in parts)).digest()
 
     def _new_call_id(self) -> CallId:
         return CallId(format_id("call", now_ms=self._now_ms(), entropy=self._entropy(10)))

@@ -102,6 +102,7 @@ def eip191_digest(message: bytes) -> bytes:
     return keccak256(b"\x19Ethereum Signed Message:\n%d" % len(message) + message)
 
 
+@lru_cache(maxsize=RECOVERIES_KEPT)
 def transaction_digests(tx_hash: TxHash) -> tuple[bytes, bytes]:
     """What the plain form of `X-Signature` may sign: the hash's 66-character lower-case text, and its 32 raw bytes."""
     return eip191_digest(str(tx_hash).encode()), eip191_digest(bytes(tx_hash))
