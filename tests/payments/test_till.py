@@ -624,7 +624,7 @@ class TestMeter:
         await stall.tender(stall.proof(tx_hash, signature=b"\x01" * 70))
         assert [signer for _, signer in stall.meter.charged] == [
             str(stall.thief.address),
-            f"transaction {tx_hash}",
+            f"transaction {tx_hash} from 192.0.2.7",
         ]
 
 

@@ -77,9 +77,12 @@ class Showing:
         return known
 
     def _name_signer(self, chain_id: ChainId) -> str:
-        """For the meter, before the payer is known. Contract wallets must not all share one name."""
+        """For the meter, before the payer is known. Contract wallets must not all share one name, and a stranger who
+        shows a public hash with junk must not use up the look-ups of its payer."""
         signer = recover(self.digests(chain_id)[0], self.proof.signature)
-        return f"transaction {self.proof.tx_hash}" if signer is None else str(signer)
+        if signer is not None:
+            return str(signer)
+        return f"transaction {self.proof.tx_hash} from {self.request.client_address}"
 
 
 class Payers:
