@@ -1,18 +1,15 @@
 """Meters at the passage: look-ups on chains, free calls, a listing's own rate, and the budget of failed calls.
 
-Rates protect the gateway and providers; nothing about money depends on them. Windows slide (`limits` package).
+Rates protect the gateway and providers; nothing about money depends on them.
 """
 
-import math
-import time
 from collections import OrderedDict
 
-from limits import RateLimitItem, RateLimitItemPerMinute, RateLimitItemPerSecond
-from limits.storage import MemoryStorage
-from limits.strategies import MovingWindowRateLimiter
+from limits import RateLimitItemPerMinute, RateLimitItemPerSecond
 
 from tollway.identifiers import Address, ListingId
 from tollway.limits import Limits
+from tollway.rates import Rates, name_crowd
 from tollway.registry.listing import RateLimit
 
 FAILING_KEYS_MAX = 100_000
@@ -23,7 +20,7 @@ class Meters:
 
     def __init__(self, *, limits: Limits) -> None:
         self.lookups_per_minute = limits.lookups_per_minute
-        self._limiter = MovingWindowRateLimiter(MemoryStorage())
+        self._rates = Rates()
         self._lookups = RateLimitItemPerMinute(limits.lookups_per_minute, namespace="lookup")
         self._free = RateLimitItemPerMinute(limits.free_calls_per_minute, namespace="free")
         self._failed = RateLimitItemPerSecond(
@@ -34,44 +31,38 @@ class Meters:
 
     def charge(self, *, client_address: str, signer: str) -> int | None:
         """One look-up on a chain, per client address and per signer. Seconds to wait, or None when it is allowed."""
-        return self._hit(self._lookups, f"address:{client_address}") or self._hit(
+        return self._rates.hit(self._lookups, f"address:{name_crowd(client_address)}") or self._rates.hit(
             self._lookups, f"signer:{signer}"
         )
 
     def charge_free_call(self, client_address: str, listing_id: ListingId) -> int | None:
-        return self._hit(self._free, client_address, listing_id)
+        return self._rates.hit(self._free, name_crowd(client_address), listing_id)
 
     def charge_listing(self, rate: RateLimit, listing_id: ListingId, payer: Address) -> int | None:
         item = RateLimitItemPerSecond(rate.calls, rate.per_s, namespace="listing")
-        return self._hit(item, listing_id, str(payer))
+        return self._rates.hit(item, listing_id, str(payer))
 
     def failed_budget_wait_s(
         self, *, payer: Address, client_address: str, listing_id: ListingId
     ) -> int | None:
         """Seconds until calls are accepted again, when the wallet or the address failed too often on the listing."""
         waits = [
-            self._wait_s(self._failed, key)
+            self._rates.wait_s(self._failed, key)
             for key in _failure_keys(payer, client_address, listing_id)
-            if key in self._failing and not self._limiter.test(self._failed, key)
+            if key in self._failing
         ]
-        return max(waits, default=None)
+        return max((wait_s for wait_s in waits if wait_s is not None), default=None)
 
     def note_failed(self, *, payer: Address, client_address: str, listing_id: ListingId) -> None:
         """A run that ended unbilled or unknown."""
         for key in _failure_keys(payer, client_address, listing_id):
             self._failing[key] = None
             self._failing.move_to_end(key)
-            self._limiter.hit(self._failed, key)
+            self._rates.hit(self._failed, key)
         while len(self._failing) > FAILING_KEYS_MAX:
             self._failing.popitem(last=False)
-
-    def _hit(self, item: RateLimitItem, *key: str) -> int | None:
-        return None if self._limiter.hit(item, *key) else self._wait_s(item, *key)
-
-    def _wait_s(self, item: RateLimitItem, *key: str) -> int:
-        return max(1, math.ceil(self._limiter.get_window_stats(item, *key).reset_time - time.time()))
 
 
 def _failure_keys(payer: Address, client_address: str, listing_id: ListingId) -> tuple[str, str]:
     """Never the listing alone: one caller's failures would close it for all the others."""
-    return f"wallet:{payer.hex()}:{listing_id}", f"address:{client_address}:{listing_id}"
+    return f"wallet:{payer.hex()}:{listing_id}", f"address:{name_crowd(client_address)}:{listing_id}"

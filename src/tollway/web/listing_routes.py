@@ -4,8 +4,6 @@ It tells the story of each request in order (who asks, which listing, may he, wh
 pass) and leaves every rule to the room that owns it. It never shows an upstream secret.
 """
 
-import math
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -13,8 +11,6 @@ from urllib.parse import parse_qsl
 
 from fastapi import APIRouter, Request, Response
 from limits import RateLimitItemPerHour
-from limits.storage import MemoryStorage
-from limits.strategies import MovingWindowRateLimiter
 
 from tollway.errors import (
     Code,
@@ -30,6 +26,7 @@ from tollway.errors import (
 from tollway.identifiers import Address, ListingId, format_id
 from tollway.limits import Limits
 from tollway.outbound.policy import Endpoint, EndpointRefused, parse_endpoint
+from tollway.rates import Rates
 from tollway.registry.advice import ENDPOINT_UNPROTECTED, PAYTO_SHARED, Advice, advise
 from tollway.registry.catalog import Catalog, Revised
 from tollway.registry.draft import Draft, edit_listing, open_listing, parse_draft
@@ -295,24 +292,21 @@ class RegistrationMeter:
 
     def __init__(self, *, per_hour: int) -> None:
         self._per_hour = per_hour
-        self._limiter = MovingWindowRateLimiter(MemoryStorage())
+        self._rates = Rates()
         self._item = RateLimitItemPerHour(per_hour, namespace="registration")
 
     def charge(self, wallet: Address) -> None:
         """Counts one. Raises Refusal (429) when the wallet has created its share."""
-        if not self._limiter.hit(self._item, wallet.hex()):
-            raise self._refusal(wallet)
-
-    def _refusal(self, wallet: Address) -> Refusal:
-        stats = self._limiter.get_window_stats(self._item, wallet.hex())
-        return Refusal(
-            Problem(
-                code=Code.RATE_LIMITED,
-                detail=f"A wallet may create {self._per_hour} listings an hour.",
-                retry_after_s=max(1, math.ceil(stats.reset_time - time.time())),
-                members=describe_rate("registrations", limit=self._per_hour, window_s=3600),
+        wait_s = self._rates.hit(self._item, wallet.hex())
+        if wait_s is not None:
+            raise Refusal(
+                Problem(
+                    code=Code.RATE_LIMITED,
+                    detail=f"A wallet may create {self._per_hour} listings an hour.",
+                    retry_after_s=wait_s,
+                    members=describe_rate("registrations", limit=self._per_hour, window_s=3600),
+                )
             )
-        )
 
 
 def _answer(body: bytes, headers: dict[str, str], *, status: int = 200) -> Response:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tollway.errors import Code, Problem
 from tollway.limits import Limits
+from tollway.rates import name_crowd
 
 SHED_AT_PERCENT = 95
 """Requests are refused while there is still something left for those that run to end well."""
@@ -49,20 +50,22 @@ class LoadGauge:
         """One more request. None: it is let in, and `leave` must follow. Else why not, and nothing was counted."""
         if self.is_full():
             return _FULL
-        mine = self._by_address.get(client_address, 0)
+        crowd = name_crowd(client_address)
+        mine = self._by_address.get(crowd, 0)
         if mine >= self._limits.in_flight_per_address_max:
             return _CROWDED
-        self._by_address[client_address] = mine + 1
+        self._by_address[crowd] = mine + 1
         self.running += 1
         return None
 
     def leave(self, client_address: str) -> None:
         self.running -= 1
-        left = self._by_address[client_address] - 1
+        crowd = name_crowd(client_address)
+        left = self._by_address[crowd] - 1
         if left:
-            self._by_address[client_address] = left
+            self._by_address[crowd] = left
         else:
-            del self._by_address[client_address]
+            del self._by_address[crowd]
 
     def is_full(self) -> bool:
         """Whether nobody more is let in."""
