@@ -22,13 +22,25 @@ _PRICE_LENGTH_MAX = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TokenDomain:
+    """Name and version in the EIP-712 domain of a token: what an EIP-3009 authorisation is signed under."""
+
+    name: str
+    version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Asset:
-    """A token on a chain, or the chain's native currency when `token` is None."""
+    """A token on a chain, or the chain's native currency when `token` is None.
+
+    `domain`: of a token that takes authorisations (EIP-3009); None for every other.
+    """
 
     chain_id: ChainId
     token: Address | None
     symbol: str
     decimals: int
+    domain: TokenDomain | None = None
 
     @property
     def network(self) -> Network:

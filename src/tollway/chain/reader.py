@@ -63,6 +63,48 @@ class ContractAnswer:
     payload: bytes
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuthorizationFacts:
+    """All that is to be known about an EIP-3009 authorisation before it is settled, as one node saw it at one moment.
+
+    `code_size`: of the payer; 0 for a plain wallet. `balance` in base units of the token. `is_used`: the token's own
+    `authorizationState`. `simulation`: of the transfer itself; `gas_estimate` None where it reverts.
+    """
+
+    chain_id: ChainId
+    head_number: int
+    head_time: int
+    code_size: int
+    balance: int
+    is_used: bool
+    simulation: ContractAnswer
+    gas_estimate: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fees:
+    """EIP-1559, in wei: the base fee of the latest block, and the tip that the node suggests."""
+
+    chain_id: ChainId
+    base_fee_wei: int
+    tip_wei: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccountFacts:
+    """A gas key on its chain: its balance, and how many of its transactions are mined."""
+
+    balance_wei: int
+    mined_nonce: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendRefused:
+    """A node refused a transaction and says so. Another node may still have taken it; `reason` is the node's text."""
+
+    reason: str
+
+
 class ChainReader(Protocol):
     """Reads one or more chains. Safe to call from many tasks at once.
 
@@ -98,4 +140,39 @@ class ChainReader(Protocol):
 
     async def check_chain(self, chain_id: ChainId) -> None:
         """Asks the nodes which chain they serve. Raises `ChainUnavailable` when none serves `chain_id`."""
+        ...
+
+
+class SettlementChain(ChainReader, Protocol):
+    """What settling needs beside reading. The same promises."""
+
+    async def fetch_authorization(
+        self,
+        chain_id: ChainId,
+        *,
+        token: Address,
+        payer: Address,
+        nonce: bytes,
+        sender: Address,
+        calldata: bytes,
+        gas: int,
+    ) -> AuthorizationFacts:
+        """In one round trip. `calldata`: the transfer (`tokens.encode_transfer_with_authorization`), simulated as sent by
+        `sender` with at most `gas`."""
+        ...
+
+    async def find_authorization_use(
+        self, chain_id: ChainId, *, token: Address, payer: Address, nonce: bytes, from_block: int
+    ) -> TxHash | None:
+        """The transaction in which the token reported `AuthorizationUsed(payer, nonce)` since that block."""
+        ...
+
+    async def fetch_fees(self, chain_id: ChainId) -> Fees: ...
+
+    async def fetch_account(self, chain_id: ChainId, address: Address) -> AccountFacts: ...
+
+    async def send_transaction(self, chain_id: ChainId, raw: bytes) -> SendRefused | None:
+        """Hands a signed transaction to every node of the chain that answers; never sends it twice to one of them by
+        itself. None: one has taken it, or knew it already. Raises `ChainUnavailable` when nobody said anything: then
+        it may be on its way."""
         ...

@@ -11,7 +11,16 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tollway.identifiers import Address, CallId, ChainId, ListingId, TxHash
+from tollway.ledger.authorization import (
+    Authorization,
+    AuthorizationKey,
+    AuthorizedCall,
+    Cover,
+    SettledTransfer,
+    SettlementAttempt,
+)
 from tollway.ledger.call import CallState, Delivery, NewPayment, Payment, Rail
+from tollway.ledger.gas import LaneTaken
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +33,8 @@ class Claim:
     `is_first_price`: the price holds only while nothing has been taken from the payment.
     `ends_plain`: a bound signature was shown; the payment's plain form ends with this claim.
     `decimals`: of the asset itself, as its contract counts.
+    `authorization`: what pays this call instead of a payment (then `payment_id` is None), with the `cover` that was
+    seen for it. Its amount is `price_units` to the unit.
     """
 
     call_id: CallId
@@ -50,6 +61,8 @@ class Claim:
     idempotency_key: str | None
     request_id: str
     created_ms: int
+    authorization: Authorization | None = None
+    cover: Cover | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,12 +128,40 @@ class NotFirst:
     """The price was that of a payment's first call, and the payment has bought something by now. Nothing changed."""
 
 
-ClaimOutcome = Claimed | Exhausted | NonceUsed | PlainEnded | Unspendable | InDebt | UnfinalLimit | NotFirst
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuthorizationTaken:
+    """The authorisation pays another call (or this very one, shown again). Nothing changed."""
+
+    call_id: CallId
+    state: CallState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotCovered:
+    """The payer's balance does not cover this authorisation beside those that are on their way. Nothing changed.
+
+    `held_units`: what those hold."""
+
+    held_units: int
+
+
+ClaimOutcome = (
+    Claimed
+    | Exhausted
+    | NonceUsed
+    | PlainEnded
+    | Unspendable
+    | InDebt
+    | UnfinalLimit
+    | NotFirst
+    | AuthorizationTaken
+    | NotCovered
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Close:
-    """End of a forwarding: to `consumed`, `released` or `unknown`.
+    """End of a forwarding: to `consumed`, `released` or `unknown`; with `Book.settle` to `settling`.
 
     `consumed` without an upstream status: the repeat of a consumed call was not wholly sent, and what its first run
     brought stays written.
@@ -249,6 +290,50 @@ class Book(Protocol):
         """`unknown` (or a consumed call cut by its upstream) -> `forwarding` under the same claim: epoch + 1,
         attempts + 1, durable, at most `attempts_max` times; the caller must own the fenced epoch. A plain signature
         (`is_plain`) reopens nothing once a bound one has ended its payment's plain form."""
+        ...
+
+    # ---- Authorisations: claimed like payments, settled when the upstream has answered.
+
+    async def find_authorized(self, key: AuthorizationKey) -> AuthorizedCall | None:
+        """The newest call that this authorisation was claimed for; it holds it unless it is `released`."""
+        ...
+
+    async def settle(
+        self, close: Close, *, attempt: SettlementAttempt | None, digest: bytes | None
+    ) -> Closed | Fenced | LaneTaken:
+        """`forwarding` -> `settling` (`close.after`), durable: the upstream's head costs, and from here on money may
+        move. `attempt`: the signed transaction, its nonce taken in the same commit; None: there is none yet. `digest`:
+        replaces the claim's, when the body's hash is known only now."""
+        ...
+
+    async def add_attempt(self, attempt: SettlementAttempt) -> bool | LaneTaken:
+        """Stores a further attempt of a call in `settling`, durable: the next nonce of its lane, or a nonce that an
+        earlier attempt of the same call has. False when the call is not `settling` any more."""
+        ...
+
+    async def conclude(
+        self, call_id: CallId, *, epoch: int, transfer: SettledTransfer | None, is_adrift: bool, now_ms: int
+    ) -> CallState | None:
+        """The end of `settling`, durable. `transfer`: the money moved there, and is recorded as a payment; None: it
+        surely never will, and the call is `released`.
+
+        The gateway that waits (`is_adrift` False; its call and epoch, not adrift): `consumed`. The sweeper (`is_adrift`
+        True; only a call adrift): `consumed` when its answer is stored, or the method is safe (then lost: the same
+        request may run again once); otherwise `released`, and the payment is credit of its payer. Returns the new
+        state; None when somebody else was there first."""
+        ...
+
+    async def set_adrift(self, call_id: CallId, *, epoch: int) -> bool:
+        """This gateway stops waiting for a settlement of its own; the sweeper goes on. `recover` does the same for
+        those of dead gateways."""
+        ...
+
+    async def unsettled(self, *, limit: int) -> tuple[AuthorizedCall, ...]:
+        """The calls adrift in `settling`, least recently looked at first."""
+        ...
+
+    async def attempts_of(self, call_id: CallId) -> tuple[SettlementAttempt, ...]:
+        """Every attempt to settle that call, oldest first."""
         ...
 
     async def spending_calls(self, payment_id: int, *, limit: int) -> tuple[CallId, ...]:

@@ -52,6 +52,8 @@ class Rail(StrEnum):
     NONE = "none"  # a free listing
     TX = "tx"  # the first call of a payment
     CREDIT = "credit"  # every later one
+    X402 = "x402"  # an authorisation, settled when the upstream has answered
+    MPP = "mpp"  # the same in another dress
 
 
 class Delivery(StrEnum):

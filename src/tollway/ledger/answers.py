@@ -1,0 +1,35 @@
+"""Stored answers of upstreams: what a repeat of the same request gets. A port; `storage/answer_store.py` keeps them.
+
+Bounded in size and time; encrypted at rest, because they are what somebody paid for. Losing one costs a repeat,
+never money: the books do not depend on it.
+"""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from tollway.identifiers import Address, CallId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredAnswer:
+    """Status, headers as they went (or would have gone) to the caller without those about the call, and the body."""
+
+    status: int
+    headers: tuple[tuple[bytes, bytes], ...]
+    body: bytes = field(repr=False)
+
+
+class Answers(Protocol):
+    """Safe to use from many tasks and gateways at once. Raises `StorageUnavailable`."""
+
+    async def keep(self, call_id: CallId, payer: Address, answer: StoredAnswer, *, now_ms: int) -> bool:
+        """Stores an answer durably; older ones go where a limit asks for it. False when it is too large alone."""
+        ...
+
+    async def find(self, call_id: CallId, *, now_ms: int) -> StoredAnswer | None:
+        """The answer of that call, if it is kept and not older than 24 hours."""
+        ...
+
+    async def prune(self, *, now_ms: int) -> int:
+        """Drops what is too old. Returns how many."""
+        ...

@@ -1,0 +1,49 @@
+"""The lanes of the gas keys: which nonce comes next, which transactions are on their way, what they cost. A port;
+`storage/gas_store.py` keeps it in SQL.
+
+A nonce is taken in the very transaction that stores the hash of what is signed with it (`Book.settle`,
+`Book.add_attempt`), so no lane ever has a hole that nothing fills.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from tollway.identifiers import Address, ChainId, ListingId
+from tollway.ledger.authorization import SettlementAttempt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaneTaken:
+    """Another transaction has this lane's nonce, or it is not the next one. Nothing changed."""
+
+    next_nonce: int
+
+
+class GasBook(Protocol):
+    """Safe to use from many tasks and gateways at once. Raises `StorageUnavailable`."""
+
+    async def next_nonce(self, chain_id: ChainId, sender: Address) -> int:
+        """The nonce that the lane's next transaction takes; 0 for a lane that was never used."""
+        ...
+
+    async def raise_nonce(self, chain_id: ChainId, sender: Address, nonce: int) -> int:
+        """Lets the lane go on at `nonce` or later (the chain counts further than we do); returns what holds."""
+        ...
+
+    async def open_attempts(
+        self, chain_id: ChainId, sender: Address, *, limit: int
+    ) -> tuple[SettlementAttempt, ...]:
+        """Attempts whose nonce is not known to be mined, by nonce, those of one nonce oldest first."""
+        ...
+
+    async def mark_mined(self, chain_id: ChainId, sender: Address, *, below: int) -> None:
+        """Every nonce under `below` is mined: its attempts are closed."""
+        ...
+
+    async def note_cost(self, attempt: SettlementAttempt, *, cost_wei: int) -> None:
+        """What a mined attempt really cost, for the listing's budget."""
+        ...
+
+    async def gas_spent_wei(self, chain_id: ChainId, listing_id: ListingId, *, since_ms: int) -> int:
+        """What settling for this listing has cost, or may cost, since then. Attempts of one nonce count once."""
+        ...
