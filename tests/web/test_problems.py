@@ -22,7 +22,8 @@ PUBLIC_URL = "https://gw.example.com"
 STATUSES = {
     400: "invalid_request",
     401: "authentication_required invalid_signature signature_expired nonce_reused session_expired conflicting_identities",
-    402: "payment_required payment_insufficient payment_verification_failed",
+    402: "payment_required payment_malformed payment_expired payment_method_unsupported payment_settlement_failed "
+    "payment_insufficient payment_verification_failed",
     403: "payer_mismatch payer_in_debt wallet_blocked not_provider ownership_unverified",
     404: "api_not_found call_not_found payment_not_found route_not_found",
     405: "method_not_allowed",

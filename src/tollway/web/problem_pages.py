@@ -54,13 +54,29 @@ PAGES: Mapping[Code, Page] = MappingProxyType(
             "This call costs money and no payment was shown.",
             "Pay one of the options in the body, then repeat the call with the proof.",
         ),
+        Code.PAYMENT_MALFORMED: _page(
+            "The payment header (x402 or MPP) cannot be read. Nothing was spent.",
+            "`reason` names what is wrong with it; make the header again from the terms in this answer.",
+        ),
+        Code.PAYMENT_EXPIRED: _page(
+            "The authorisation, or the challenge it answers, ends too early to be settled. Nothing was spent.",
+            "Sign a new one with the times that the terms ask for, and check your clock.",
+        ),
+        Code.PAYMENT_METHOD_UNSUPPORTED: _page(
+            "This listing does not take that scheme, network or token, or not at present. Nothing was spent.",
+            "Pay by one of the ways that the terms offer.",
+        ),
+        Code.PAYMENT_SETTLEMENT_FAILED: _page(
+            "The API answered, but the payment surely did not move any money, so the answer was dropped.",
+            "`reason` says why. Mend that (mostly the balance), then pay anew.",
+        ),
         Code.PAYMENT_INSUFFICIENT: _page(
             "The payment counts, but it is less than the price.",
             "Send the difference to the same payee and repeat the call; what is there already stays yours.",
         ),
         Code.PAYMENT_VERIFICATION_FAILED: _page(
-            "The transaction does not pay for this: another payee, token or chain, or it failed. `reason` says which.",
-            "Check the transaction against the options, and pay as they say.",
+            "The payment does not pay for this: another payee, token, chain or amount, or it failed. `reason` says which.",
+            "Check the payment against the options, and pay as they say.",
         ),
         Code.PAYER_MISMATCH: _page(
             "X-Signature is not by the wallet that paid.",
