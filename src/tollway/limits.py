@@ -59,6 +59,18 @@ class Limits:
     watch_batch_max: int = 200
     watch_in_flight_max: int = 8  # leaves most of `rpc_in_flight_max` to callers
 
+    # Settling authorisations.
+    settle_wait_s: float = 20.0  # for the receipt, while the caller waits; then the outcome is told as unknown
+    settlement_gas_max: int = 400_000  # of one transfer; a contract wallet's own check is part of it
+    gas_refresh_s: float = 10.0  # between two looks at gas prices and the balances of gas keys
+    sweep_interval_s: float = 5.0  # between two looks at the settlements that nobody waits for
+    sweep_batch_max: int = 100
+    sweep_in_flight_max: int = 8
+    fee_bump_after_s: float = 30.0  # a transaction that waits longer is offered more
+    settlement_attempts_max: int = 8  # transactions signed for one call, fee bumps included
+    facilitator_deadline_s: float = 10.0  # one answer of a facilitator by URL
+    facilitator_answer_bytes_max: int = 64 * KIB
+
     # Rates.
     free_calls_per_minute: int = 60  # per client address and listing
     registrations_per_hour: int = 100  # per wallet; only created listings count
