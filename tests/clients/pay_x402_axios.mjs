@@ -12,7 +12,7 @@ const api = wrapAxiosWithPayment(axios.create(), client);
 await tell(
   async () => {
     const asked = { url: target, method: init.method, headers: init.headers, data: init.body };
-    const answer = await api.request({ ...asked, responseType: "text" }).catch((error) => {
+    const answer = await api.request(asked).catch((error) => {
       if (!error.response) throw error;
       return error.response;
     });
