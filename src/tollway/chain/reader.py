@@ -2,7 +2,9 @@
 `tollway.testing` holds a chain in memory. Facts are parsed and frozen; no raw JSON leaves an adapter.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol
 
 from tollway.identifiers import Address, ChainId, TxHash
@@ -23,7 +25,8 @@ class ChainFacts:
     """All that a verdict may know about one mined transaction, as one node saw it at one moment.
 
     `succeeded`: receipt status 1. `value` in base units of the native currency. Times are unix seconds.
-    `canonical_hash`: the hash of the block that the chain now has at `block_number`.
+    `canonical_hash`: the hash of the block that the chain now has at `block_number`. `fee_wei`: what its sender paid
+    for it, None where the node does not say.
     """
 
     chain_id: ChainId
@@ -40,6 +43,7 @@ class ChainFacts:
     head_number: int
     head_time: int
     finalized_number: int
+    fee_wei: int | None = None
 
     @property
     def confirmations(self) -> int:
@@ -98,11 +102,24 @@ class AccountFacts:
     mined_nonce: int
 
 
+class SendFault(StrEnum):
+    """Why a node does not take a transaction, as far as it can be told."""
+
+    NONCE_TOO_LOW = "nonce_too_low"  # another transaction of this nonce is mined
+    UNDERPRICED = (
+        "underpriced"  # the pool holds another one of this nonce that pays as much, or its fee is too low
+    )
+    INSUFFICIENT_FUNDS = "insufficient_funds"  # of the sender, for gas
+    OTHER = "other"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendRefused:
-    """A node refused a transaction and says so. Another node may still have taken it; `reason` is the node's text."""
+    """Every node that answered refused a transaction and did not know it afterwards. One that did not answer may still
+    have taken it. `reason` is for the log; it never repeats a node's own text, which may hold its key."""
 
     reason: str
+    fault: SendFault = SendFault.OTHER
 
 
 class ChainReader(Protocol):
@@ -161,10 +178,22 @@ class SettlementChain(ChainReader, Protocol):
         `sender` with at most `gas`."""
         ...
 
+    async def fetch_receipts(
+        self, chain_id: ChainId, tx_hashes: Sequence[TxHash]
+    ) -> dict[TxHash, ChainFacts | NotMined]:
+        """`fetch_facts` for many transactions in the same two round trips. One about which nothing can be said yet is
+        left out; raises `ChainUnavailable` only when that are all of them."""
+        ...
+
     async def find_authorization_use(
         self, chain_id: ChainId, *, token: Address, payer: Address, nonce: bytes, from_block: int
     ) -> TxHash | None:
-        """The transaction in which the token reported `AuthorizationUsed(payer, nonce)` since that block."""
+        """The transaction that ended this authorisation's life since that block: the token reported
+        `AuthorizationUsed(payer, nonce)` in it, or `AuthorizationCanceled`.
+
+        Whether it moved the money is for its receipt to say (`tokens.has_settled`): a payer may also have cancelled the
+        nonce, or used it for another payee. None: no node that answered knows one.
+        """
         ...
 
     async def fetch_fees(self, chain_id: ChainId) -> Fees: ...
@@ -172,7 +201,7 @@ class SettlementChain(ChainReader, Protocol):
     async def fetch_account(self, chain_id: ChainId, address: Address) -> AccountFacts: ...
 
     async def send_transaction(self, chain_id: ChainId, raw: bytes) -> SendRefused | None:
-        """Hands a signed transaction to every node of the chain that answers; never sends it twice to one of them by
-        itself. None: one has taken it, or knew it already. Raises `ChainUnavailable` when nobody said anything: then
-        it may be on its way."""
+        """Hands a signed transaction to the nodes of the chain in turn until one takes it; never sends it twice to one
+        of them by itself. None: one has taken it, or knew it already. Raises `ChainUnavailable` when nobody gave a
+        clear word: then it may be on its way."""
         ...

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from tollway.identifiers import Address, ChainId, Network, format_network
-from tollway.money import LEDGER_DECIMALS_MAX, Asset
+from tollway.money import LEDGER_DECIMALS_MAX, Asset, TokenDomain
 
 NetworkKind = Literal["main", "test"]
 
@@ -68,11 +68,17 @@ def _check_steps(steps: ConfirmationSteps) -> None:
         raise ValueError("confirmation depths start at 1 or more and never get shallower with value")
 
 
+# Circle names its contract differently on main and on test networks.
+_USD_COIN = TokenDomain(name="USD Coin", version="2")
+_TEST_USDC = TokenDomain(name="USDC", version="2")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkPreset:
     """A network that needs no more configuration than an RPC URL.
 
-    `block_time_s` and `finality_s` are what to expect, for hints such as Retry-After; no decision rests on them.
+    `usdc_domain`: what its USDC's authorisations are signed under. `block_time_s` and `finality_s` are what to expect,
+    for hints such as Retry-After; no decision rests on them.
     """
 
     name: str
@@ -85,6 +91,7 @@ class NetworkPreset:
     block_time_s: float
     finality_s: int
     usdc_decimals: int = 6
+    usdc_domain: TokenDomain = _USD_COIN
     native_decimals: int = 18
 
     @property
@@ -95,7 +102,13 @@ class NetworkPreset:
     def assets(self) -> tuple[Asset, ...]:
         """USDC first, then the native currency."""
         return (
-            Asset(chain_id=self.chain_id, token=self.usdc, symbol="USDC", decimals=self.usdc_decimals),
+            Asset(
+                chain_id=self.chain_id,
+                token=self.usdc,
+                symbol="USDC",
+                decimals=self.usdc_decimals,
+                domain=self.usdc_domain,
+            ),
             Asset(
                 chain_id=self.chain_id, token=None, symbol=self.native_symbol, decimals=self.native_decimals
             ),
@@ -144,6 +157,7 @@ _PRESETS = (
         chain_id=ChainId(84532),
         kind="test",
         usdc=_BASE_SEPOLIA_USDC,
+        usdc_domain=_TEST_USDC,
         native_symbol="ETH",
         confirmations=_TEST_STEPS,
         block_time_s=2.0,
@@ -198,6 +212,7 @@ _PRESETS = (
         chain_id=ChainId(84532),
         kind="test",
         usdc=_BASE_SEPOLIA_USDC,
+        usdc_domain=_TEST_USDC,
         native_symbol="ETH",
         confirmations=_TEST_STEPS,
         block_time_s=1.0,

@@ -1,4 +1,4 @@
-"""The few token standards that a payment touches, as bytes: ERC-20, EIP-3009 events, ERC-1271.
+"""The few token standards that a payment touches, as bytes: ERC-20, EIP-3009, EIP-712 domains, ERC-1271.
 
 Pure slicing, no I/O. It says what a receipt's logs claim; whether that is a payment is the verdict's business.
 It never trusts a log by its shape alone: the emitting contract must be the token that the caller names.
@@ -8,18 +8,34 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tollway.chain.reader import Log
-from tollway.identifiers import Address, keccak256
+from tollway.identifiers import Address, ChainId, keccak256
+from tollway.money import TokenDomain
 
 TRANSFER_TOPIC = keccak256(b"Transfer(address,address,uint256)")
 AUTHORIZATION_USED_TOPIC = keccak256(b"AuthorizationUsed(address,bytes32)")
+AUTHORIZATION_CANCELED_TOPIC = keccak256(b"AuthorizationCanceled(address,bytes32)")
 
 ERC1271_MAGIC = keccak256(b"isValidSignature(bytes32,bytes)")[:4]
 """The selector of ERC-1271's only function, and also its "yes"."""
 
 _TRANSFER_SELECTOR = keccak256(b"transfer(address,uint256)")[:4]
 _BALANCE_OF_SELECTOR = keccak256(b"balanceOf(address)")[:4]
+_AUTHORIZATION_FIELDS = b"address,address,uint256,uint256,uint256,bytes32"
+TRANSFER_BY_VRS_SELECTOR = keccak256(
+    b"transferWithAuthorization(" + _AUTHORIZATION_FIELDS + b",uint8,bytes32,bytes32)"
+)[:4]
+TRANSFER_BY_BYTES_SELECTOR = keccak256(b"transferWithAuthorization(" + _AUTHORIZATION_FIELDS + b",bytes)")[:4]
+_AUTHORIZATION_STATE_SELECTOR = keccak256(b"authorizationState(address,bytes32)")[:4]
+_NAME_SELECTOR = keccak256(b"name()")[:4]
+_VERSION_SELECTOR = keccak256(b"version()")[:4]
+_DOMAIN_SEPARATOR_SELECTOR = keccak256(b"DOMAIN_SEPARATOR()")[:4]
+_DOMAIN_TYPE = keccak256(
+    b"EIP712Domain(string name,string version,uint256 chainId,address verifyingContract)"
+)
 _WORD = 32
 _PAD = bytes(12)
+_ECDSA_BYTES = 65
+_TEXT_BYTES_MAX = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +89,52 @@ def authorizers(logs: Iterable[Log], token: Address) -> frozenset[Address]:
     )
 
 
+def parse_authorizations_used(logs: Iterable[Log], *, token: Address) -> tuple[tuple[Address, bytes], ...]:
+    """The (payer, nonce) of every authorisation that `token` itself reports as used, in the order of the receipt.
+
+    Strict where `authorizers` is lenient: each one says that a call was paid.
+    """
+    return tuple(
+        (Address(log.topics[1][12:]), log.topics[2])
+        for log in logs
+        if log.address == token and not log.removed and _is_authorization_used(log)
+    )
+
+
+def has_settled(
+    logs: Iterable[Log], *, token: Address, payer: Address, payee: Address, base_units: int, nonce: bytes
+) -> bool:
+    """Whether this receipt moved exactly that authorisation's money, whoever sent it.
+
+    A payer may sign one nonce twice, to other payees too, and land it bundled with a transfer that pays for something
+    else. So where a payer used several authorisations in one receipt, only the transfer right behind the event of this
+    nonce counts (the order of Circle's FiatToken); a payer's only authorisation may have its transfer on either side.
+    """
+    reported = [log for log in logs if log.address == token and not log.removed]
+    used = parse_authorizations_used(reported, token=token)
+    expected = Transfer(sender=payer, recipient=payee, base_units=base_units)
+    if used.count((payer, nonce)) != 1:
+        return False
+    if sum(other == payer for other, _ in used) == 1:
+        return expected in parse_transfers(reported, token=token)
+    event = next(
+        position
+        for position, log in enumerate(reported)
+        if parse_authorizations_used((log,), token=token) == ((payer, nonce),)
+    )
+    return parse_transfers(reported[event + 1 : event + 2], token=token) == (expected,)
+
+
+def _is_authorization_used(log: Log) -> bool:
+    return (
+        len(log.topics) == 3
+        and log.topics[0] == AUTHORIZATION_USED_TOPIC
+        and all(len(topic) == _WORD for topic in log.topics)
+        and log.topics[1][:12] == _PAD
+        and log.payload == b""
+    )
+
+
 def encode_transfer(*, recipient: Address, base_units: int) -> bytes:
     """Calldata of ERC-20 `transfer(address,uint256)`. Raises OverflowError outside 0..2^256-1."""
     return _TRANSFER_SELECTOR + _PAD + recipient + base_units.to_bytes(_WORD, "big")
@@ -81,6 +143,86 @@ def encode_transfer(*, recipient: Address, base_units: int) -> bytes:
 def encode_balance_of(owner: Address) -> bytes:
     """Calldata of ERC-20 `balanceOf(address)`; its answer goes to `parse_uint256`."""
     return _BALANCE_OF_SELECTOR + _PAD + owner
+
+
+def encode_transfer_with_authorization(
+    *,
+    payer: Address,
+    payee: Address,
+    base_units: int,
+    valid_after: int,
+    valid_before: int,
+    nonce: bytes,
+    signature: bytes,
+) -> bytes:
+    """Calldata of EIP-3009 `transferWithAuthorization`, in the form that fits the signature.
+
+    65 bytes of an ECDSA signature go as v, r, s, the form that every such token has; v of 0 or 1 becomes 27 or 28,
+    which is all that tokens take. Anything else is a contract wallet's and goes as `bytes`. Raises ValueError or
+    OverflowError on a field that does not fit its word.
+    """
+    if len(nonce) != _WORD:
+        raise ValueError("a nonce is 32 bytes")
+    numbers = (base_units, valid_after, valid_before)
+    fields = _PAD + payer + _PAD + payee + b"".join(n.to_bytes(_WORD, "big") for n in numbers) + nonce
+    recovery = signature[64] if len(signature) == _ECDSA_BYTES else None
+    if recovery in (0, 1, 27, 28):
+        v = recovery + 27 if recovery < 27 else recovery
+        return TRANSFER_BY_VRS_SELECTOR + fields + v.to_bytes(_WORD, "big") + signature[:64]
+    offset, length = ((7 * _WORD).to_bytes(_WORD, "big"), len(signature).to_bytes(_WORD, "big"))
+    return TRANSFER_BY_BYTES_SELECTOR + fields + offset + length + signature + bytes(-len(signature) % _WORD)
+
+
+def encode_authorization_state(*, payer: Address, nonce: bytes) -> bytes:
+    """Calldata of EIP-3009 `authorizationState(address,bytes32)`; its answer goes to `parse_bool`."""
+    if len(nonce) != _WORD:
+        raise ValueError("a nonce is 32 bytes")
+    return _AUTHORIZATION_STATE_SELECTOR + _PAD + payer + nonce
+
+
+def encode_name() -> bytes:
+    """Calldata of `name()`; its answer goes to `parse_text`."""
+    return _NAME_SELECTOR
+
+
+def encode_version() -> bytes:
+    """Calldata of `version()`; its answer goes to `parse_text`."""
+    return _VERSION_SELECTOR
+
+
+def encode_domain_separator() -> bytes:
+    """Calldata of `DOMAIN_SEPARATOR()`: one word, to be compared with `compute_domain_separator`."""
+    return _DOMAIN_SEPARATOR_SELECTOR
+
+
+def compute_domain_separator(domain: TokenDomain, *, chain_id: ChainId, token: Address) -> bytes:
+    """The EIP-712 domain that authorisations of `token` are signed under: four members, no salt."""
+    return keccak256(
+        _DOMAIN_TYPE
+        + keccak256(domain.name.encode())
+        + keccak256(domain.version.encode())
+        + chain_id.to_bytes(_WORD, "big")
+        + _PAD
+        + token
+    )
+
+
+def parse_bool(payload: bytes) -> bool:
+    """The one word that a `bool` getter returns: 0 or 1. Raises ValueError on anything else."""
+    number = parse_uint256(payload)
+    if number > 1:
+        raise ValueError("a bool is 0 or 1")
+    return number == 1
+
+
+def parse_text(payload: bytes) -> str:
+    """The `string` that a getter returns, at most 256 bytes of UTF-8. Raises ValueError on anything else."""
+    if len(payload) < 2 * _WORD or int.from_bytes(payload[:_WORD], "big") != _WORD:
+        raise ValueError("a string is an offset, a length and its bytes")
+    length = int.from_bytes(payload[_WORD : 2 * _WORD], "big")
+    if length > min(_TEXT_BYTES_MAX, len(payload) - 2 * _WORD):
+        raise ValueError("the string is longer than its answer")
+    return payload[2 * _WORD : 2 * _WORD + length].decode()
 
 
 def parse_uint256(payload: bytes) -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from eth_account import Account
 
 from tollway.identifiers import Address, keccak256
-from tollway.money import Asset
+from tollway.money import Asset, TokenDomain
 from tollway.sandbox.artifacts import Contract, load_test_usdc
 from tollway.sandbox.chain_driver import ChainDriver
 
@@ -71,7 +71,13 @@ async def furnish_playground(driver: ChainDriver, *, roles: Iterable[str] = ROLE
     return Playground(
         rpc_url=driver.rpc_url,
         token=token,
-        usdc=Asset(chain_id=chain_id, token=token.address, symbol="USDC", decimals=6),
+        usdc=Asset(
+            chain_id=chain_id,
+            token=token.address,
+            symbol="USDC",
+            decimals=6,
+            domain=TokenDomain(name="USDC", version="2"),
+        ),
         native=Asset(chain_id=chain_id, token=None, symbol="ETH", decimals=18),
         accounts=accounts,
     )

@@ -5,68 +5,76 @@ It answers as an honest node would, unless it is told to be away; `tests/payment
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
-from tollway.chain.reader import ChainFacts, ContractAnswer, Log, NotMined
-from tollway.chain.tokens import AUTHORIZATION_USED_TOPIC, TRANSFER_TOPIC
+from tollway.chain.reader import (
+    AccountFacts,
+    AuthorizationFacts,
+    ChainFacts,
+    ContractAnswer,
+    Fees,
+    Log,
+    NotMined,
+    SendRefused,
+)
 from tollway.errors import ChainUnavailable
 from tollway.identifiers import Address, ChainId, TxHash, keccak256
+from tollway.testing.memory_blocks import (
+    NO_ANSWER,
+    REVERTED,
+    TRANSFER_GAS,
+    Block,
+    MemoryBlocks,
+    Transaction,
+    Wallet,
+    authorization_log,
+    cancellation_log,
+    settlement_logs,
+    transfer_log,
+)
+from tollway.testing.memory_transfers import SentTransaction, parse_authorized_transfer, parse_sent
 
-_PAD = bytes(12)
+__all__ = [
+    "NO_ANSWER",
+    "REVERTED",
+    "Block",
+    "MemoryChain",
+    "Transaction",
+    "authorization_log",
+    "transfer_log",
+]
+
+STRANGER = Address(b"\x57" * 20)
+"""Who sends what is not ours."""
+
 _FIRST_BLOCK_S = 1_795_000_000
-NO_ANSWER = ContractAnswer(reverted=False, payload=b"")
-
-Wallet = Callable[[bytes], ContractAnswer]
-"""A contract: calldata -> what an `eth_call` returns."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Transaction:
-    """What a receipt and its transaction say together; `value` in base units of the native currency."""
-
-    tx_hash: TxHash
-    sender: Address
-    recipient: Address | None
-    value: int = 0
-    logs: tuple[Log, ...] = ()
-    succeeded: bool = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
-    number: int
-    block_hash: bytes
-    time: int
-    transactions: tuple[Transaction, ...]
-
-
-@dataclass(slots=True)
-class _Chain:
-    blocks: list[Block]
-    pool: dict[TxHash, Transaction] = field(default_factory=dict)
-    code: dict[Address, Wallet] = field(default_factory=dict)
-    is_away: bool = False
 
 
 class MemoryChain:
-    """A `ChainReader`. `asked` counts the questions that reached a chain, by (method, chain id).
+    """A `SettlementChain`. `asked` counts the questions that reached a chain, by (method, chain id).
 
     `gate`: when it is set to an unset event, every look-up waits for it, so that a test can pile callers up.
+    `is_automining`: what is sent is in the next block at once; otherwise `mine_sent` or `drop_sent` decides.
+    `broadcasts`: every raw transaction that reached a node, in order. `is_deaf`: nodes take what is sent, and their
+    answer is lost.
     """
 
     def __init__(self, *chain_ids: ChainId, finality_depth: int = 10, block_time_s: int = 2) -> None:
         self._finality_depth = finality_depth
         self._block_time_s = block_time_s
         self._salt = 0
-        self._chains: dict[ChainId, _Chain] = {}
+        self._chains: dict[ChainId, MemoryBlocks] = {}
         for chain_id in chain_ids:
-            self._chains[chain_id] = _Chain(blocks=[self._block(chain_id, 0, _FIRST_BLOCK_S, ())])
+            self._chains[chain_id] = MemoryBlocks(blocks=[self._block(chain_id, 0, _FIRST_BLOCK_S, ())])
         self.asked: Counter[tuple[str, ChainId]] = Counter()
         self.gate: asyncio.Event | None = None
         self.lies: dict[TxHash, Callable[[ChainFacts], ChainFacts]] = {}
+        self.is_automining = True
+        self.is_deaf = False
+        self.broadcasts: list[bytes] = []
 
-    # ---- The script.
+    # ---- The script: blocks.
 
     def mine(self, chain_id: ChainId, *transactions: Transaction, time: int | None = None) -> Block:
         """One more block. Its time is the last block's and a little, unless it is given."""
@@ -111,10 +119,93 @@ class MemoryChain:
         for chain_id in chain_ids:
             self._chains[chain_id].is_away = False
 
+    def head(self, chain_id: ChainId) -> Block:
+        return self._chains[chain_id].blocks[-1]
+
     @property
     def questions(self) -> int:
         """How many questions reached any chain."""
         return self.asked.total()
+
+    # ---- The script: authorisations and gas.
+
+    def fund(self, chain_id: ChainId, token: Address, owner: Address, base_units: int) -> None:
+        """The owner has that much of the token, before all that the blocks say."""
+        self._chains[chain_id].funds[token, owner] = base_units
+
+    def balance(self, chain_id: ChainId, token: Address, owner: Address) -> int:
+        return self._chains[chain_id].balance(token, owner)
+
+    def fill_tank(self, chain_id: ChainId, gas_key: Address, wei: int) -> None:
+        """What a gas key has, before all that it spends in blocks; one ether unless it is said."""
+        self._chains[chain_id].tanks[gas_key] = wei
+
+    def set_fees(self, chain_id: ChainId, *, base_fee_wei: int, tip_wei: int) -> None:
+        chain = self._chains[chain_id]
+        chain.base_fee_wei, chain.tip_wei = base_fee_wei, tip_wei
+
+    def refuse_transfer(
+        self, chain_id: ChainId, payer: Address, nonce: bytes, answer: ContractAnswer = REVERTED
+    ) -> None:
+        """The token refuses this authorisation, in simulation and in a block: a bad signature, a blocked payer."""
+        self._chains[chain_id].refused[payer, nonce] = answer
+
+    def doom_transfer(self, chain_id: ChainId, payer: Address, nonce: bytes) -> None:
+        """This authorisation passes every simulation and reverts in its block."""
+        self._chains[chain_id].doomed.add((payer, nonce))
+
+    def spare_transfer(self, chain_id: ChainId, payer: Address, nonce: bytes) -> None:
+        """Takes both back."""
+        self._chains[chain_id].refused.pop((payer, nonce), None)
+        self._chains[chain_id].doomed.discard((payer, nonce))
+
+    def refuse_sends(self, chain_id: ChainId, refusal: SendRefused | None) -> None:
+        """Every node refuses what is sent, until it is called with None."""
+        self._chains[chain_id].send_refusal = refusal
+
+    def sent(self, chain_id: ChainId) -> tuple[SentTransaction, ...]:
+        """What waits in the pool, oldest first."""
+        return tuple(self._chains[chain_id].sent.values())
+
+    def mine_sent(self, chain_id: ChainId, *tx_hashes: TxHash) -> Block:
+        """One block of what was sent: these, or all whose turn it is."""
+        chain = self._chains[chain_id]
+        block_time = chain.blocks[-1].time + self._block_time_s
+        block = self.mine(chain_id, *chain.execute(tx_hashes, block_time=block_time))
+        chain.forget_mined()
+        return block
+
+    def drop_sent(self, chain_id: ChainId, *tx_hashes: TxHash) -> None:
+        """The pool forgets these, or all that was sent."""
+        chain = self._chains[chain_id]
+        for tx_hash in tx_hashes or tuple(chain.sent):
+            del chain.sent[tx_hash]
+
+    def front_run(
+        self,
+        chain_id: ChainId,
+        token: Address,
+        *,
+        payer: Address,
+        payee: Address,
+        base_units: int,
+        nonce: bytes,
+    ) -> TxHash:
+        """Somebody else lands that authorisation, in a block of its own."""
+        logs = settlement_logs(token, payer=payer, payee=payee, base_units=base_units, nonce=nonce)
+        return self._mine_foreign(chain_id, token, logs)
+
+    def cancel_authorization(
+        self, chain_id: ChainId, token: Address, *, payer: Address, nonce: bytes
+    ) -> TxHash:
+        """The payer takes it back: its state is "used", and nothing moved."""
+        return self._mine_foreign(chain_id, token, (cancellation_log(token, payer, nonce),))
+
+    def _mine_foreign(self, chain_id: ChainId, token: Address, logs: tuple[Log, ...]) -> TxHash:
+        self._salt += 1
+        tx_hash = TxHash(keccak256(b"foreign:%d:%d" % (chain_id, self._salt)))
+        self.mine(chain_id, Transaction(tx_hash=tx_hash, sender=STRANGER, recipient=token, logs=logs))
+        return tx_hash
 
     # ---- The port.
 
@@ -123,13 +214,13 @@ class MemoryChain:
         return tuple(self._chains)
 
     async def fetch_facts(self, chain_id: ChainId, tx_hash: TxHash) -> ChainFacts | NotMined:
-        chain = await self._ask("fetch_facts", chain_id)
-        for block in chain.blocks:
-            for transaction in block.transactions:
-                if transaction.tx_hash == tx_hash:
-                    facts = self._facts(chain_id, chain, block, transaction)
-                    return self.lies[tx_hash](facts) if tx_hash in self.lies else facts
-        return NotMined(chain_id=chain_id, is_pending=tx_hash in chain.pool)
+        return self._look_up(chain_id, await self._ask("fetch_facts", chain_id), tx_hash)
+
+    async def fetch_receipts(
+        self, chain_id: ChainId, tx_hashes: Sequence[TxHash]
+    ) -> dict[TxHash, ChainFacts | NotMined]:
+        chain = await self._ask("fetch_receipts", chain_id)
+        return {tx_hash: self._look_up(chain_id, chain, tx_hash) for tx_hash in tx_hashes}
 
     async def call_contract(
         self,
@@ -153,7 +244,57 @@ class MemoryChain:
     async def check_chain(self, chain_id: ChainId) -> None:
         await self._ask("check_chain", chain_id)
 
-    async def _ask(self, method: str, chain_id: ChainId) -> _Chain:
+    async def fetch_authorization(
+        self,
+        chain_id: ChainId,
+        *,
+        token: Address,
+        payer: Address,
+        nonce: bytes,
+        sender: Address,
+        calldata: bytes,
+        gas: int,
+    ) -> AuthorizationFacts:
+        chain = await self._ask("fetch_authorization", chain_id)
+        head = chain.blocks[-1]
+        transfer = parse_authorized_transfer(calldata)
+        simulation = REVERTED if transfer is None else chain.simulate(token, transfer, block_time=head.time)
+        return AuthorizationFacts(
+            chain_id=chain_id,
+            head_number=head.number,
+            head_time=head.time,
+            code_size=100 if payer in chain.code else 0,
+            balance=chain.balance(token, payer),
+            is_used=chain.find_use(token, payer, nonce) is not None,
+            simulation=simulation,
+            gas_estimate=None if simulation.reverted else TRANSFER_GAS,
+        )
+
+    async def find_authorization_use(
+        self, chain_id: ChainId, *, token: Address, payer: Address, nonce: bytes, from_block: int
+    ) -> TxHash | None:
+        chain = await self._ask("find_authorization_use", chain_id)
+        return chain.find_use(token, payer, nonce, from_block=from_block)
+
+    async def fetch_fees(self, chain_id: ChainId) -> Fees:
+        chain = await self._ask("fetch_fees", chain_id)
+        return Fees(chain_id=chain_id, base_fee_wei=chain.base_fee_wei, tip_wei=chain.tip_wei)
+
+    async def fetch_account(self, chain_id: ChainId, address: Address) -> AccountFacts:
+        chain = await self._ask("fetch_account", chain_id)
+        return AccountFacts(balance_wei=chain.gas_left_wei(address), mined_nonce=chain.mined_nonce(address))
+
+    async def send_transaction(self, chain_id: ChainId, raw: bytes) -> SendRefused | None:
+        chain = await self._ask("send_transaction", chain_id)
+        self.broadcasts.append(raw)
+        refusal = chain.send_refusal or chain.take(parse_sent(raw))
+        if refusal is None and self.is_automining:
+            self.mine_sent(chain_id)
+        if self.is_deaf:
+            raise ChainUnavailable(f"no node of eip155:{chain_id} gave a usable answer")
+        return refusal
+
+    async def _ask(self, method: str, chain_id: ChainId) -> MemoryBlocks:
         self.asked[method, chain_id] += 1
         if self.gate is not None:
             await self.gate.wait()
@@ -162,16 +303,21 @@ class MemoryChain:
             raise ChainUnavailable(f"no node of eip155:{chain_id} gave a usable answer")
         return chain
 
-    def _facts(self, chain_id: ChainId, chain: _Chain, block: Block, transaction: Transaction) -> ChainFacts:
+    def _look_up(self, chain_id: ChainId, chain: MemoryBlocks, tx_hash: TxHash) -> ChainFacts | NotMined:
+        found = chain.find(tx_hash)
+        if found is None:
+            is_pending = tx_hash in chain.pool or tx_hash in chain.sent
+            return NotMined(chain_id=chain_id, is_pending=is_pending)
+        block, transaction = found
         head = chain.blocks[-1]
-        return ChainFacts(
+        facts = ChainFacts(
             chain_id=chain_id,
             tx_hash=transaction.tx_hash,
             succeeded=transaction.succeeded,
             sender=transaction.sender,
             recipient=transaction.recipient,
             value=transaction.value,
-            logs=transaction.logs if transaction.succeeded else (),
+            logs=transaction.told,
             block_number=block.number,
             block_hash=block.block_hash,
             block_time=block.time,
@@ -179,21 +325,11 @@ class MemoryChain:
             head_number=head.number,
             head_time=head.time,
             finalized_number=max(0, head.number - self._finality_depth),
+            fee_wei=transaction.fee_wei,
         )
+        return self.lies[tx_hash](facts) if tx_hash in self.lies else facts
 
     def _block(self, chain_id: ChainId, number: int, time: int, transactions: Iterable[Transaction]) -> Block:
         self._salt += 1
         block_hash = keccak256(b"%d:%d:%d" % (chain_id, number, self._salt))
         return Block(number=number, block_hash=block_hash, time=time, transactions=tuple(transactions))
-
-
-def transfer_log(token: Address, payer: Address, payee: Address, base_units: int) -> Log:
-    """The event of an ERC-20 transfer, as `token` reports it."""
-    topics = (TRANSFER_TOPIC, _PAD + payer, _PAD + payee)
-    return Log(address=token, topics=topics, payload=base_units.to_bytes(32, "big"), removed=False)
-
-
-def authorization_log(token: Address, authorizer: Address, nonce: bytes = bytes(32)) -> Log:
-    """The event of EIP-3009 that says who signed the transfer beside it."""
-    topics = (AUTHORIZATION_USED_TOPIC, _PAD + authorizer, nonce)
-    return Log(address=token, topics=topics, payload=b"", removed=False)

@@ -1,0 +1,213 @@
+"""One chain in memory: its blocks, what waits for them, and all that follows from them. `MemoryChain` holds several.
+
+Balances of tokens, used authorisations and nonces of gas keys are counted from the blocks, so a reorg takes all of it
+back. Signatures of authorisations are not checked; a test says which are refused.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from tollway.chain.reader import ContractAnswer, Log, SendFault, SendRefused
+from tollway.chain.tokens import (
+    AUTHORIZATION_CANCELED_TOPIC,
+    AUTHORIZATION_USED_TOPIC,
+    TRANSFER_TOPIC,
+    parse_transfers,
+)
+from tollway.identifiers import Address, TxHash
+from tollway.testing.memory_transfers import AuthorizedTransfer, SentTransaction, parse_authorized_transfer
+
+_PAD = bytes(12)
+_FULL_TANK_WEI = 10**18
+TRANSFER_GAS = 60_000
+NO_ANSWER = ContractAnswer(reverted=False, payload=b"")
+REVERTED = ContractAnswer(reverted=True, payload=b"")
+
+Wallet = Callable[[bytes], ContractAnswer]
+"""A contract: calldata -> what an `eth_call` returns."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transaction:
+    """What a receipt and its transaction say together; `value` in base units of the native currency. `nonce` only of
+    what was sent through the port."""
+
+    tx_hash: TxHash
+    sender: Address
+    recipient: Address | None
+    value: int = 0
+    logs: tuple[Log, ...] = ()
+    succeeded: bool = True
+    nonce: int | None = None
+    fee_wei: int | None = None
+
+    @property
+    def told(self) -> tuple[Log, ...]:
+        """A failed transaction leaves no log."""
+        return self.logs if self.succeeded else ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    number: int
+    block_hash: bytes
+    time: int
+    transactions: tuple[Transaction, ...]
+
+
+@dataclass(slots=True)
+class MemoryBlocks:
+    """`refused` and `doomed`: authorisations, by (payer, nonce), that fail in simulation, or in their block only."""
+
+    blocks: list[Block]
+    pool: dict[TxHash, Transaction] = field(default_factory=dict)
+    sent: dict[TxHash, SentTransaction] = field(default_factory=dict)
+    code: dict[Address, Wallet] = field(default_factory=dict)
+    funds: dict[tuple[Address, Address], int] = field(default_factory=dict)
+    tanks: dict[Address, int] = field(default_factory=dict)
+    refused: dict[tuple[Address, bytes], ContractAnswer] = field(default_factory=dict)
+    doomed: set[tuple[Address, bytes]] = field(default_factory=set)
+    base_fee_wei: int = 10**7
+    tip_wei: int = 10**6
+    send_refusal: SendRefused | None = None
+    is_away: bool = False
+
+    @property
+    def mined(self) -> list[Transaction]:
+        return [transaction for block in self.blocks for transaction in block.transactions]
+
+    def find(self, tx_hash: TxHash) -> tuple[Block, Transaction] | None:
+        for block in self.blocks:
+            for transaction in block.transactions:
+                if transaction.tx_hash == tx_hash:
+                    return block, transaction
+        return None
+
+    def balance(self, token: Address, owner: Address, before: Sequence[Transaction] = ()) -> int:
+        balance = self.funds.get((token, owner), 0)
+        for transaction in (*self.mined, *before):
+            for transfer in parse_transfers(transaction.told, token=token):
+                balance += transfer.base_units * ((transfer.recipient == owner) - (transfer.sender == owner))
+        return balance
+
+    def gas_left_wei(self, gas_key: Address) -> int:
+        spent = sum(t.fee_wei or 0 for t in self.mined if t.sender == gas_key)
+        return self.tanks.get(gas_key, _FULL_TANK_WEI) - spent
+
+    def mined_nonce(self, sender: Address) -> int:
+        return sum(t.sender == sender and t.nonce is not None for t in self.mined)
+
+    def find_use(self, token: Address, payer: Address, nonce: bytes, *, from_block: int = 0) -> TxHash | None:
+        """The transaction that used or cancelled an authorisation."""
+        for block in self.blocks[from_block:]:
+            for transaction in block.transactions:
+                if _ends(transaction, token, payer, nonce):
+                    return transaction.tx_hash
+        return None
+
+    def simulate(
+        self,
+        token: Address,
+        transfer: AuthorizedTransfer,
+        *,
+        block_time: int,
+        before: Sequence[Transaction] = (),
+    ) -> ContractAnswer:
+        """By the rules of EIP-3009, the transactions `before` it in its block counted in."""
+        if (refusal := self.refused.get((transfer.payer, transfer.nonce))) is not None:
+            return refusal
+        is_good = (
+            transfer.valid_after < block_time < transfer.valid_before
+            and self.balance(token, transfer.payer, before) >= transfer.base_units
+            and self.find_use(token, transfer.payer, transfer.nonce) is None
+            and not any(_ends(t, token, transfer.payer, transfer.nonce) for t in before)
+        )
+        return NO_ANSWER if is_good else REVERTED
+
+    def take(self, sent: SentTransaction) -> SendRefused | None:
+        """Into the pool, or why not. A higher fee replaces what waits with the same nonce."""
+        if self.find(sent.tx_hash) or sent.tx_hash in self.sent:
+            return None
+        if sent.nonce < self.mined_nonce(sent.sender):
+            return SendRefused(reason="nonce too low", fault=SendFault.NONCE_TOO_LOW)
+        if self.gas_left_wei(sent.sender) < sent.gas * sent.max_fee_wei:
+            return SendRefused(reason="insufficient funds", fault=SendFault.INSUFFICIENT_FUNDS)
+        for rival in self.sent.values():
+            if (rival.sender, rival.nonce) == (sent.sender, sent.nonce):
+                if sent.max_fee_wei * 10 < rival.max_fee_wei * 11:
+                    return SendRefused(reason="replacement underpriced", fault=SendFault.UNDERPRICED)
+                del self.sent[rival.tx_hash]
+                break
+        self.sent[sent.tx_hash] = sent
+        return None
+
+    def execute(self, tx_hashes: Sequence[TxHash], *, block_time: int) -> list[Transaction]:
+        """The next block's transactions: these, or all that were sent. A later nonce waits for the earlier ones."""
+        wanted = [sent for sent in self.sent.values() if not tx_hashes or sent.tx_hash in tx_hashes]
+        done: list[Transaction] = []
+        for sent in sorted(wanted, key=lambda sent: sent.nonce):
+            ahead = sum(transaction.sender == sent.sender for transaction in done)
+            if sent.nonce == self.mined_nonce(sent.sender) + ahead:
+                done.append(self._run(sent, block_time=block_time, before=done))
+        return done
+
+    def forget_mined(self) -> None:
+        """What was sent and is mined, or can never be, leaves the pool."""
+        for tx_hash, sent in tuple(self.sent.items()):
+            if sent.nonce < self.mined_nonce(sent.sender):
+                del self.sent[tx_hash]
+
+    def _run(self, sent: SentTransaction, *, block_time: int, before: Sequence[Transaction]) -> Transaction:
+        token, transfer = sent.recipient, parse_authorized_transfer(sent.calldata)
+        logs: tuple[Log, ...] = ()
+        if (
+            transfer is not None
+            and (transfer.payer, transfer.nonce) not in self.doomed
+            and not self.simulate(token, transfer, block_time=block_time, before=before).reverted
+        ):
+            logs = settlement_logs(
+                token,
+                payer=transfer.payer,
+                payee=transfer.payee,
+                base_units=transfer.base_units,
+                nonce=transfer.nonce,
+            )
+        return Transaction(
+            tx_hash=sent.tx_hash,
+            sender=sent.sender,
+            recipient=token,
+            logs=logs,
+            succeeded=bool(logs),
+            nonce=sent.nonce,
+            fee_wei=TRANSFER_GAS * min(sent.max_fee_wei, self.base_fee_wei + sent.tip_wei),
+        )
+
+
+def transfer_log(token: Address, payer: Address, payee: Address, base_units: int) -> Log:
+    """The event of an ERC-20 transfer, as `token` reports it."""
+    topics = (TRANSFER_TOPIC, _PAD + payer, _PAD + payee)
+    return Log(address=token, topics=topics, payload=base_units.to_bytes(32, "big"), removed=False)
+
+
+def authorization_log(token: Address, authorizer: Address, nonce: bytes = bytes(32)) -> Log:
+    """The event of EIP-3009 that says who signed the transfer beside it."""
+    topics = (AUTHORIZATION_USED_TOPIC, _PAD + authorizer, nonce)
+    return Log(address=token, topics=topics, payload=b"", removed=False)
+
+
+def settlement_logs(
+    token: Address, *, payer: Address, payee: Address, base_units: int, nonce: bytes
+) -> tuple[Log, ...]:
+    """Both events of one authorised transfer, in Circle's order."""
+    return (authorization_log(token, payer, nonce), transfer_log(token, payer, payee, base_units))
+
+
+def cancellation_log(token: Address, authorizer: Address, nonce: bytes) -> Log:
+    """The event of an authorisation that its signer took back."""
+    topics = (AUTHORIZATION_CANCELED_TOPIC, _PAD + authorizer, nonce)
+    return Log(address=token, topics=topics, payload=b"", removed=False)
+
+
+def _ends(transaction: Transaction, token: Address, payer: Address, nonce: bytes) -> bool:
+    ways = (authorization_log(token, payer, nonce), cancellation_log(token, payer, nonce))
+    return any(log in ways for log in transaction.told)
