@@ -1,0 +1,88 @@
+"""The verdict on an authorisation: would its transfer pay for this call, now and when the answer is there? Pure.
+
+A closed set of outcomes, and the default refuses. Nothing the caller says about itself counts here: only the signed
+fields, our own requirement, and what the chain says.
+"""
+
+from dataclasses import dataclass
+
+from tollway.chain.reader import AuthorizationFacts
+from tollway.identifiers import Address
+from tollway.ledger.authorization import Authorization, Cover
+from tollway.money import UNITS_MAX
+from tollway.payments.authorization_reasons import AuthorizationReason
+from tollway.payments.eip3009 import is_wrapped
+from tollway.payments.requirement import Requirement
+
+SETTLE_WITHIN_S = 30
+"""An authorisation must outlive the upstream's time by this much: then its transfer can still be mined."""
+VALID_BEFORE_MAX = 2**63 - 1
+"""What a column of the books holds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuthorizationRefused:
+    reason: AuthorizationReason
+
+
+def check_times(authorization: Authorization, *, now_s: float, timeout_s: int) -> AuthorizationRefused | None:
+    """By our own clock, before any chain is asked; the chain's clock is looked at in `judge_authorization`."""
+    if authorization.valid_before < now_s + timeout_s + SETTLE_WITHIN_S:
+        return AuthorizationRefused(reason=AuthorizationReason.EXPIRED)
+    if authorization.valid_after > now_s:
+        return AuthorizationRefused(reason=AuthorizationReason.NOT_YET_VALID)
+    if authorization.valid_before > VALID_BEFORE_MAX:
+        return AuthorizationRefused(reason=AuthorizationReason.ENDLESS)
+    return None
+
+
+def judge_authorization(
+    authorization: Authorization,
+    requirement: Requirement,
+    facts: AuthorizationFacts,
+    *,
+    signer: Address | None,
+    timeout_s: int,
+) -> Cover | AuthorizationRefused:
+    """The balance that covers it, or why it does not count. `signer`: whose key made the signature, None where no key
+    did (`eip3009.recover_signer`).
+
+    A wallet with code answers for itself: the token asks it within the simulation, so its key counts for nothing here.
+    A used nonce comes before the clock, because it means that money has moved: nobody is asked to pay again.
+    """
+    reason = _find_fault(authorization, requirement, facts, signer, timeout_s)
+    if reason is not None:
+        return AuthorizationRefused(reason=reason)
+    units = min(requirement.asset.floor_to_ledger(facts.balance), UNITS_MAX)
+    return Cover(balance_units=units, block_number=facts.head_number)
+
+
+def _find_fault(
+    authorization: Authorization,
+    requirement: Requirement,
+    facts: AuthorizationFacts,
+    signer: Address | None,
+    timeout_s: int,
+) -> AuthorizationReason | None:
+    asset = requirement.asset
+    if not authorization.chain_id == asset.chain_id == facts.chain_id:
+        return AuthorizationReason.NETWORK
+    if authorization.token != asset.token or asset.domain is None:
+        return AuthorizationReason.TOKEN
+    if authorization.payee != requirement.pay_to:
+        return AuthorizationReason.RECIPIENT
+    if authorization.base_units != requirement.base_units:
+        return AuthorizationReason.AMOUNT
+    if facts.code_size == 0 and signer != authorization.payer:
+        wrapped = is_wrapped(authorization.signature)
+        return AuthorizationReason.UNDEPLOYED_WALLET if wrapped else AuthorizationReason.SIGNATURE
+    if facts.is_used:
+        return AuthorizationReason.ALREADY_USED
+    if authorization.valid_before < facts.head_time + timeout_s + SETTLE_WITHIN_S:
+        return AuthorizationReason.EXPIRED
+    if facts.balance < authorization.base_units:
+        return AuthorizationReason.INSUFFICIENT_BALANCE
+    if facts.simulation.reverted or facts.gas_estimate is None:
+        is_early = authorization.valid_after >= facts.head_time
+        return AuthorizationReason.NOT_YET_VALID if is_early else AuthorizationReason.SIMULATION_FAILED
+    return None

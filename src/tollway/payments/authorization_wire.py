@@ -1,0 +1,139 @@
+"""The inside of a payment header: base64, JSON, and the signed fields of an EIP-3009 transfer. Pure.
+
+All of it is a stranger's: sizes, nesting and numbers are bounded, and whatever is not clearly well-formed is refused. It
+says nothing about whether an authorisation is any good.
+"""
+
+import binascii
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic_core import from_json
+
+from tollway.errors import Refusal
+from tollway.identifiers import Address
+from tollway.payments.authorization_reasons import AuthorizationReason, explain_authorization
+
+SIGNATURE_BYTES_MAX = 4 * 1024
+
+_BASE64 = re.compile(rb"[A-Za-z0-9+/]+")
+_TO_STANDARD = bytes.maketrans(b"-_", b"+/")
+_WHOLE = re.compile(r"[0-9]{1,78}")
+_NONCE = re.compile(r"0[xX][0-9a-fA-F]{64}")
+_SIGNATURE = re.compile(r"0[xX](?:[0-9a-fA-F]{2})+")
+_UINT256_MAX = 2**256 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignedTransfer:
+    """The fields of `TransferWithAuthorization` and its signature, whatever the protocol around them."""
+
+    payer: Address
+    payee: Address
+    base_units: int
+    valid_after: int
+    valid_before: int
+    nonce: bytes
+    signature: bytes = field(repr=False)
+
+
+def decode_object(value: bytes, *, bytes_max: int) -> dict[str, Any]:
+    """base64 of a JSON object. Standard and URL-safe alphabet, with or without padding. Raises `Refusal`."""
+    if len(value) > bytes_max:
+        raise unreadable(f"The payment header is longer than {bytes_max} bytes.")
+    text = value.strip(b" \t").translate(_TO_STANDARD).rstrip(b"=")
+    if not _BASE64.fullmatch(text) or len(text) % 4 == 1:
+        raise unreadable("The payment header is not base64.")
+    raw = binascii.a2b_base64(text + b"=" * (-len(text) % 4))
+    try:
+        parsed = from_json(raw, allow_inf_nan=False)  # it refuses deep nesting by itself
+    except ValueError as exc:
+        raise unreadable("The payment header is not base64 of JSON.") from exc
+    if not isinstance(parsed, dict):
+        raise unreadable("The payment header is not base64 of a JSON object.")
+    return parsed
+
+
+def encode_object(content: Mapping[str, Any]) -> bytes:
+    """base64 in the standard alphabet with padding: stock x402 clients refuse any other."""
+    return binascii.b2a_base64(_compact(content), newline=False)
+
+
+def encode_object_urlsafe(content: Mapping[str, Any]) -> str:
+    """base64url without padding of canonical JSON (RFC 8785; sorted keys suffice for ASCII keys and integers): MPP."""
+    raw = binascii.b2a_base64(_compact(content, is_sorted=True), newline=False)
+    return raw.translate(_TO_URLSAFE).rstrip(b"=").decode("ascii")
+
+
+def encode_urlsafe(raw: bytes) -> str:
+    return binascii.b2a_base64(raw, newline=False).translate(_TO_URLSAFE).rstrip(b"=").decode("ascii")
+
+
+_TO_URLSAFE = bytes.maketrans(b"+/", b"-_")
+
+
+def _compact(content: Mapping[str, Any], *, is_sorted: bool = False) -> bytes:
+    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"), sort_keys=is_sorted)
+    return text.encode("utf-8", "replace")
+
+
+def parse_transfer(fields: Mapping[str, Any], signature: object) -> SignedTransfer:
+    """`from, to, value, validAfter, validBefore, nonce` as strings, and the signature in hex. Raises `Refusal`."""
+    return SignedTransfer(
+        payer=take_address(fields, "from"),
+        payee=take_address(fields, "to"),
+        base_units=_take_whole(fields, "value"),
+        valid_after=_take_whole(fields, "validAfter"),
+        valid_before=_take_whole(fields, "validBefore"),
+        nonce=_take_nonce(fields),
+        signature=_parse_signature(signature),
+    )
+
+
+def take_object(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
+    member = fields.get(name)
+    if not isinstance(member, dict):
+        raise unreadable(f"`{name}` must be an object.")
+    return member
+
+
+def take_text(fields: Mapping[str, Any], name: str) -> str:
+    member = fields.get(name)
+    if not isinstance(member, str):
+        raise unreadable(f"`{name}` must be a string.")
+    return member
+
+
+def take_address(fields: Mapping[str, Any], name: str) -> Address:
+    try:
+        return Address.parse(take_text(fields, name))
+    except ValueError as exc:
+        raise unreadable(f"`{name}`: {exc}.") from exc
+
+
+def _take_whole(fields: Mapping[str, Any], name: str) -> int:
+    text = take_text(fields, name)
+    if not _WHOLE.fullmatch(text) or int(text) > _UINT256_MAX:
+        raise unreadable(f"`{name}` must be a decimal string within uint256.")
+    return int(text)
+
+
+def _take_nonce(fields: Mapping[str, Any]) -> bytes:
+    text = take_text(fields, "nonce")
+    if not _NONCE.fullmatch(text):
+        raise unreadable("`nonce` must be 0x followed by 64 hex digits.")
+    return bytes.fromhex(text[2:])
+
+
+def _parse_signature(text: object) -> bytes:
+    is_short = isinstance(text, str) and len(text) <= 2 + 2 * SIGNATURE_BYTES_MAX
+    if not isinstance(text, str) or not is_short or not _SIGNATURE.fullmatch(text):
+        raise unreadable(f"`signature` must be 0x followed by the hex of 1 to {SIGNATURE_BYTES_MAX} bytes.")
+    return bytes.fromhex(text[2:])
+
+
+def unreadable(detail: str) -> Refusal:
+    return Refusal(explain_authorization(AuthorizationReason.UNREADABLE, detail))

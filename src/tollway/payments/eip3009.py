@@ -1,0 +1,50 @@
+"""What an EIP-3009 authorisation's signature signs, and which key made it. Pure.
+
+It knows nothing of contract wallets: those are asked by the token itself.
+"""
+
+from functools import lru_cache
+
+from tollway.chain.tokens import compute_domain_separator
+from tollway.identifiers import Address, ChainId, keccak256
+from tollway.identity.signatures import recover
+from tollway.ledger.authorization import Authorization
+from tollway.money import TokenDomain
+
+_TRANSFER_TYPE = keccak256(
+    b"TransferWithAuthorization(address from,address to,uint256 value,uint256 validAfter,uint256 validBefore,"
+    b"bytes32 nonce)"
+)
+_WRAPPED = bytes.fromhex("6492" * 16)
+
+
+def authorization_digest(authorization: Authorization, domain: TokenDomain) -> bytes:
+    """The 32 bytes under the signature (EIP-3009, EIP-712 under the token's own domain)."""
+    struct = b"".join(
+        (
+            _TRANSFER_TYPE,
+            bytes(authorization.payer).rjust(32, b"\0"),
+            bytes(authorization.payee).rjust(32, b"\0"),
+            authorization.base_units.to_bytes(32, "big"),
+            authorization.valid_after.to_bytes(32, "big"),
+            authorization.valid_before.to_bytes(32, "big"),
+            authorization.nonce,
+        )
+    )
+    separator = _domain_separator(domain, authorization.chain_id, authorization.token)
+    return keccak256(b"\x19\x01" + separator + keccak256(struct))
+
+
+def recover_signer(authorization: Authorization, domain: TokenDomain) -> Address | None:
+    """The wallet whose key made the signature; None where no key did: another length, a high s, a bad v."""
+    return recover(authorization_digest(authorization, domain), authorization.signature)
+
+
+def is_wrapped(signature: bytes) -> bool:
+    """Whether the signature is dressed by ERC-6492: its wallet is a contract that may not stand yet."""
+    return signature.endswith(_WRAPPED)
+
+
+@lru_cache(maxsize=256)
+def _domain_separator(domain: TokenDomain, chain_id: ChainId, token: Address) -> bytes:
+    return compute_domain_separator(domain, chain_id=chain_id, token=token)

@@ -1,0 +1,159 @@
+"""MPP on the wire: method `evm`, intent `charge`, credential type `authorization`. Challenges out, credentials in. Pure.
+
+A challenge is its own record: its id is an HMAC over everything in it, the route among that, so any gateway with the
+same secret recognises it and nothing is stored. That it is used once is the books' business, by the authorisation's
+nonce, which is bound to the challenge. Sources: the Payment HTTP authentication scheme; its EVM charge method.
+"""
+
+import hmac
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from hashlib import sha256
+from typing import Any
+
+from tollway.errors import Problem, Refusal
+from tollway.identifiers import Address, ChainId, keccak256
+from tollway.limits import Limits
+from tollway.payments.authorization_reasons import AuthorizationReason, explain_authorization
+from tollway.payments.authorization_wire import (
+    SignedTransfer,
+    decode_object,
+    encode_object_urlsafe,
+    encode_urlsafe,
+    parse_transfer,
+    take_address,
+    take_object,
+    take_text,
+    unreadable,
+)
+from tollway.payments.requirement import Requirement
+
+CREDENTIAL_HEADER = b"authorization"
+CHALLENGE_HEADER = b"www-authenticate"
+RECEIPT_HEADER = b"payment-receipt"
+
+METHOD, INTENT, CREDENTIAL_TYPE = "evm", "charge", "authorization"
+_CHAIN_ID_MAX = 10**15
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """What a challenge is good for: one method and one target (raw path and query after `/gateway/{apiId}`)."""
+
+    api_id: str
+    method: str
+    target: str
+
+    @property
+    def digest(self) -> str:
+        parts = (self.api_id.encode(), self.method.encode(), self.target.encode())
+        return sha256(b"".join(len(part).to_bytes(4, "big") + part for part in parts)).hexdigest()[:32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credential:
+    """A credential as it was shown. `fault`: what is wrong with its challenge. It is judged only after the books were
+    asked: an authorisation that has paid already must not be answered with a new challenge."""
+
+    chain_id: ChainId
+    token: Address
+    transfer: SignedTransfer
+    challenge_id: str
+    fault: Problem | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Challenger:
+    """Makes and recognises challenges. `secret` is shared by all gateways of one public URL; `realm`: its host."""
+
+    secret: bytes = field(repr=False)
+    realm: str
+
+    def challenge(self, requirement: Requirement, route: Route, *, now_s: float) -> bytes:
+        """The value of `WWW-Authenticate`. It expires when the authorisation made for it would."""
+        request = encode_object_urlsafe(
+            {
+                "amount": str(requirement.base_units),
+                "currency": str(requirement.asset.token),
+                "recipient": str(requirement.pay_to),
+                "methodDetails": {
+                    "chainId": requirement.asset.chain_id,
+                    "credentialTypes": [CREDENTIAL_TYPE],
+                    "decimals": requirement.asset.decimals,
+                },
+            }
+        )
+        expires = format_moment(int(now_s) + requirement.max_timeout_s)
+        opaque = encode_object_urlsafe({"route": route.digest})
+        challenge_id = self._sign(request=request, expires=expires, opaque=opaque)
+        return (
+            f'Payment id="{challenge_id}", realm="{self.realm}", method="{METHOD}", intent="{INTENT}", '
+            f'request="{request}", expires="{expires}", opaque="{opaque}"'
+        ).encode("ascii")
+
+    def parse(self, value: bytes, route: Route, *, now_s: float, limits: Limits) -> Credential:
+        """The value of `Authorization: Payment …`, without the scheme. Raises `Refusal` for what cannot be read, and for
+        other methods; what is wrong with a challenge that can be read stands in `fault`."""
+        content = decode_object(value, bytes_max=limits.payment_header_bytes_max)
+        challenge, payload = take_object(content, "challenge"), take_object(content, "payload")
+        kind = (take_text(challenge, "method"), take_text(challenge, "intent"))
+        if kind != (METHOD, INTENT) or take_text(payload, "type") != CREDENTIAL_TYPE:
+            raise Refusal(explain_authorization(AuthorizationReason.MPP_METHOD))
+        request = decode_object(
+            take_text(challenge, "request").encode("utf-8", "replace"),
+            bytes_max=limits.payment_header_bytes_max,
+        )
+        transfer = parse_transfer(payload, payload.get("signature"))
+        return Credential(
+            chain_id=_take_chain(request),
+            token=take_address(request, "currency"),
+            transfer=transfer,
+            challenge_id=take_text(challenge, "id"),
+            fault=self._find_fault(challenge, transfer, route, now_s),
+        )
+
+    def _find_fault(
+        self, challenge: dict[str, Any], transfer: SignedTransfer, route: Route, now_s: float
+    ) -> Problem | None:
+        given = {
+            name: challenge.get(name, "")
+            for name in ("id", "realm", "request", "expires", "opaque", "digest")
+        }
+        if not all(isinstance(text, str) for text in given.values()):
+            return explain_authorization(AuthorizationReason.CHALLENGE)
+        expected = self._sign(request=given["request"], expires=given["expires"], opaque=given["opaque"])
+        is_ours = hmac.compare_digest(expected.encode(), given["id"].encode("utf-8", "replace"))
+        if not is_ours or given["realm"] != self.realm or given["digest"]:
+            return explain_authorization(AuthorizationReason.CHALLENGE)
+        if given["opaque"] != encode_object_urlsafe({"route": route.digest}):
+            return explain_authorization(AuthorizationReason.CHALLENGE)
+        if parse_moment(given["expires"]) <= now_s:
+            return explain_authorization(AuthorizationReason.CHALLENGE_EXPIRED)
+        if transfer.nonce != keccak256(f"{given['id']}{self.realm}".encode()):
+            return explain_authorization(AuthorizationReason.CHALLENGE_NONCE)
+        return None
+
+    def _sign(self, *, request: str, expires: str, opaque: str) -> str:
+        """base64url of HMAC-SHA256 over `realm|method|intent|request|expires|digest|opaque`; we ask for no digest."""
+        slots = "|".join((self.realm, METHOD, INTENT, request, expires, "", opaque))
+        return encode_urlsafe(hmac.digest(self.secret, slots.encode("utf-8", "replace"), "sha256"))
+
+
+def _take_chain(request: dict[str, Any]) -> ChainId:
+    chain_id = take_object(request, "methodDetails").get("chainId")
+    if type(chain_id) is not int or not 0 < chain_id < _CHAIN_ID_MAX:
+        raise unreadable("`chainId` must be a number.")
+    return ChainId(chain_id)
+
+
+def format_moment(seconds: int) -> str:
+    """Unix seconds as RFC 3339 in UTC."""
+    return (_EPOCH + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%S.000Z")
+
+
+def parse_moment(text: str) -> int:
+    """The reverse, of our own texts only."""
+    return (datetime.strptime(text, "%Y-%m-%dT%H:%M:%S.000Z").replace(tzinfo=UTC) - _EPOCH) // timedelta(
+        seconds=1
+    )

@@ -1,0 +1,191 @@
+"""A payment by authorisation as a request shows it, in whichever of three dialects, and which requirement it meets. Pure.
+
+It reads and compares; whether the signature and the money are good is for the verdict. The order matters to the caller's
+money: read, then ask the books whether it is known, and only then match. A payment that the books know must never be
+answered with new terms, however wrong its dress is by now.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tollway.errors import Problem, Refusal
+from tollway.identifiers import Address, ChainId
+from tollway.ledger.authorization import Authorization, Dialect
+from tollway.limits import DEFAULT_LIMITS, Limits
+from tollway.payments import x402
+from tollway.payments.authorization_reasons import AuthorizationReason, explain_authorization
+from tollway.payments.authorization_wire import SignedTransfer, unreadable
+from tollway.payments.eip3009 import recover_signer
+from tollway.payments.mpp import CREDENTIAL_HEADER, Challenger, Route
+from tollway.payments.requirement import Requirement
+
+_MPP = re.compile(rb"[ \t]*payment(?:[ \t]+(.*))?", re.IGNORECASE | re.DOTALL)
+_RAILS = (x402.PAYMENT_HEADER, x402.PAYMENT_HEADER_V1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Presented:
+    """What was shown, in the same words for every dialect. `token` None: version 1 of x402 does not say.
+
+    `identifier`: the client's own, of the `payment-identifier` extension. `fault`: an MPP challenge that does not count;
+    it matters only when the books do not know the authorisation, so `match_requirement` says it.
+    """
+
+    dialect: Dialect
+    chain_id: ChainId
+    token: Address | None
+    payer: Address
+    payee: Address
+    base_units: int
+    valid_after: int
+    valid_before: int
+    nonce: bytes
+    signature: bytes = field(repr=False)
+    challenge_id: str = ""
+    identifier: str | None = None
+    fault: Problem | None = None
+
+
+def parse_presented(
+    headers: Sequence[tuple[bytes, bytes]],
+    *,
+    challenger: Challenger | None,
+    route: Route,
+    now_s: float,
+    limits: Limits = DEFAULT_LIMITS,
+) -> Presented | Problem | None:
+    """The authorisation among the headers (names in lower case), what is wrong with it, or None when none is shown.
+
+    `challenger` None: MPP is off. Never raises, whatever the headers hold.
+    """
+    shown = [(name, value) for name, value in headers if name in _RAILS]
+    credentials = [_MPP.fullmatch(value) for name, value in headers if name == CREDENTIAL_HEADER]
+    payments = [match[1] or b"" for match in credentials if match is not None]
+    if not shown and not payments:
+        return None
+    if len(shown) + len(payments) > 1:
+        return explain_authorization(AuthorizationReason.MORE_THAN_ONE)
+    try:
+        if payments:
+            return _parse_mpp(payments[0], challenger, route, now_s, limits)
+        return _parse_x402(*shown[0], limits)
+    except Refusal as refusal:
+        return refusal.problem
+
+
+def _parse_x402(name: bytes, value: bytes, limits: Limits) -> Presented:
+    is_v1 = name == x402.PAYMENT_HEADER_V1
+    shown = (x402.parse_payment_v1 if is_v1 else x402.parse_payment)(value, limits=limits)
+    return _present(
+        shown.transfer,
+        dialect=Dialect.X402_V1 if is_v1 else Dialect.X402_V2,
+        chain_id=shown.chain_id,
+        token=shown.token,
+        identifier=shown.identifier,
+    )
+
+
+def _parse_mpp(
+    value: bytes, challenger: Challenger | None, route: Route, now_s: float, limits: Limits
+) -> Presented:
+    if challenger is None:
+        raise Refusal(explain_authorization(AuthorizationReason.MPP_METHOD, "MPP is off at this gateway."))
+    if not value.strip():
+        raise unreadable("`Authorization: Payment` carries no credential.")
+    credential = challenger.parse(value, route, now_s=now_s, limits=limits)
+    return _present(
+        credential.transfer,
+        dialect=Dialect.MPP,
+        chain_id=credential.chain_id,
+        token=credential.token,
+        challenge_id=credential.challenge_id,
+        fault=credential.fault,
+    )
+
+
+def _present(
+    transfer: SignedTransfer,
+    *,
+    dialect: Dialect,
+    chain_id: ChainId,
+    token: Address | None,
+    challenge_id: str = "",
+    identifier: str | None = None,
+    fault: Problem | None = None,
+) -> Presented:
+    return Presented(
+        dialect=dialect,
+        chain_id=chain_id,
+        token=token,
+        payer=transfer.payer,
+        payee=transfer.payee,
+        base_units=transfer.base_units,
+        valid_after=transfer.valid_after,
+        valid_before=transfer.valid_before,
+        nonce=transfer.nonce,
+        signature=transfer.signature,
+        challenge_id=challenge_id,
+        identifier=identifier,
+        fault=fault,
+    )
+
+
+def match_requirement(
+    presented: Presented, requirements: Sequence[Requirement]
+) -> tuple[Requirement, Authorization] | Problem:
+    """The requirement that it meets exactly, and the authorisation as the books will know it; else the nearest miss.
+
+    Network and token as meant, then payee and amount of one and the same requirement.
+    """
+    if presented.fault is not None:
+        return presented.fault
+    here = [one for one in requirements if one.asset.chain_id == presented.chain_id]
+    if not here:
+        return explain_authorization(AuthorizationReason.NETWORK)
+    meant = [one for one in here if presented.token is None or one.asset.token == presented.token]
+    if not meant:
+        return explain_authorization(AuthorizationReason.TOKEN)
+    to_payee = [one for one in meant if one.pay_to == presented.payee]
+    if not to_payee:
+        return explain_authorization(AuthorizationReason.RECIPIENT)
+    exact = [one for one in to_payee if one.base_units == presented.base_units]
+    if not exact:
+        return explain_authorization(AuthorizationReason.AMOUNT, _describe_amount(presented, to_payee[0]))
+    return _choose(presented, exact)
+
+
+def _choose(presented: Presented, exact: Sequence[Requirement]) -> tuple[Requirement, Authorization]:
+    """The first; but where several tokens fit, as with version 1 of x402, the one that the payer's key signed for."""
+    choices = [(requirement, _authorize(presented, requirement)) for requirement in exact]
+    if len(choices) > 1:
+        for requirement, authorization in choices:
+            domain = requirement.asset.domain
+            if domain is not None and recover_signer(authorization, domain) == presented.payer:
+                return requirement, authorization
+    return choices[0]
+
+
+def _authorize(presented: Presented, requirement: Requirement) -> Authorization:
+    token = requirement.asset.token
+    assert token is not None  # a requirement is of a token
+    return Authorization(
+        chain_id=presented.chain_id,
+        token=token,
+        payer=presented.payer,
+        payee=presented.payee,
+        base_units=presented.base_units,
+        valid_after=presented.valid_after,
+        valid_before=presented.valid_before,
+        nonce=presented.nonce,
+        signature=presented.signature,
+        dialect=presented.dialect,
+        challenge_id=presented.challenge_id,
+    )
+
+
+def _describe_amount(presented: Presented, requirement: Requirement) -> str:
+    return (
+        f"The authorisation must be over exactly {requirement.base_units} base units of "
+        f"{requirement.asset.symbol}; it is over {presented.base_units}."
+    )

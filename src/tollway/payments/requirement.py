@@ -1,0 +1,93 @@
+"""What an authorisation must say to pay for a call: network, token, amount and payee, rebuilt from our own rows. Pure.
+
+Nothing that a caller sent takes part in it. Every requirement is of one version of a listing's terms, whole: the network
+of one version never goes with the price of another.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tollway.chain.rules import ChainRules
+from tollway.identifiers import Address, ChainId, Network
+from tollway.limits import Limits
+from tollway.money import UNITS_MAX, Asset, Price
+from tollway.payments.terms import Tariff, find_chains
+from tollway.registry.listing import ChargeOn
+from tollway.registry.pricing import payable_assets
+
+SETTLEMENT_MARGIN_S = 60
+"""How much longer than the upstream's own time an authorisation is asked to be valid: half to reach us, half to settle."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Requirement:
+    """One way to pay a call by authorisation. `units` of the ledger; `asset.domain` is never None.
+
+    `charge_on`: the rule of the version whose price it is. `max_timeout_s`: for how long from now to sign.
+    """
+
+    asset: Asset
+    price: Price
+    units: int
+    pay_to: Address
+    charge_on: ChargeOn
+    max_timeout_s: int
+
+    @property
+    def base_units(self) -> int:
+        return self.asset.to_base_units(self.units)
+
+    @property
+    def network(self) -> Network:
+        return self.asset.network
+
+
+def list_requirements(
+    tariffs: Sequence[Tariff],
+    rules: Mapping[ChainId, ChainRules],
+    *,
+    timeout_s: int,
+    now_ms: int,
+    limits: Limits,
+) -> tuple[Requirement, ...]:
+    """What counts now: of every version in force within the last ten minutes, the current one (the first of `tariffs`)
+    first; then in the order of the version's networks, then of its assets. Each once."""
+    if not tariffs:
+        return ()
+    since_ms = now_ms - limits.price_memory_s * 1000
+    chains = find_chains([tariff.terms for tariff in tariffs], rules)
+    found: dict[tuple[Asset, int, Address], Requirement] = {}
+    for tariff in tariffs:
+        if tariff.terms.is_in_force_since(since_ms):
+            for requirement in _requirements_of(tariff, rules, chains, timeout_s):
+                found.setdefault((requirement.asset, requirement.units, requirement.pay_to), requirement)
+    return tuple(found.values())
+
+
+def current_requirements(
+    tariff: Tariff, rules: Mapping[ChainId, ChainRules], *, timeout_s: int
+) -> tuple[Requirement, ...]:
+    """What a 402 quotes: the given version's, in the order of its networks, then of its assets."""
+    return tuple(_requirements_of(tariff, rules, find_chains([tariff.terms], rules), timeout_s))
+
+
+def _requirements_of(
+    tariff: Tariff, rules: Mapping[ChainId, ChainRules], chains: Sequence[ChainId], timeout_s: int
+) -> list[Requirement]:
+    terms, price = tariff.terms, tariff.price
+    if price.is_free:
+        return []
+    networks = [chain_id for chain_id in terms.networks if chain_id in chains]
+    assets = (asset for chain_id in networks for asset in rules[chain_id].assets)
+    return [
+        Requirement(
+            asset=asset,
+            price=price,
+            units=price.units_in(asset),
+            pay_to=terms.pay_to,
+            charge_on=terms.charge_on,
+            max_timeout_s=timeout_s + SETTLEMENT_MARGIN_S,
+        )
+        for asset in payable_assets(assets, currency=terms.currency, networks=networks)
+        if asset.domain is not None and price.units_in(asset) <= UNITS_MAX
+    ]

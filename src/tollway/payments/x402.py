@@ -1,0 +1,223 @@
+"""x402 as it stands on the wire, versions 2 and 1: payments in, requirements and receipts out. Pure.
+
+Only scheme `exact` by EIP-3009. What a payment claims in `accepted` decides which network and token it means, and nothing
+else. The shapes are those of the `x402` package, which the tests hold them against; its models are not used here, because
+importing them brings an event loop, sockets and randomness along, and takes twice the time to decode.
+Sources: x402 specification v2 and v1, transports/http and schemes/exact.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from tollway.errors import Refusal
+from tollway.identifiers import Address, ChainId, format_network, parse_network
+from tollway.limits import Limits
+from tollway.payments.authorization_reasons import AuthorizationReason, explain_authorization
+from tollway.payments.authorization_wire import (
+    SignedTransfer,
+    decode_object,
+    parse_transfer,
+    take_address,
+    take_object,
+    take_text,
+)
+from tollway.payments.requirement import Requirement
+
+PAYMENT_HEADER = b"payment-signature"
+PAYMENT_HEADER_V1 = b"x-payment"
+REQUIRED_HEADER = b"payment-required"
+RESPONSE_HEADER = b"payment-response"
+RESPONSE_HEADER_V1 = b"x-payment-response"
+
+SCHEME = "exact"
+PAYMENT_IDENTIFIER = "payment-identifier"
+PAYMENT_IDENTIFIER_EXTENSION: Mapping[str, Any] = MappingProxyType(
+    {
+        "info": {"required": False},
+        "schema": {
+            "$schema": "https://json-schema.org/draft/2020-12/schema",
+            "type": "object",
+            "properties": {
+                "required": {"type": "boolean"},
+                "id": {"type": "string", "minLength": 16, "maxLength": 128, "pattern": "^[a-zA-Z0-9_-]+$"},
+            },
+            "required": ["required"],
+        },
+    }
+)
+"""How a 402 says that an id of the client's is understood; the id comes back as `info.id`."""
+
+# The EVM names of x402 1.2: its clients refuse a whole 402 for one name that they do not know. Where implementations
+# disagree on a number, theirs stands here.
+_V1_CHAINS = {
+    "base": 8453,
+    "base-sepolia": 84532,
+    "polygon": 137,
+    "polygon-amoy": 80002,
+    "avalanche": 43114,
+    "avalanche-fuji": 43113,
+    "abstract": 2741,
+    "abstract-testnet": 11124,
+    "sei": 1329,
+    "sei-testnet": 1328,
+    "iotex": 4689,
+    "peaq": 3338,
+    "story": 1514,
+    "educhain": 41923,
+    "skale-base-sepolia": 324705682,
+}
+_V1_NAMES = {ChainId(number): name for name, number in _V1_CHAINS.items()}
+_V1_AMOUNT_DIGITS_MAX = 18
+
+_IDENTIFIER = re.compile(r"[A-Za-z0-9_-]{16,128}")
+_PRINTABLE = re.compile(r"[\x20-\x7e]+")
+_NOT_PRINTABLE = re.compile(r"[^\x20-\x7e]+")
+_LABEL_LENGTH_MAX, _TAGS_MAX = 32, 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resource:
+    """What is paid for. `url`: the public URL as it was asked for, with its query. The rest is the provider's text."""
+
+    url: str
+    description: str = ""
+    mime_type: str = "application/json"
+    service_name: str = ""
+    tags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownPayment:
+    """A payment as it was shown. `token` None: version 1 does not name it. `identifier`: of `payment-identifier`."""
+
+    chain_id: ChainId
+    token: Address | None
+    transfer: SignedTransfer = field(repr=False)
+    identifier: str | None = None
+
+
+# ---- In.
+
+
+def parse_payment(value: bytes, *, limits: Limits) -> ShownPayment:
+    """The value of `PAYMENT-SIGNATURE` (version 2). Raises `Refusal`."""
+    content = decode_object(value, bytes_max=limits.payment_header_bytes_max)
+    _check_version(content, 2)
+    accepted = take_object(content, "accepted")
+    _check_scheme(accepted)
+    try:
+        chain_id = parse_network(take_text(accepted, "network"))
+    except ValueError as exc:
+        raise Refusal(explain_authorization(AuthorizationReason.NETWORK)) from exc
+    return ShownPayment(
+        chain_id=chain_id,
+        token=take_address(accepted, "asset"),
+        transfer=_parse_payload(content),
+        identifier=_find_identifier(content.get("extensions")),
+    )
+
+
+def parse_payment_v1(value: bytes, *, limits: Limits) -> ShownPayment:
+    """The value of `X-PAYMENT` (version 1). Raises `Refusal`."""
+    content = decode_object(value, bytes_max=limits.payment_header_bytes_max)
+    _check_version(content, 1)
+    _check_scheme(content)
+    chain_id = _V1_CHAINS.get(take_text(content, "network"))
+    if chain_id is None:
+        raise Refusal(explain_authorization(AuthorizationReason.NETWORK))
+    return ShownPayment(chain_id=ChainId(chain_id), token=None, transfer=_parse_payload(content))
+
+
+def _check_version(content: Mapping[str, Any], version: int) -> None:
+    given = content.get("x402Version")
+    if type(given) is not int or given != version:
+        raise Refusal(explain_authorization(AuthorizationReason.WRONG_VERSION))
+
+
+def _check_scheme(fields: Mapping[str, Any]) -> None:
+    if take_text(fields, "scheme") != SCHEME:
+        raise Refusal(explain_authorization(AuthorizationReason.SCHEME))
+
+
+def _parse_payload(content: Mapping[str, Any]) -> SignedTransfer:
+    payload = take_object(content, "payload")
+    if "authorization" not in payload and ("permit2Authorization" in payload or "delegator" in payload):
+        raise Refusal(explain_authorization(AuthorizationReason.TRANSFER_METHOD))
+    return parse_transfer(take_object(payload, "authorization"), payload.get("signature"))
+
+
+def _find_identifier(extensions: object) -> str | None:
+    """The client's id for this payment. One that is no id is refused, not passed over: whoever sends it counts on it."""
+    extension = extensions.get(PAYMENT_IDENTIFIER) if isinstance(extensions, dict) else None
+    info = extension.get("info") if isinstance(extension, dict) else None
+    identifier = info.get("id") if isinstance(info, dict) else None
+    if identifier is None:
+        return None
+    if not isinstance(identifier, str) or not _IDENTIFIER.fullmatch(identifier):
+        raise Refusal(explain_authorization(AuthorizationReason.BAD_IDENTIFIER))
+    return identifier
+
+
+# ---- Out. No nulls anywhere: clients refuse them.
+
+
+def resource_json(resource: Resource) -> dict[str, Any]:
+    """`ResourceInfo`; a name or tag that facilitators would drop is left out."""
+    content: dict[str, Any] = {"url": resource.url}
+    if resource.description:
+        content["description"] = resource.description
+    content["mimeType"] = resource.mime_type
+    service_name = _NOT_PRINTABLE.sub("", resource.service_name).strip()[:_LABEL_LENGTH_MAX].strip()
+    if service_name:
+        content["serviceName"] = service_name
+    tags = [tag for tag in resource.tags if len(tag) <= _LABEL_LENGTH_MAX and _PRINTABLE.fullmatch(tag)]
+    if tags:
+        content["tags"] = tags[:_TAGS_MAX]
+    return content
+
+
+def requirement_json(requirement: Requirement) -> dict[str, Any]:
+    """`PaymentRequirements` of version 2."""
+    return {
+        "scheme": SCHEME,
+        "network": requirement.network,
+        "amount": str(requirement.base_units),
+        "asset": str(requirement.asset.token),
+        "payTo": str(requirement.pay_to),
+        "maxTimeoutSeconds": requirement.max_timeout_s,
+        "extra": domain_json(requirement),
+    }
+
+
+def requirement_json_v1(requirement: Requirement, resource: Resource) -> dict[str, Any] | None:
+    """The same for version 1; None where its clients would choke on the network or the amount."""
+    name = _V1_NAMES.get(requirement.asset.chain_id)
+    amount = str(requirement.base_units)
+    if name is None or len(amount) > _V1_AMOUNT_DIGITS_MAX:
+        return None
+    return {
+        "scheme": SCHEME,
+        "network": name,
+        "maxAmountRequired": amount,
+        "resource": resource.url,
+        "description": resource.description,
+        "mimeType": resource.mime_type,
+        "payTo": str(requirement.pay_to),
+        "maxTimeoutSeconds": requirement.max_timeout_s,
+        "asset": str(requirement.asset.token),
+        "extra": domain_json(requirement),
+    }
+
+
+def domain_json(requirement: Requirement) -> dict[str, str]:
+    domain = requirement.asset.domain
+    assert domain is not None  # a requirement is of a token with a domain
+    return {"name": domain.name, "version": domain.version}
+
+
+def network_name_v1(chain_id: ChainId) -> str:
+    """The name that version 1 has for a chain; one that it does not know is named as in version 2."""
+    return _V1_NAMES.get(chain_id, format_network(chain_id))
