@@ -13,10 +13,7 @@ from tollway.limits import Limits
 from tollway.money import UNITS_MAX, Asset, Price
 from tollway.payments.terms import Tariff, find_chains
 from tollway.registry.listing import ChargeOn
-from tollway.registry.pricing import payable_assets
-
-SETTLEMENT_MARGIN_S = 60
-"""How much longer than the upstream's own time an authorisation is asked to be valid: half to reach us, half to settle."""
+from tollway.registry.pricing import SETTLEMENT_MARGIN_S, payable_assets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

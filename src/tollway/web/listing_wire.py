@@ -7,24 +7,29 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from tollway.identifiers import format_network
+from tollway.identifiers import ListingId, format_network
 from tollway.money import Asset
 from tollway.registry.advice import Advice
 from tollway.registry.catalog import Found, ListingPage, ListingQuery
 from tollway.registry.listing import Listing
-from tollway.registry.pricing import ConfirmationsFor, Option, tx_options
+from tollway.registry.pricing import ConfirmationsFor, Option, list_options
 from tollway.web.wire import format_time
 
 TX_HEADERS = ("X-Payment-Tx", "X-Signature")
+X402_VERSION, X402_HEADER = 2, "PAYMENT-SIGNATURE"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListingShape:
-    """What the JSON of a listing needs beyond the listing. `public_url` without a final slash."""
+    """What the JSON of a listing needs beyond the listing. `public_url` without a final slash.
+
+    `is_offered`: which authorisations can be settled now; none by default.
+    """
 
     public_url: str
     assets: tuple[Asset, ...]
     confirmations_for: ConfirmationsFor
+    is_offered: Callable[[Asset, int, ListingId], bool] = lambda asset, units, listing_id: False
 
     def url_of(self, listing_id: str) -> str:
         return f"{self.public_url}/api/v2/apis/{listing_id}"
@@ -70,8 +75,13 @@ class ListingShape:
         }
 
     def pricing(self, listing: Listing) -> dict[str, Any]:
-        options = tx_options(
-            listing, listing.price, assets=self.assets, confirmations_for=self.confirmations_for
+        options = list_options(
+            listing,
+            listing.price,
+            assets=self.assets,
+            confirmations_for=self.confirmations_for,
+            timeout_s=listing.timeout_s,
+            is_offered=lambda asset, units: self.is_offered(asset, units, listing.id),
         )
         return {
             "mode": "fixed",
@@ -102,10 +112,28 @@ def _seven_fields(listing: Listing) -> dict[str, Any]:
 
 def option_json(option: Option) -> dict[str, Any]:
     """One way to pay, the same in details, in a 402 and in agent documents. A native asset has no `token`."""
+    if option.rail == "tx":
+        return {
+            "rail": "tx",
+            **_amount_json(option),
+            "confirmations": option.confirmations,
+            "headers": list(TX_HEADERS),
+        }
+    domain = option.asset.domain
+    return {
+        "rail": "x402",
+        "version": X402_VERSION,
+        "header": X402_HEADER,
+        **_amount_json(option),
+        "maxTimeoutSeconds": option.max_timeout_s,
+        "extra": {"name": domain.name, "version": domain.version} if domain else {},
+    }
+
+
+def _amount_json(option: Option) -> dict[str, Any]:
     asset = option.asset
     token = {} if asset.token is None else {"token": str(asset.token)}
     return {
-        "rail": option.rail,
         "network": asset.network,
         "chainId": asset.chain_id,
         "asset": asset.caip19,
@@ -114,8 +142,6 @@ def option_json(option: Option) -> dict[str, Any]:
         "decimals": asset.decimals,
         "amount": str(option.amount_base_units),
         "payTo": str(option.pay_to),
-        "confirmations": option.confirmations,
-        "headers": list(TX_HEADERS),
     }
 
 
