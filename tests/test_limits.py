@@ -74,6 +74,10 @@ HELD_BY = {
     "claim_batch_max": "contracts/test_book_batches.py::test_a_batch_carries_so_many_at_most",
     "unknown_hold_s": "contracts/test_book.py::test_an_unknown_call_gives_its_price_back_after_its_time",
     "attempts_max": "contracts/test_book.py::test_a_call_is_attempted_three_times_at_most",
+    "answer_bytes_max": "contracts/test_answers.py::test_an_answer_that_is_too_large_alone_is_not_kept",
+    "answers_per_payer_bytes_max": "contracts/test_answers.py::test_the_oldest_of_a_payer_goes_first",
+    "answers_bytes_max": "contracts/test_answers.py::test_the_oldest_of_all_goes_where_the_house_is_full",
+    "answer_ttl_s": "contracts/test_answers.py::test_an_answer_is_kept_for_a_day",
     "drain_deadline_s": "web/test_server.py::test_stopping_does_not_wait_for_ever",
     "owner_lease_s": "contracts/test_recovery.py::test_a_gateway_that_renews_is_alive_whatever_its_clock_says",
     "owner_renew_s": "live/test_kill.py::test_a_living_gateway_settles_what_a_dead_one_left",
@@ -124,6 +128,10 @@ PROMISED = {
     "payee_slack_s": 60,
     "unknown_hold_s": 24 * 3600,
     "attempts_max": 3,
+    "answer_bytes_max": 256 * KIB,
+    "answers_per_payer_bytes_max": 64 * MIB,
+    "answers_bytes_max": 1024 * MIB,
+    "answer_ttl_s": 24 * 3600,
     "recovery_interval_s": 10,
 }
 """What the contract promises; the other limits are our own."""

@@ -60,7 +60,9 @@ class Limits:
     watch_in_flight_max: int = 8  # leaves most of `rpc_in_flight_max` to callers
 
     # Settling authorisations.
-    settle_wait_s: float = 20.0  # for the receipt, while the caller waits; then the outcome is told as unknown
+    settle_wait_s: float = (
+        20.0  # for the receipt, while the caller waits; then the outcome is told as unknown
+    )
     settlement_gas_max: int = 400_000  # of one transfer; a contract wallet's own check is part of it
     gas_refresh_s: float = 10.0  # between two looks at gas prices and the balances of gas keys
     sweep_interval_s: float = 5.0  # between two looks at the settlements that nobody waits for
@@ -92,6 +94,12 @@ class Limits:
     claim_batch_max: int = 4_096
     unknown_hold_s: int = 86_400  # an unknown call gives its price back after this
     attempts_max: int = 3
+
+    # Stored answers of upstreams: what a repeat of the same request gets.
+    answer_bytes_max: int = 256 * KIB
+    answers_per_payer_bytes_max: int = 64 * MIB
+    answers_bytes_max: int = 1024 * MIB
+    answer_ttl_s: int = 86_400
 
     # Life of the process.
     drain_deadline_s: float = 30.0

@@ -4,6 +4,7 @@ Bounded in size and time; encrypted at rest, because they are what somebody paid
 never money: the books do not depend on it.
 """
 
+import struct
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -33,3 +34,25 @@ class Answers(Protocol):
     async def prune(self, *, now_ms: int) -> int:
         """Drops what is too old. Returns how many."""
         ...
+
+
+_LENGTH = struct.Struct(">I")
+
+
+def encode_answer(answer: StoredAnswer) -> bytes:
+    """Status, names and values, body: each with its length before it."""
+    head = [part for header in answer.headers for part in header]
+    parts = [str(answer.status).encode(), *head, answer.body]
+    return b"".join(_LENGTH.pack(len(part)) + part for part in parts)
+
+
+def decode_answer(encoded: bytes) -> StoredAnswer:
+    parts: list[bytes] = []
+    at = 0
+    while at < len(encoded):
+        (length,) = _LENGTH.unpack_from(encoded, at)
+        at += _LENGTH.size + length
+        parts.append(encoded[at - length : at])
+    status, *head, body = parts
+    headers = tuple(zip(head[::2], head[1::2], strict=True))
+    return StoredAnswer(status=int(status), headers=headers, body=body)

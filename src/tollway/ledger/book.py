@@ -145,18 +145,8 @@ class NotCovered:
     held_units: int
 
 
-ClaimOutcome = (
-    Claimed
-    | Exhausted
-    | NonceUsed
-    | PlainEnded
-    | Unspendable
-    | InDebt
-    | UnfinalLimit
-    | NotFirst
-    | AuthorizationTaken
-    | NotCovered
-)
+Refusal = Exhausted | NonceUsed | PlainEnded | Unspendable | InDebt | UnfinalLimit | NotFirst
+ClaimOutcome = Claimed | Refusal | AuthorizationTaken | NotCovered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,6 +205,18 @@ class OpenCall:
     attempts: int
     price: str
     price_units: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyedCall:
+    """The call that an idempotency key of its payer named."""
+
+    call_id: CallId
+    listing_id: ListingId
+    digest: bytes
+    state: CallState
+    epoch: int
+    has_answer: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,6 +286,10 @@ class Book(Protocol):
         a consumed one whose answer the upstream cut short and that was not repeated yet."""
         ...
 
+    async def find_keyed(self, payer: Address, idempotency_key: str, *, since_ms: int) -> KeyedCall | None:
+        """The newest call of that payer with that key, made at `since_ms` or later."""
+        ...
+
     async def reopen(
         self, call_id: CallId, *, epoch: int, now_ms: int, is_plain: bool = False
     ) -> Claimed | Fenced:
@@ -291,8 +297,6 @@ class Book(Protocol):
         attempts + 1, durable, at most `attempts_max` times; the caller must own the fenced epoch. A plain signature
         (`is_plain`) reopens nothing once a bound one has ended its payment's plain form."""
         ...
-
-    # ---- Authorisations: claimed like payments, settled when the upstream has answered.
 
     async def find_authorized(self, key: AuthorizationKey) -> AuthorizedCall | None:
         """The newest call that this authorisation was claimed for; it holds it unless it is `released`."""
@@ -324,8 +328,8 @@ class Book(Protocol):
         ...
 
     async def set_adrift(self, call_id: CallId, *, epoch: int) -> bool:
-        """This gateway stops waiting for a settlement of its own; the sweeper goes on. `recover` does the same for
-        those of dead gateways."""
+        """This gateway stops waiting for its settlement (also when `settle` or `conclude` raised); the sweeper goes
+        on. `recover` does the same for those of dead gateways."""
         ...
 
     async def unsettled(self, *, limit: int) -> tuple[AuthorizedCall, ...]:
@@ -346,9 +350,7 @@ class Book(Protocol):
         """The provider decides an `unknown` call: `released` or `consumed`. False when it is not unknown."""
         ...
 
-    async def renew_ownership(self, *, now_ms: int) -> None:
-        """Says that this gateway lives. Called every `owner_renew_s`."""
-        ...
+    async def renew_ownership(self, *, now_ms: int) -> None: ...
 
     async def recover(self, *, now_ms: int) -> int:
         """`forwarding` of dead owners -> `unknown`; `unknown` older than `unknown_hold_s` -> `released`, except
@@ -382,8 +384,7 @@ class Book(Protocol):
     async def is_admitted(self, tx_hash: TxHash) -> bool: ...
 
     async def note_ready(self, *, now_ms: int) -> None:
-        """The gateway is ready now. The clock of a payment's age stands still between such notes when they are
-        more than a minute apart."""
+        """The gateway is ready now. A payment's age stands still between notes more than a minute apart."""
         ...
 
     async def downtime_ms(self, *, since_ms: int, now_ms: int) -> int:

@@ -70,6 +70,8 @@ class Payment:
     `is_plain_ended`: a bound signature was shown, so the plain form no longer counts.
     `is_held`: recorded before a restore of the database; not spendable until the operator releases it.
     `calls`: how many calls were ever claimed on it. A payment that is `gone` is worth what its running calls hold.
+    `is_authorized`: authorisations of ours moved it. Its value is what they were for; a transfer of that kind is never
+    judged as a `tx` payment.
     """
 
     id: int
@@ -87,6 +89,7 @@ class Payment:
     is_plain_ended: bool = False
     is_held: bool = False
     calls: int = 0
+    is_authorized: bool = False
 
     @property
     def rest_units(self) -> int:

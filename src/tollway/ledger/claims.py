@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tollway.identifiers import Address, ChainId, TxHash
+from tollway.ledger.authorization import Authorization
 from tollway.ledger.book import (
+    AuthorizationTaken,
     Claim,
     Claimed,
     ClaimOutcome,
@@ -23,8 +25,9 @@ from tollway.ledger.book import (
     Unspendable,
 )
 from tollway.ledger.call import CallState, Payment, PaymentState, Rail
+from tollway.ledger.covers import Covers, KnownAuthorization, Wallet, rail_of, wallet_of
 from tollway.ledger.parts import Parts
-from tollway.money import UNITS_MAX, nano_to_units
+from tollway.money import LEDGER_DECIMALS_MAX, UNITS_MAX, nano_to_units
 
 
 class Purse(NamedTuple):
@@ -69,6 +72,7 @@ def decide_claims(
     nonces: Mapping[NonceKey, NonceUsed],
     debts: Mapping[Purse, int],
     unfinal_max_nano: Mapping[str, int],
+    authorizations: Iterable[KnownAuthorization] = (),
 ) -> tuple[tuple[Decision, ...], tuple[Debit, ...]]:
     """Decides each claim as if the ones before it were already written.
 
@@ -77,8 +81,10 @@ def decide_claims(
     `debts`: what the payers of these claims owe.
     `unfinal_max_nano`: by currency, what one payer may have spent of one asset before it is final; a currency that is
     not named has no maximum.
+    `authorizations`: those that are claimed, as far as they are known, and all of their wallets that run, settle, or
+    moved after the block of their cover.
     """
-    desk = _Desk(payments, nonces, debts, unfinal_max_nano)
+    desk = _Desk(payments, nonces, debts, unfinal_max_nano, Covers(authorizations))
     decisions = tuple(desk.decide(claim) for claim in claims)
     return decisions, desk.debits()
 
@@ -104,6 +110,21 @@ def nonce_key(claim: Claim) -> NonceKey | None:
     if claim.nonce is None or claim.chain_id is None or claim.tx_hash is None:
         return None
     return NonceKey(claim.chain_id, claim.tx_hash, claim.nonce)
+
+
+def check_claim(claim: Claim) -> None:
+    """Raises ValueError for a claim that contradicts itself, or whose price no balance can hold."""
+    check_units(claim.price_units)
+    authorization = claim.authorization
+    if (authorization is None) != (claim.cover is None) or (authorization and claim.payment_id is not None):
+        raise ValueError("a call is paid by a payment, or by an authorisation with its cover")
+    if authorization is None:
+        return
+    named = (claim.chain_id, claim.asset, claim.payer, claim.pay_to)
+    if named != (authorization.chain_id, authorization.asset, authorization.payer, authorization.payee):
+        raise ValueError("the claim and its authorisation name different payments")
+    if authorization.base_units != claim.price_units * 10 ** max(0, claim.decimals - LEDGER_DECIMALS_MAX):
+        raise ValueError("an authorisation pays the price to the unit")
 
 
 def check_units(units: int) -> None:
@@ -139,7 +160,9 @@ class _Desk:
         nonces: Mapping[NonceKey, NonceUsed],
         debts: Mapping[Purse, int],
         unfinal_max_nano: Mapping[str, int],
+        covers: Covers,
     ) -> None:
+        self._covers = covers
         self._balances = {payment.id: _Balance(payment) for payment in payments}
         self._nonces = dict(nonces)
         self._debts = debts
@@ -152,6 +175,8 @@ class _Desk:
             purse.sort(key=lambda one: (one.payment.block_number, one.payment.id))
 
     def decide(self, claim: Claim) -> Decision:
+        if claim.authorization is not None:
+            return self._decide_authorized(claim, claim.authorization)
         if claim.payment_id is None:
             return _granted(claim, {}, rest_units=0, rail=Rail.NONE)
         shown = self._balances.get(claim.payment_id)
@@ -166,6 +191,22 @@ class _Desk:
         if self._is_beyond_unfinal(claim, parts):
             return _refused(claim, UnfinalLimit())
         return self._grant(claim, shown, parts)
+
+    def _decide_authorized(self, claim: Claim, authorization: Authorization) -> Decision:
+        price_units = claim.price_units
+        refusal = self._covers.refuse(authorization, cover=claim.cover, price_units=price_units)
+        if isinstance(refusal, AuthorizationTaken):
+            return _refused(claim, refusal)
+        purse = Purse(authorization.chain_id, authorization.asset, authorization.payer, authorization.payee)
+        debt_units = self._debts.get(purse, 0)
+        if debt_units > 0:
+            return _refused(claim, InDebt(units=debt_units))
+        if refusal is not None:
+            return _refused(claim, refusal)
+        if self._is_beyond_unfinal_authorized(claim, wallet_of(authorization.key)):
+            return _refused(claim, UnfinalLimit())
+        self._covers.grant(authorization, call_id=claim.call_id, price_units=price_units)
+        return _granted(claim, {}, rest_units=0, rail=rail_of(authorization.dialect))
 
     def debits(self) -> tuple[Debit, ...]:
         return tuple(
@@ -219,20 +260,30 @@ class _Desk:
         return sibling.is_spendable and 0 < sibling.rest_units < claim.price_units
 
     def _is_beyond_unfinal(self, claim: Claim, parts: Parts) -> bool:
-        max_nano = self._unfinal_max_nano.get(claim.currency)
-        if max_nano is None:
-            return False
         shown = self._balances[next(iter(parts))].payment
-        unfinal = {
-            balance.payment.id: balance.taken_units
-            for balance in self._balances.values()
-            if balance.payment.state is PaymentState.UNFINAL
-            and balance.payment.payer == claim.payer
-            and balance.payment.asset == shown.asset
-            and balance.payment.chain_id == shown.chain_id
-        }
+        unfinal = self._unfinal(claim, Wallet(shown.chain_id, shown.asset, shown.payer))
         added = sum(units for payment_id, units in parts.items() if payment_id in unfinal)
-        return added > 0 and sum(unfinal.values()) + added > nano_to_units(max_nano, decimals=claim.decimals)
+        return added > 0 and self._is_too_much(claim, sum(unfinal.values()) + added)
+
+    def _is_beyond_unfinal_authorized(self, claim: Claim, wallet: Wallet) -> bool:
+        """What its authorisation moves will not be final at once; nor what those before it are about to move."""
+        unfinal_units = sum(self._unfinal(claim, wallet).values()) + self._covers.running_units(wallet)
+        return self._is_too_much(claim, unfinal_units + claim.price_units)
+
+    def _is_too_much(self, claim: Claim, units: int) -> bool:
+        max_nano = self._unfinal_max_nano.get(claim.currency)
+        return max_nano is not None and units > nano_to_units(max_nano, decimals=claim.decimals)
+
+    def _unfinal(self, claim: Claim, wallet: Wallet) -> dict[int, int]:
+        """What was taken from each payment of that wallet that is not final yet."""
+        if claim.currency not in self._unfinal_max_nano:
+            return {}
+        return {
+            key: balance.taken_units
+            for key, balance in self._balances.items()
+            if balance.payment.state is PaymentState.UNFINAL
+            and (balance.payment.chain_id, balance.payment.asset, balance.payment.payer) == wallet
+        }
 
     def _grant(self, claim: Claim, shown: _Balance, parts: Parts) -> Decision:
         rail = Rail.TX if shown.calls == 0 else Rail.CREDIT

@@ -4,6 +4,13 @@ from itertools import count
 from typing import Any
 
 from tollway.identifiers import Address, CallId, ChainId, ListingId, TxHash, keccak256
+from tollway.ledger.authorization import (
+    Authorization,
+    Cover,
+    Dialect,
+    SettledTransfer,
+    SettlementAttempt,
+)
 from tollway.ledger.book import Claim, Close, Finish
 from tollway.ledger.call import CallState, Delivery, NewPayment, Payment
 
@@ -12,6 +19,7 @@ USDC = "0x036cbd53842c5426634e7929541ec2318f3dcf7e"
 PAYER = Address(b"\xaa" * 20)
 PAYEE = Address(b"\xbb" * 20)
 PROVIDER = Address(b"\xcc" * 20)
+GAS_KEY = Address(b"\xdd" * 20)
 NOW_MS = 1_800_000_000_000
 
 _NUMBERS = count(1)
@@ -67,6 +75,65 @@ def claim_on(payment: Payment | None, price_units: int = 1, **fields: Any) -> Cl
         "created_ms": NOW_MS + number,
     }
     return Claim(**{**defaults, **fields})
+
+
+def authorization_of(base_units: int = 1, **fields: Any) -> Authorization:
+    """An authorisation of USDC from PAYER to PAYEE with a nonce of its own."""
+    defaults: dict[str, Any] = {
+        "chain_id": CHAIN,
+        "token": Address(bytes.fromhex(USDC[2:])),
+        "payer": PAYER,
+        "payee": PAYEE,
+        "base_units": base_units,
+        "valid_after": 0,
+        "valid_before": NOW_MS // 1000 + 120,
+        "nonce": keccak256(f"nonce {next(_NUMBERS)}".encode()),
+        "signature": b"\x05" * 65,
+        "dialect": Dialect.X402_V2,
+    }
+    return Authorization(**{**defaults, **fields})
+
+
+def authorized_claim(
+    authorization: Authorization, balance_units: int = 10**9, block_number: int = 100, **fields: Any
+) -> Claim:
+    """A claim of a new call that is paid by an authorisation, on a balance seen at a block."""
+    defaults: dict[str, Any] = {
+        "payer": authorization.payer,
+        "price_units": authorization.base_units,
+        "chain_id": authorization.chain_id,
+        "asset": authorization.asset,
+        "pay_to": authorization.payee,
+        "authorization": authorization,
+        "cover": Cover(balance_units=balance_units, block_number=block_number),
+    }
+    return claim_on(None, **{**defaults, **fields})
+
+
+def attempt_of(claim: Claim, nonce: int = 0, name: str = "", **fields: Any) -> SettlementAttempt:
+    """A signed transaction that settles a claim; its hash is made of `name`, or of the call and the nonce."""
+    defaults: dict[str, Any] = {
+        "chain_id": CHAIN,
+        "tx_hash": tx_hash(name or f"{claim.call_id} {nonce}"),
+        "call_id": claim.call_id,
+        "listing_id": claim.listing_id,
+        "sender": GAS_KEY,
+        "nonce": nonce,
+        "raw": b"\x02signed",
+        "fee_max_wei": 1_000,
+        "created_ms": NOW_MS,
+    }
+    return SettlementAttempt(**{**defaults, **fields})
+
+
+def transfer_in(name: str = "settled", **fields: Any) -> SettledTransfer:
+    defaults: dict[str, Any] = {
+        "tx_hash": tx_hash(name),
+        "block_number": 101,
+        "block_hash": b"\x02" * 32,
+        "block_time": NOW_MS // 1000,
+    }
+    return SettledTransfer(**{**defaults, **fields})
 
 
 def close_of(claim: Claim, after: CallState = CallState.CONSUMED, **fields: Any) -> Close:

@@ -23,37 +23,31 @@ from tollway.ledger.book import (
     Finish,
     OpenCall,
 )
-from tollway.ledger.call import (
-    CallState,
-    NewPayment,
-    Payment,
-    PaymentState,
-    is_move_allowed,
-)
-from tollway.ledger.claims import check_units, decide_claims, purse_of
-from tollway.ledger.parts import Parts, held_after, share_among_debts
+from tollway.ledger.call import CallState, NewPayment, Payment, PaymentState, is_move_allowed
+from tollway.ledger.claims import check_claim, check_units, decide_claims
+from tollway.ledger.parts import held_after
 from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.testing.memory_rows import (
     MemoryCall,
-    MemoryStatement,
     debts_of,
     held_of,
     holds_right,
     is_cut,
     is_open,
+    is_unpaid,
+    known_authorizations,
     open_call,
-    owed_units,
     payment_key,
-    purse_of_claim,
     shown_payment,
     used_nonces,
 )
+from tollway.testing.memory_settling import MemorySettling
 
 GAP_MS = 60_000
 GONE_RECHECK_MS = 86_400_000
 
 
-class MemoryBook(MemoryStatement):
+class MemoryBook(MemorySettling):
     """Keeps the promises of `Book` and `Statement`, within one process."""
 
     def __init__(
@@ -64,10 +58,7 @@ class MemoryBook(MemoryStatement):
         limits: Limits = DEFAULT_LIMITS,
         unfinal_max_nano: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
-        super().__init__()
-        self._now_ms = now_ms
-        self._owner_id = owner_id
-        self._limits = limits
+        super().__init__(now_ms=now_ms, owner_id=owner_id, limits=limits)
         self._unfinal_max_nano = unfinal_max_nano
 
     def another(self, owner_id: str) -> Self:
@@ -92,7 +83,7 @@ class MemoryBook(MemoryStatement):
         return tuple(shown_payment(self._rows.payments[key]) for key in dict.fromkeys(ids))
 
     async def claim(self, claim: Claim) -> ClaimOutcome:
-        check_units(claim.price_units)
+        check_claim(claim)
         self._answer()
         if claim.call_id in self._rows.calls:
             raise StorageUnavailable
@@ -102,6 +93,7 @@ class MemoryBook(MemoryStatement):
             nonces=used_nonces(self._rows.calls.values()),
             debts=debts_of(self._rows.calls.values()),
             unfinal_max_nano=self._unfinal_max_nano,
+            authorizations=known_authorizations(self._rows),
         )
         if isinstance(decision.outcome, Exhausted) and claim.payment_id is not None:
             return replace(decision.outcome, held_units=held_of(self._rows.calls.values(), claim.payment_id))
@@ -121,6 +113,7 @@ class MemoryBook(MemoryStatement):
             parts=decision.parts,
             moved_ms=self._now_ms(),
         )
+        self._note_authorization(claim)
         return decision.outcome
 
     async def close(self, close: Close) -> Closed | Fenced:
@@ -133,6 +126,8 @@ class MemoryBook(MemoryStatement):
             close.epoch,
             self._owner_id,
         ):
+            return Fenced()
+        if close.after is CallState.CONSUMED and is_unpaid(call):
             return Fenced()
         self._move(call, close.after)
         goes_back = close.after is CallState.CONSUMED and close.upstream_status is None
@@ -186,6 +181,8 @@ class MemoryBook(MemoryStatement):
         call = self._rows.calls.get(call_id)
         if call is None or call.state is not CallState.UNKNOWN:
             return False
+        if after is CallState.CONSUMED and is_unpaid(call):
+            return False
         self._move(call, after)
         return True
 
@@ -212,7 +209,7 @@ class MemoryBook(MemoryStatement):
             call.completed_ms = now_ms
         for call in expired:
             self._move(call, CallState.RELEASED)
-        return len(stranded) + len(expired)
+        return len(stranded) + len(expired) + self._cast_adrift({*living, self._owner_id})
 
     async def audit(self) -> AuditReport:
         self._answer()
@@ -221,7 +218,7 @@ class MemoryBook(MemoryStatement):
         for call in self._rows.calls.values():
             for key, units in call.parts.items():
                 held[key] = held.get(key, 0) + units
-            if call.claim.payment_id is not None and not holds_right(call):
+            if not holds_right(call):
                 wrong.append(f"call {call.claim.call_id} is {call.state}")
         for payment in self._rows.payments.values():
             if payment.taken_units != held.get(payment.id, 0):
@@ -331,6 +328,8 @@ class MemoryBook(MemoryStatement):
             return old.id
         payment_id = old.id if old is not None else len(self._rows.payments) + 1
         taken_units = old.taken_units if old is not None else 0
+        # What an authorisation was for is known from its call, not from the logs.
+        value_units = old.value_units if old is not None and old.is_authorized else new.value_units
         self._rows.payments[payment_id] = Payment(
             id=payment_id,
             chain_id=new.chain_id,
@@ -338,7 +337,7 @@ class MemoryBook(MemoryStatement):
             asset=new.asset,
             payer=new.payer,
             payee=new.payee,
-            value_units=max(new.value_units, taken_units),
+            value_units=max(value_units, taken_units),
             taken_units=taken_units,
             state=PaymentState.FINAL if new.is_final else PaymentState.UNFINAL,
             block_number=new.block_number,
@@ -347,37 +346,11 @@ class MemoryBook(MemoryStatement):
             is_plain_ended=old is not None and old.is_plain_ended,
             is_held=old is not None and old.is_held,
             calls=old.calls if old is not None else 0,
+            is_authorized=old is not None and old.is_authorized,
         )
         self._rows.checked_ms[payment_id] = now_ms
         self._pay_debts(self._rows.payments[payment_id])
         return payment_id
-
-    def _pay_debts(self, payment: Payment) -> None:
-        debtors = [
-            call
-            for call in reversed(self._newest_first())
-            if call.state is CallState.REORGED and purse_of_claim(call.claim) == purse_of(payment)
-        ]
-        owed = [(call.claim.call_id, owed_units(call)) for call in debtors]
-        for call_id, units in share_among_debts(payment.rest_units, debts=owed).items():
-            call = self._rows.calls[call_id]
-            self._hold(call, {**call.parts, payment.id: call.parts.get(payment.id, 0) + units})
-            if owed_units(call) == 0:
-                call.state = CallState.CONSUMED
-
-    def _move(self, call: MemoryCall, after: CallState) -> None:
-        assert is_move_allowed(call.state, after), f"{call.state} -> {after}"
-        gone = {key for key in call.parts if self._rows.payments[key].state is PaymentState.GONE}
-        holding = held_after(after, parts=call.parts, price_units=call.claim.price_units, gone=gone)
-        self._hold(call, holding.parts)
-        call.state, call.moved_ms = holding.state, self._now_ms()
-
-    def _hold(self, call: MemoryCall, parts: Parts) -> None:
-        for key in {*call.parts, *parts}:
-            payment = self._rows.payments[key]
-            taken_units = payment.taken_units + parts.get(key, 0) - call.parts.get(key, 0)
-            self._rows.payments[key] = replace(payment, taken_units=taken_units)
-        call.parts = parts
 
     def _is_repeatable(self, call: MemoryCall, *, is_plain: bool) -> bool:
         shown = self._rows.payments.get(call.claim.payment_id or 0)
@@ -388,8 +361,3 @@ class MemoryBook(MemoryStatement):
         is_paid = all(one.state is not PaymentState.GONE and not one.is_held for one in payments)
         is_open = call.state is CallState.UNKNOWN or is_cut(call)
         return is_open and is_paid and call.attempts < self._limits.attempts_max
-
-    def _rest_of(self, call: MemoryCall) -> int | None:
-        if call.claim.payment_id is None:
-            return None
-        return shown_payment(self._rows.payments[call.claim.payment_id]).rest_units

@@ -1,17 +1,17 @@
-"""The rows of the books in memory, what they mean to a reader, and the statement drawn from them. Never moves one."""
+"""The rows of the books in memory, and what they mean to a reader. Never moves one."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from tollway.errors import StorageUnavailable
-from tollway.identifiers import Address, CallId, TxHash
-from tollway.ledger.book import Claim, Close, Debt, Finish, NonceUsed, OpenCall
+from tollway.identifiers import Address, CallId, ChainId, TxHash
+from tollway.ledger.answers import StoredAnswer
+from tollway.ledger.authorization import Authorization, AuthorizationKey, SettlementAttempt
+from tollway.ledger.book import Claim, Close, Finish, NonceUsed, OpenCall
 from tollway.ledger.call import TAKING, CallRecord, CallState, NewPayment, Payment, PaymentState, Rail
 from tollway.ledger.claims import NonceKey, Purse, nonce_key
+from tollway.ledger.covers import KnownAuthorization
 from tollway.ledger.parts import Parts
-from tollway.ledger.statement import HistoryPage, HistoryQuery, HistoryStatus
-
-TOTAL_MAX = 10_000
+from tollway.ledger.statement import HistoryQuery, HistoryStatus
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,6 +35,36 @@ class MemoryCall:
 
 
 @dataclass(slots=True, kw_only=True)
+class MemoryAuthorization:
+    """An authorisation and the call that it was claimed for last."""
+
+    authorization: Authorization
+    call_id: CallId
+    seen_block: int
+    is_adrift: bool = False
+    looked_ms: int = 0
+    transfer: TxHash | None = None
+    settled_block: int | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class MemoryAttempt:
+    """`cost_wei`: what it may cost, and once it is mined, what it did."""
+
+    attempt: SettlementAttempt
+    cost_wei: int
+    is_open: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryAnswer:
+    payer: Address
+    answer: StoredAnswer
+    size: int
+    created_ms: int
+
+
+@dataclass(slots=True, kw_only=True)
 class MemoryRows:
     """What all gateways share. A payment is kept with its value on the chain, also when it is gone."""
 
@@ -42,80 +72,15 @@ class MemoryRows:
     checked_ms: dict[int, int] = field(default_factory=dict)
     gone_ms: dict[int, int] = field(default_factory=dict)
     calls: dict[CallId, MemoryCall] = field(default_factory=dict)
+    authorizations: dict[AuthorizationKey, MemoryAuthorization] = field(default_factory=dict)
+    attempts: dict[tuple[ChainId, TxHash], MemoryAttempt] = field(default_factory=dict)
+    lanes: dict[tuple[ChainId, Address], int] = field(default_factory=dict)
+    answers: dict[CallId, MemoryAnswer] = field(default_factory=dict)
     seen_ms: dict[str, int] = field(default_factory=dict)
     admitted: set[TxHash] = field(default_factory=set)
     ready_ms: int | None = None
     outages: list[tuple[int, int]] = field(default_factory=list)
     restored_ms: int | None = None
-
-
-class MemoryStatement:
-    """Keeps the promises of `Statement`. `away` makes every method raise `StorageUnavailable`."""
-
-    def __init__(self) -> None:
-        self._rows = MemoryRows()
-        self.away = False
-
-    async def history(self, query: HistoryQuery) -> HistoryPage:
-        self._answer()
-        calls = [call for call in self._newest_first() if is_asked_for(call, query)]
-        is_filtered = any(
-            one is not None for one in (query.listing_id, query.status, query.from_ms, query.to_ms)
-        )
-        is_beyond = is_filtered and len(calls) > TOTAL_MAX
-        total = TOTAL_MAX if is_beyond else len(calls)
-        if query.before is not None:
-            place = self._rows.calls.get(query.before)
-            calls = [call for call in calls if place is not None and call.order < place.order]
-        shown = calls[query.offset : query.offset + query.limit]
-        return HistoryPage(calls=tuple(map(call_record, shown)), total=total, is_lower_bound=is_beyond)
-
-    async def find_call(self, call_id: CallId) -> CallRecord | None:
-        self._answer()
-        call = self._rows.calls.get(call_id)
-        return None if call is None else call_record(call)
-
-    async def payments_of(self, payer: Address, *, limit: int, offset: int) -> tuple[Payment, ...]:
-        self._answer()
-        own = [shown_payment(one) for one in self._rows.payments.values() if one.payer == payer]
-        own.sort(key=lambda one: (one.block_time, one.id), reverse=True)
-        return tuple(own[offset : offset + limit])
-
-    async def payments_in(self, payer: Address, tx_hash: TxHash) -> tuple[Payment, ...]:
-        return tuple(one for one in self._payments_with(tx_hash) if one.payer == payer)
-
-    async def calls_of(self, payment_id: int, *, limit: int) -> tuple[CallId, ...]:
-        self._answer()
-        own = [
-            call
-            for call in self._newest_first()
-            if call.claim.payment_id == payment_id or payment_id in call.parts
-        ]
-        return tuple(call.claim.call_id for call in own[:limit])
-
-    async def spending_calls(self, payment_id: int, *, limit: int) -> tuple[CallId, ...]:
-        self._answer()
-        spending = [call for call in self._newest_first() if call.parts.get(payment_id, 0)]
-        return tuple(call.claim.call_id for call in spending[:limit])
-
-    async def debts(self, payer: Address) -> tuple[Debt, ...]:
-        self._answer()
-        return tuple(
-            Debt(chain_id=purse.chain_id, asset=purse.asset, payee=purse.payee, units=units)
-            for purse, units in sorted(debts_of(self._rows.calls.values()).items())
-            if purse.payer == payer
-        )
-
-    def _payments_with(self, tx_hash: TxHash) -> tuple[Payment, ...]:
-        self._answer()
-        return tuple(shown_payment(one) for one in self._rows.payments.values() if one.tx_hash == tx_hash)
-
-    def _answer(self) -> None:
-        if self.away:
-            raise StorageUnavailable
-
-    def _newest_first(self) -> list[MemoryCall]:
-        return sorted(self._rows.calls.values(), key=lambda call: call.order, reverse=True)
 
 
 def shown_payment(payment: Payment) -> Payment:
@@ -160,6 +125,19 @@ def used_nonces(calls: Iterable[MemoryCall]) -> dict[NonceKey, NonceUsed]:
     }
 
 
+def known_authorizations(rows: MemoryRows) -> list[KnownAuthorization]:
+    return [
+        KnownAuthorization(
+            key=key,
+            call_id=held.call_id,
+            state=rows.calls[held.call_id].state,
+            price_units=rows.calls[held.call_id].claim.price_units,
+            settled_block=held.settled_block,
+        )
+        for key, held in rows.authorizations.items()
+    ]
+
+
 def open_call(call: MemoryCall) -> OpenCall:
     return OpenCall(
         call_id=call.claim.call_id,
@@ -173,9 +151,17 @@ def open_call(call: MemoryCall) -> OpenCall:
 
 def holds_right(call: MemoryCall) -> bool:
     held_units, price_units = sum(call.parts.values()), call.claim.price_units
+    if call.claim.payment_id is None:
+        is_ended = call.state in (CallState.CONSUMED, CallState.REORGED)
+        return held_units == 0 and not (is_ended and call.claim.authorization is not None)
     if call.state in TAKING:
         return held_units == price_units
     return held_units == 0 if call.state is CallState.RELEASED else held_units < price_units
+
+
+def is_unpaid(call: MemoryCall) -> bool:
+    """An authorisation is to pay it, and has not."""
+    return call.claim.authorization is not None and call.claim.payment_id is None
 
 
 def is_open(call: MemoryCall) -> bool:

@@ -1,0 +1,60 @@
+"""Stored answers in memory: the twin of `storage.answer_store`, over the rows of a `MemoryBook`."""
+
+from collections.abc import Iterable
+
+from tollway.errors import StorageUnavailable
+from tollway.identifiers import Address, CallId
+from tollway.ledger.answers import StoredAnswer, encode_answer
+from tollway.limits import DEFAULT_LIMITS, Limits
+from tollway.testing.memory_rows import MemoryAnswer, MemoryRows
+
+
+class MemoryAnswers:
+    """Keeps the promises of `Answers`. `away` makes every method raise `StorageUnavailable`."""
+
+    def __init__(self, rows: MemoryRows, *, limits: Limits = DEFAULT_LIMITS) -> None:
+        self._rows = rows
+        self._limits = limits
+        self.away = False
+
+    async def keep(self, call_id: CallId, payer: Address, answer: StoredAnswer, *, now_ms: int) -> bool:
+        self._answer()
+        limits, size = self._limits, len(encode_answer(answer))
+        if size > min(limits.answer_bytes_max, limits.answers_per_payer_bytes_max, limits.answers_bytes_max):
+            return False
+        kept = self._rows.answers
+        kept.pop(call_id, None)
+        own = [key for key, one in kept.items() if one.payer == payer]
+        self._make_room(own, limits.answers_per_payer_bytes_max - size)
+        self._make_room(list(kept), limits.answers_bytes_max - size)
+        kept[call_id] = MemoryAnswer(payer=payer, answer=answer, size=size, created_ms=now_ms)
+        return True
+
+    async def find(self, call_id: CallId, *, now_ms: int) -> StoredAnswer | None:
+        self._answer()
+        kept = self._rows.answers.get(call_id)
+        return kept.answer if kept is not None and kept.created_ms > self._oldest_ms(now_ms) else None
+
+    async def prune(self, *, now_ms: int) -> int:
+        self._answer()
+        old = [key for key, one in self._rows.answers.items() if one.created_ms <= self._oldest_ms(now_ms)]
+        for key in old:
+            del self._rows.answers[key]
+        return len(old)
+
+    def _make_room(self, among: Iterable[CallId], bytes_max: int) -> None:
+        """Drops the oldest until the others fit."""
+        kept = self._rows.answers
+        newest_first = sorted(among, key=lambda key: (kept[key].created_ms, key), reverse=True)
+        total = 0
+        for key in newest_first:
+            total += kept[key].size
+            if total > bytes_max:
+                del kept[key]
+
+    def _oldest_ms(self, now_ms: int) -> int:
+        return now_ms - self._limits.answer_ttl_s * 1000
+
+    def _answer(self) -> None:
+        if self.away:
+            raise StorageUnavailable

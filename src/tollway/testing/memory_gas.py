@@ -1,0 +1,67 @@
+"""The lanes of the gas keys in memory: the twin of `storage.gas_store`, over the rows of a `MemoryBook`."""
+
+from tollway.errors import StorageUnavailable
+from tollway.identifiers import Address, ChainId, ListingId
+from tollway.ledger.authorization import SettlementAttempt
+from tollway.testing.memory_rows import MemoryAttempt, MemoryRows
+
+
+class MemoryGas:
+    """Keeps the promises of `GasBook`. `away` makes every method raise `StorageUnavailable`."""
+
+    def __init__(self, rows: MemoryRows) -> None:
+        self._rows = rows
+        self.away = False
+
+    async def next_nonce(self, chain_id: ChainId, sender: Address) -> int:
+        self._answer()
+        return self._rows.lanes.get((chain_id, sender), 0)
+
+    async def raise_nonce(self, chain_id: ChainId, sender: Address, nonce: int) -> int:
+        self._answer()
+        lane = (chain_id, sender)
+        self._rows.lanes[lane] = max(nonce, self._rows.lanes.get(lane, 0))
+        return self._rows.lanes[lane]
+
+    async def open_attempts(
+        self, chain_id: ChainId, sender: Address, *, limit: int
+    ) -> tuple[SettlementAttempt, ...]:
+        self._answer()
+        found = [one.attempt for one in self._lane(chain_id, sender) if one.is_open]
+        found.sort(key=lambda one: (one.nonce, one.created_ms, one.tx_hash))
+        return tuple(found[:limit])
+
+    async def mark_mined(self, chain_id: ChainId, sender: Address, *, below: int) -> None:
+        self._answer()
+        for one in self._lane(chain_id, sender):
+            one.is_open = one.is_open and one.attempt.nonce >= below
+
+    async def note_cost(self, attempt: SettlementAttempt, *, cost_wei: int) -> None:
+        self._answer()
+        for one in self._lane(attempt.chain_id, attempt.sender):
+            if one.attempt.nonce == attempt.nonce:
+                one.cost_wei = cost_wei if one.attempt.tx_hash == attempt.tx_hash else 0
+
+    async def gas_spent_wei(self, chain_id: ChainId, listing_id: ListingId, *, since_ms: int) -> int:
+        self._answer()
+        spent: dict[tuple[Address, int], int] = {}
+        for one in self._rows.attempts.values():
+            attempt = one.attempt
+            if (attempt.chain_id, attempt.listing_id) == (
+                chain_id,
+                listing_id,
+            ) and attempt.created_ms >= since_ms:
+                key = (attempt.sender, attempt.nonce)
+                spent[key] = max(one.cost_wei, spent.get(key, 0))
+        return sum(spent.values())
+
+    def _lane(self, chain_id: ChainId, sender: Address) -> list[MemoryAttempt]:
+        return [
+            one
+            for one in self._rows.attempts.values()
+            if (one.attempt.chain_id, one.attempt.sender) == (chain_id, sender)
+        ]
+
+    def _answer(self) -> None:
+        if self.away:
+            raise StorageUnavailable

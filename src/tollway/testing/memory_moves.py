@@ -1,0 +1,45 @@
+"""How a row of the books in memory moves, with the balances that hang on it. Decides nothing about claims."""
+
+from dataclasses import replace
+
+from tollway.ledger.call import CallState, Payment, PaymentState, is_move_allowed
+from tollway.ledger.claims import purse_of
+from tollway.ledger.parts import Parts, held_after, share_among_debts
+from tollway.testing.memory_rows import MemoryCall, owed_units, purse_of_claim, shown_payment
+from tollway.testing.memory_statement import MemoryStatement
+
+
+class MemoryMoves(MemoryStatement):
+    """The moves that the parts of `MemoryBook` share."""
+
+    def _pay_debts(self, payment: Payment) -> None:
+        debtors = [
+            call
+            for call in reversed(self._newest_first())
+            if call.state is CallState.REORGED and purse_of_claim(call.claim) == purse_of(payment)
+        ]
+        owed = [(call.claim.call_id, owed_units(call)) for call in debtors]
+        for call_id, units in share_among_debts(payment.rest_units, debts=owed).items():
+            call = self._rows.calls[call_id]
+            self._hold(call, {**call.parts, payment.id: call.parts.get(payment.id, 0) + units})
+            if owed_units(call) == 0:
+                call.state = CallState.CONSUMED
+
+    def _move(self, call: MemoryCall, after: CallState) -> None:
+        assert is_move_allowed(call.state, after), f"{call.state} -> {after}"
+        gone = {key for key in call.parts if self._rows.payments[key].state is PaymentState.GONE}
+        holding = held_after(after, parts=call.parts, price_units=call.claim.price_units, gone=gone)
+        self._hold(call, holding.parts)
+        call.state, call.moved_ms = holding.state, self._now_ms()
+
+    def _hold(self, call: MemoryCall, parts: Parts) -> None:
+        for key in {*call.parts, *parts}:
+            payment = self._rows.payments[key]
+            taken_units = payment.taken_units + parts.get(key, 0) - call.parts.get(key, 0)
+            self._rows.payments[key] = replace(payment, taken_units=taken_units)
+        call.parts = parts
+
+    def _rest_of(self, call: MemoryCall) -> int | None:
+        if call.claim.payment_id is None:
+            return None
+        return shown_payment(self._rows.payments[call.claim.payment_id]).rest_units

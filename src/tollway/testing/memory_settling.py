@@ -1,0 +1,244 @@
+"""How authorised calls settle in the books in memory: the twin of `storage.settling`. Broadcasts nothing."""
+
+from collections.abc import Callable, Collection
+from dataclasses import replace
+
+from tollway.errors import StorageUnavailable
+from tollway.identifiers import CallId
+from tollway.ledger.authorization import (
+    AuthorizationKey,
+    AuthorizedCall,
+    SettledTransfer,
+    SettlementAttempt,
+)
+from tollway.ledger.book import Claim, Close, Closed, Fenced
+from tollway.ledger.call import CallState, Payment, PaymentState
+from tollway.ledger.gas import LaneTaken
+from tollway.ledger.settled import Ending, judge_ending
+from tollway.limits import DEFAULT_LIMITS, Limits
+from tollway.testing.memory_moves import MemoryMoves
+from tollway.testing.memory_rows import (
+    MemoryAttempt,
+    MemoryAuthorization,
+    MemoryCall,
+    is_cut,
+    is_unpaid,
+    purse_of_claim,
+)
+
+
+class MemorySettling(MemoryMoves):
+    """Keeps what `Book` promises about authorisations."""
+
+    def __init__(
+        self, *, now_ms: Callable[[], int], owner_id: str = "memory", limits: Limits = DEFAULT_LIMITS
+    ) -> None:
+        super().__init__(now_ms=now_ms, limits=limits)
+        self._owner_id = owner_id
+
+    async def find_authorized(self, key: AuthorizationKey) -> AuthorizedCall | None:
+        self._answer()
+        held = self._rows.authorizations.get(key)
+        return None if held is None else self._authorized(held)
+
+    async def settle(
+        self, close: Close, *, attempt: SettlementAttempt | None, digest: bytes | None
+    ) -> Closed | Fenced | LaneTaken:
+        if close.after is not CallState.SETTLING:
+            raise ValueError("to settle is to go to settling")
+        self._answer()
+        call = self._rows.calls.get(close.call_id)
+        if call is None or not is_unpaid(call) or self._held_by(call) is None:
+            return Fenced()
+        expected = (CallState.FORWARDING, close.epoch, self._owner_id)
+        if (call.state, call.epoch, call.owner_id) != expected:
+            return Fenced()
+        if attempt is not None:
+            taken = self._take_nonce(attempt)
+            if taken is not None:
+                return taken
+        self._move(call, CallState.SETTLING)
+        call.close = close
+        if digest is not None:
+            call.claim = replace(call.claim, digest=digest)
+        return Closed(rest_units=None)
+
+    async def add_attempt(self, attempt: SettlementAttempt) -> bool | LaneTaken:
+        self._answer()
+        call = self._rows.calls.get(attempt.call_id)
+        if call is None or call.state is not CallState.SETTLING:
+            return False
+        lane = (attempt.chain_id, attempt.sender, attempt.nonce)
+        if (attempt.chain_id, attempt.tx_hash) in self._rows.attempts:
+            return True
+        own = [one.attempt for one in self._attempts() if one.attempt.call_id == attempt.call_id]
+        if lane in [(one.chain_id, one.sender, one.nonce) for one in own]:
+            self._add_attempt(attempt)
+            return True
+        return self._take_nonce(attempt) or True
+
+    async def conclude(
+        self, call_id: CallId, *, epoch: int, transfer: SettledTransfer | None, is_adrift: bool, now_ms: int
+    ) -> CallState | None:
+        self._answer()
+        call = self._rows.calls.get(call_id)
+        held = None if call is None else self._held_by(call)
+        if call is None or held is None or (call.state, call.epoch) != (CallState.SETTLING, epoch):
+            return None
+        if held.is_adrift is not is_adrift or (not is_adrift and call.owner_id != self._owner_id):
+            return None
+        held.is_adrift = False
+        ending = judge_ending(
+            is_moved=transfer is not None,
+            is_adrift=is_adrift,
+            has_answer=self._has_answer(call_id),
+            method=call.claim.method,
+        )
+        if transfer is None:
+            self._move(call, CallState.RELEASED)
+        else:
+            held.transfer, held.settled_block = transfer.tx_hash, transfer.block_number
+            self._book_transfer(call, transfer, ending, now_ms=now_ms)
+        if is_adrift or call.state is CallState.RELEASED:
+            call.completed_ms = now_ms
+        return call.state
+
+    async def set_adrift(self, call_id: CallId, *, epoch: int) -> bool:
+        self._answer()
+        call = self._rows.calls.get(call_id)
+        held = None if call is None else self._held_by(call)
+        if call is None or held is None or held.is_adrift:
+            return False
+        if (call.state, call.epoch, call.owner_id) != (CallState.SETTLING, epoch, self._owner_id):
+            return False
+        held.is_adrift = True
+        return True
+
+    async def unsettled(self, *, limit: int) -> tuple[AuthorizedCall, ...]:
+        self._answer()
+        adrift = [held for held in self._rows.authorizations.values() if held.is_adrift]
+        adrift.sort(key=lambda held: (held.looked_ms, held.call_id))
+        for held in adrift[:limit]:
+            held.looked_ms = self._now_ms()
+        return tuple(map(self._authorized, adrift[:limit]))
+
+    async def attempts_of(self, call_id: CallId) -> tuple[SettlementAttempt, ...]:
+        self._answer()
+        own = [one.attempt for one in self._attempts() if one.attempt.call_id == call_id]
+        return tuple(sorted(own, key=lambda one: (one.created_ms, one.nonce, one.tx_hash)))
+
+    def _note_authorization(self, claim: Claim) -> None:
+        if claim.authorization is not None and claim.cover is not None:
+            self._rows.authorizations[claim.authorization.key] = MemoryAuthorization(
+                authorization=claim.authorization,
+                call_id=claim.call_id,
+                seen_block=claim.cover.block_number,
+            )
+
+    def _cast_adrift(self, living: Collection[str]) -> int:
+        """What dead gateways were settling, the sweeper finishes. Returns how many."""
+        left = [
+            held
+            for held in self._rows.authorizations.values()
+            if not held.is_adrift
+            and self._rows.calls[held.call_id].state is CallState.SETTLING
+            and self._rows.calls[held.call_id].owner_id not in living
+        ]
+        for held in left:
+            held.is_adrift = True
+        return len(left)
+
+    def _book_transfer(
+        self, call: MemoryCall, transfer: SettledTransfer, ending: Ending, *, now_ms: int
+    ) -> None:
+        is_bought = ending is not Ending.CREDIT
+        payment_id = self._add_settled(call, transfer, is_bought=is_bought, now_ms=now_ms)
+        call.claim = replace(call.claim, payment_id=payment_id, tx_hash=transfer.tx_hash)
+        if not is_bought:
+            self._move(call, CallState.RELEASED)
+            self._pay_debts(self._rows.payments[payment_id])
+            return
+        self._hold(call, {payment_id: call.claim.price_units})
+        self._move(call, CallState.CONSUMED)
+        if ending is Ending.LOST:
+            call.cut = "cut"
+
+    def _add_settled(
+        self, call: MemoryCall, transfer: SettledTransfer, *, is_bought: bool, now_ms: int
+    ) -> int:
+        purse, price_units = purse_of_claim(call.claim), call.claim.price_units
+        for old in self._rows.payments.values():
+            if (old.chain_id, old.asset, old.payer, old.payee, old.tx_hash) == (*purse, transfer.tx_hash):
+                self._rows.payments[old.id] = replace(
+                    old,
+                    value_units=old.value_units + price_units,
+                    calls=old.calls + is_bought,
+                    is_authorized=True,
+                )
+                return old.id
+        payment_id = len(self._rows.payments) + 1
+        self._rows.payments[payment_id] = Payment(
+            id=payment_id,
+            chain_id=purse.chain_id,
+            tx_hash=transfer.tx_hash,
+            asset=purse.asset,
+            payer=purse.payer,
+            payee=purse.payee,
+            value_units=price_units,
+            taken_units=0,
+            state=PaymentState.FINAL if transfer.is_final else PaymentState.UNFINAL,
+            block_number=transfer.block_number,
+            block_hash=transfer.block_hash,
+            block_time=transfer.block_time,
+            calls=int(is_bought),
+            is_authorized=True,
+        )
+        self._rows.checked_ms[payment_id] = now_ms
+        return payment_id
+
+    def _attempts(self) -> Collection[MemoryAttempt]:
+        return self._rows.attempts.values()
+
+    def _take_nonce(self, attempt: SettlementAttempt) -> LaneTaken | None:
+        lane = (attempt.chain_id, attempt.sender)
+        next_nonce = self._rows.lanes.get(lane, 0)
+        if attempt.nonce != next_nonce:
+            return LaneTaken(next_nonce=next_nonce)
+        self._add_attempt(attempt)
+        self._rows.lanes[lane] = next_nonce + 1
+        return None
+
+    def _add_attempt(self, attempt: SettlementAttempt) -> None:
+        key = (attempt.chain_id, attempt.tx_hash)
+        if key in self._rows.attempts:
+            raise StorageUnavailable
+        self._rows.attempts[key] = MemoryAttempt(attempt=attempt, cost_wei=attempt.fee_max_wei)
+
+    def _held_by(self, call: MemoryCall) -> MemoryAuthorization | None:
+        """The authorisation that this call holds; a released one may pay another by now."""
+        if call.claim.authorization is None:
+            return None
+        held = self._rows.authorizations[call.claim.authorization.key]
+        return held if held.call_id == call.claim.call_id else None
+
+    def _authorized(self, held: MemoryAuthorization) -> AuthorizedCall:
+        call = self._rows.calls[held.call_id]
+        claim = call.claim
+        return AuthorizedCall(
+            authorization=held.authorization,
+            call_id=claim.call_id,
+            listing_id=claim.listing_id,
+            method=claim.method,
+            digest=claim.digest,
+            state=call.state,
+            epoch=call.epoch,
+            attempts=call.attempts,
+            price=claim.price,
+            price_units=claim.price_units,
+            is_adrift=held.is_adrift,
+            is_lost=is_cut(call),
+            has_answer=self._has_answer(claim.call_id),
+            seen_block=held.seen_block,
+            transfer=held.transfer,
+            created_ms=claim.created_ms,
+        )

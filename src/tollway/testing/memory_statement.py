@@ -1,0 +1,118 @@
+"""The statement of the books in memory: the twin of `storage.statement_store`. Never moves a row."""
+
+from collections.abc import Callable
+
+from tollway.errors import StorageUnavailable
+from tollway.identifiers import Address, CallId, TxHash
+from tollway.ledger.book import Debt, KeyedCall
+from tollway.ledger.call import CallRecord, Payment
+from tollway.ledger.statement import HistoryPage, HistoryQuery
+from tollway.limits import DEFAULT_LIMITS, Limits
+from tollway.testing.memory_rows import (
+    MemoryCall,
+    MemoryRows,
+    call_record,
+    debts_of,
+    is_asked_for,
+    shown_payment,
+)
+
+TOTAL_MAX = 10_000
+
+
+class MemoryStatement:
+    """Keeps the promises of `Statement`. `away` makes every method raise `StorageUnavailable`."""
+
+    def __init__(self, *, now_ms: Callable[[], int], limits: Limits = DEFAULT_LIMITS) -> None:
+        self._rows = MemoryRows()
+        self._now_ms = now_ms
+        self._limits = limits
+        self.away = False
+
+    @property
+    def rows(self) -> MemoryRows:
+        """What everybody over these books shares."""
+        return self._rows
+
+    async def history(self, query: HistoryQuery) -> HistoryPage:
+        self._answer()
+        calls = [call for call in self._newest_first() if is_asked_for(call, query)]
+        is_filtered = any(
+            one is not None for one in (query.listing_id, query.status, query.from_ms, query.to_ms)
+        )
+        is_beyond = is_filtered and len(calls) > TOTAL_MAX
+        total = TOTAL_MAX if is_beyond else len(calls)
+        if query.before is not None:
+            place = self._rows.calls.get(query.before)
+            calls = [call for call in calls if place is not None and call.order < place.order]
+        shown = calls[query.offset : query.offset + query.limit]
+        return HistoryPage(calls=tuple(map(call_record, shown)), total=total, is_lower_bound=is_beyond)
+
+    async def find_call(self, call_id: CallId) -> CallRecord | None:
+        self._answer()
+        call = self._rows.calls.get(call_id)
+        return None if call is None else call_record(call)
+
+    async def payments_of(self, payer: Address, *, limit: int, offset: int) -> tuple[Payment, ...]:
+        self._answer()
+        own = [shown_payment(one) for one in self._rows.payments.values() if one.payer == payer]
+        own.sort(key=lambda one: (one.block_time, one.id), reverse=True)
+        return tuple(own[offset : offset + limit])
+
+    async def payments_in(self, payer: Address, tx_hash: TxHash) -> tuple[Payment, ...]:
+        return tuple(one for one in self._payments_with(tx_hash) if one.payer == payer)
+
+    async def calls_of(self, payment_id: int, *, limit: int) -> tuple[CallId, ...]:
+        self._answer()
+        own = [
+            call
+            for call in self._newest_first()
+            if call.claim.payment_id == payment_id or payment_id in call.parts
+        ]
+        return tuple(call.claim.call_id for call in own[:limit])
+
+    async def spending_calls(self, payment_id: int, *, limit: int) -> tuple[CallId, ...]:
+        self._answer()
+        spending = [call for call in self._newest_first() if call.parts.get(payment_id, 0)]
+        return tuple(call.claim.call_id for call in spending[:limit])
+
+    async def debts(self, payer: Address) -> tuple[Debt, ...]:
+        self._answer()
+        return tuple(
+            Debt(chain_id=purse.chain_id, asset=purse.asset, payee=purse.payee, units=units)
+            for purse, units in sorted(debts_of(self._rows.calls.values()).items())
+            if purse.payer == payer
+        )
+
+    async def find_keyed(self, payer: Address, idempotency_key: str, *, since_ms: int) -> KeyedCall | None:
+        self._answer()
+        for call in self._newest_first():
+            claim = call.claim
+            if (claim.payer, claim.idempotency_key) == (
+                payer,
+                idempotency_key,
+            ) and claim.created_ms >= since_ms:
+                return KeyedCall(
+                    call_id=claim.call_id,
+                    listing_id=claim.listing_id,
+                    digest=claim.digest,
+                    state=call.state,
+                    epoch=call.epoch,
+                    has_answer=self._has_answer(claim.call_id),
+                )
+        return None
+
+    def _has_answer(self, call_id: CallId) -> bool:
+        stored = self._rows.answers.get(call_id)
+        return stored is not None and stored.created_ms > self._now_ms() - self._limits.answer_ttl_s * 1000
+
+    def _payments_with(self, tx_hash: TxHash) -> tuple[Payment, ...]:
+        self._answer()
+        return tuple(shown_payment(one) for one in self._rows.payments.values() if one.tx_hash == tx_hash)
+
+    def _answer(self) -> None:
+        if self.away:
+            raise StorageUnavailable
+
+    def _newest_first(self) -> list[MemoryCall]:
+        return sorted(self._rows.calls.values(), key=lambda call: call.order, reverse=True)
