@@ -1,0 +1,78 @@
+"""What became of an authorisation that its token calls used: paid, by whomever, or ended without paying.
+
+A question to the chain and its answer, nothing more: no book is touched here.
+"""
+
+from dataclasses import dataclass
+
+from tollway.chain.reader import ChainFacts, SettlementChain
+from tollway.chain.tokens import has_settled
+from tollway.identifiers import TxHash
+from tollway.ledger.authorization import Authorization, SettledTransfer
+from tollway.payments.follower import is_deep
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paid:
+    """It moved its money there: the same from, to and value."""
+
+    transfer: SettledTransfer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spoiled:
+    """Cancelled, or its nonce used for something else: it will never pay."""
+
+    tx_hash: TxHash
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotFound:
+    """No use is known yet, or not one that lies deep enough."""
+
+
+Use = Paid | Spoiled | NotFound
+
+
+async def find_use(
+    chains: SettlementChain, authorization: Authorization, *, from_block: int, depth: int
+) -> Use:
+    """Looks since `from_block`. Raises ChainUnavailable."""
+    tx_hash = await chains.find_authorization_use(
+        authorization.chain_id,
+        token=authorization.token,
+        payer=authorization.payer,
+        nonce=authorization.nonce,
+        from_block=from_block,
+    )
+    if tx_hash is None:
+        return NotFound()
+    facts = await chains.fetch_facts(authorization.chain_id, tx_hash)
+    if not is_deep(facts, depth=depth):
+        return NotFound()
+    transfer = find_transfer(facts, authorization)
+    if transfer is not None:
+        return Paid(transfer=transfer)
+    # A receipt without any word of this nonce is no proof of anything: the node has told two stories.
+    return Spoiled(tx_hash=tx_hash) if facts.succeeded else NotFound()
+
+
+def find_transfer(facts: ChainFacts, authorization: Authorization) -> SettledTransfer | None:
+    """The transfer that this authorisation made in that transaction; None when it made none."""
+    is_settled = facts.succeeded and has_settled(
+        facts.logs,
+        token=authorization.token,
+        payer=authorization.payer,
+        payee=authorization.payee,
+        base_units=authorization.base_units,
+        nonce=authorization.nonce,
+    )
+    if not is_settled:
+        return None
+    return SettledTransfer(
+        tx_hash=facts.tx_hash,
+        block_number=facts.block_number,
+        block_hash=facts.block_hash,
+        block_time=facts.block_time,
+        is_final=facts.finalized_number >= facts.block_number,
+    )

@@ -1,0 +1,120 @@
+"""Waits for transactions to be mined, for everybody at once: one question a chain and round, whoever is waiting.
+
+It says what the chain says of a transaction that is mined deep enough, and nothing else: not whether it paid. A chain
+that does not answer is asked again; only who waits decides how long that is worth it.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TypeGuard
+
+import structlog
+
+from tollway.chain.reader import ChainFacts, NotMined, SettlementChain
+from tollway.errors import ChainUnavailable
+from tollway.identifiers import ChainId, TxHash
+
+PAUSE_MIN_S = 0.005
+PAUSE_MAX_S = 1.0
+PAUSE_GROWTH = 1.5
+BATCH_MAX = 100
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Watch:
+    tx_hash: TxHash
+    depth: int
+    future: asyncio.Future[ChainFacts]
+
+
+@dataclass(slots=True)
+class _Street:
+    """Who waits on one chain. `has_news`: somebody came since the last round."""
+
+    watches: list[_Watch] = field(default_factory=list)
+    has_news: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Follower:
+    """Used from one event loop; `run` is a task of the house."""
+
+    def __init__(
+        self,
+        chains: SettlementChain,
+        chain_ids: Iterable[ChainId],
+        *,
+        pause_min_s: float = PAUSE_MIN_S,
+        pause_max_s: float = PAUSE_MAX_S,
+    ) -> None:
+        self._chains = chains
+        self._pause_min_s = pause_min_s
+        self._pause_max_s = pause_max_s
+        self._streets = {chain_id: _Street() for chain_id in chain_ids}
+
+    async def run(self) -> None:
+        """Asks while somebody waits, until it is cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for chain_id, street in self._streets.items():
+                group.create_task(self._walk(chain_id, street))
+
+    async def wait_mined(self, chain_id: ChainId, tx_hash: TxHash, *, depth: int) -> ChainFacts:
+        """The transaction, once it lies `depth` blocks deep on the canonical chain. Waits for ever: bring a deadline."""
+        street = self._streets[chain_id]
+        watch = _Watch(tx_hash=tx_hash, depth=depth, future=asyncio.get_running_loop().create_future())
+        street.watches.append(watch)
+        street.has_news.set()
+        try:
+            return await watch.future
+        finally:
+            street.watches.remove(watch)
+
+    async def _walk(self, chain_id: ChainId, street: _Street) -> None:
+        pause_s = self._pause_min_s
+        while True:
+            if not street.watches:
+                street.has_news.clear()
+                await street.has_news.wait()
+            if street.has_news.is_set():
+                street.has_news.clear()
+                pause_s = self._pause_min_s
+            try:
+                await self._ask(chain_id, street)
+            except Exception:  # noqa: BLE001 - a task root: logged, and tried again
+                _log.exception("follower_failed", chain_id=chain_id)
+            await _sleep_until(street.has_news, pause_s)
+            pause_s = min(pause_s * PAUSE_GROWTH, self._pause_max_s)
+
+    async def _ask(self, chain_id: ChainId, street: _Street) -> None:
+        """One round: everybody is asked about once, the longest waiting first."""
+        wanted = list(dict.fromkeys(watch.tx_hash for watch in street.watches))
+        for start in range(0, len(wanted), BATCH_MAX):
+            try:
+                told = await self._chains.fetch_receipts(chain_id, wanted[start : start + BATCH_MAX])
+            except ChainUnavailable:
+                continue
+            for watch in street.watches:
+                facts = told.get(watch.tx_hash)
+                if facts is not None and is_deep(facts, depth=watch.depth) and not watch.future.done():
+                    watch.future.set_result(facts)
+
+
+def is_deep(facts: ChainFacts | NotMined, *, depth: int) -> TypeGuard[ChainFacts]:
+    """Whether a receipt may be believed: on the canonical chain, and deep enough."""
+    return (
+        isinstance(facts, ChainFacts)
+        and facts.canonical_hash == facts.block_hash
+        and facts.confirmations >= depth
+    )
+
+
+async def _sleep_until(event: asyncio.Event, timeout_s: float) -> None:
+    """A newcomer ends the pause, but never makes it shorter than the shortest: many come at once."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    except TimeoutError:
+        return
+    await asyncio.sleep(PAUSE_MIN_S)

@@ -1,0 +1,265 @@
+"""What settling may spend: gas prices, the balances of the gas keys and the budgets of listings, read now and then.
+
+It decides whether a price can be settled at all, so that what cannot be is not offered; and which key's lane is used.
+It signs nothing, sends nothing, and never lets a call wait: what it knows is what the last look told.
+"""
+
+import asyncio
+import contextlib
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import structlog
+
+from tollway.chain.reader import AccountFacts, Fees, SettlementChain
+from tollway.chain.tokens import compute_domain_separator, encode_domain_separator
+from tollway.errors import ChainUnavailable
+from tollway.identifiers import Address, ChainId, ListingId
+from tollway.ledger.authorization import SettlementAttempt
+from tollway.ledger.gas import GasBook
+from tollway.limits import Limits
+from tollway.money import Asset
+from tollway.payments.gas_lane import GasLane
+from tollway.payments.settlement_rules import SettlementRules
+
+BUDGET_WINDOW_MS = 86_400_000
+LISTINGS_KEPT = 10_000
+LOOKS_UNTIL_STALE = 6
+"""After so many intervals without an answer nothing is known any more, and nothing is offered."""
+MINED_DEPTH_LOOKS = 12
+"""A nonce counts as mined for good only when it was so at a look this long ago: a reorganisation may take it back."""
+COSTS_KEPT = 10_000
+TROUBLE_PAUSE_S = 1.0
+_SEPARATOR_GAS = 100_000
+
+_log = structlog.get_logger(__name__)
+
+_BudgetKey = tuple[ChainId, ListingId]
+
+
+@dataclass(slots=True)
+class _Gauge:
+    """What is known of one network. `seen_s`: when its fees were told last; `strange`: tokens whose EIP-712 domain is
+    another than we believe."""
+
+    fees: Fees | None = None
+    seen_s: float = 0.0
+    accounts: dict[Address, AccountFacts] = field(default_factory=dict)
+    mined: dict[Address, list[int]] = field(default_factory=dict)
+    troubled: set[Address] = field(default_factory=set)
+    verified: set[Address] = field(default_factory=set)
+    strange: set[Address] = field(default_factory=set)
+
+
+class GasTank:
+    """Used from one event loop. `clock`: monotonic seconds."""
+
+    def __init__(
+        self,
+        *,
+        rules: Mapping[ChainId, SettlementRules],
+        assets: Sequence[Asset],
+        chains: SettlementChain,
+        gas: GasBook,
+        limits: Limits,
+        clock: Callable[[], float],
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._rules = {chain_id: one for chain_id, one in rules.items() if one.has_rail}
+        self._assets = tuple(asset for asset in assets if asset.domain is not None)
+        self._chains = chains
+        self._gas = gas
+        self._limits = limits
+        self._clock = clock
+        self._now_ms = now_ms
+        self._gauges = {chain_id: _Gauge() for chain_id in self._rules}
+        self._lanes = {
+            chain_id: tuple(GasLane(chain_id, key) for key in one.gas_keys)
+            for chain_id, one in self._rules.items()
+        }
+        self._spent: OrderedDict[_BudgetKey, int] = OrderedDict()
+        self._costs: deque[tuple[SettlementAttempt, int]] = deque(maxlen=COSTS_KEPT)
+        self._has_trouble = asyncio.Event()
+
+    # ---- What is asked by calls: answered from what is known.
+
+    def is_offered(self, asset: Asset, units: int, listing_id: ListingId) -> bool:
+        """Whether a price can be settled now. False withdraws the rail from what a 402 offers."""
+        rules = self._rules.get(asset.chain_id)
+        if rules is None or asset.domain is None or asset.token is None or not rules.is_worth(asset, units):
+            return False
+        gauge = self._gauges[asset.chain_id]
+        if asset.token in gauge.strange:
+            return False
+        if rules.facilitator is not None:
+            return True  # whoever settles pays for it
+        return (
+            self._is_affordable(rules, gauge)
+            and self._choose(asset.chain_id, floor_wei=rules.gas_floor_wei) is not None
+            and self._is_within_budget(rules, listing_id)
+        )
+
+    def choose_lane(self, chain_id: ChainId, *, is_claimed: bool = False) -> GasLane | None:
+        """The least busy lane of a key that can pay; None when there is none, or gas costs too much. A call that is
+        claimed already (`is_claimed`) may use what keys have below their floor: that is what the floor is for."""
+        rules = self._rules.get(chain_id)
+        if rules is None or not self._is_affordable(rules, self._gauges[chain_id]):
+            return None
+        lane = self._choose(chain_id, floor_wei=rules.gas_floor_wei)
+        return self._choose(chain_id, floor_wei=1) if lane is None and is_claimed else lane
+
+    def lanes(self, chain_id: ChainId) -> tuple[GasLane, ...]:
+        """All of them, those without gas too."""
+        return self._lanes.get(chain_id, ())
+
+    @property
+    def chain_ids(self) -> tuple[ChainId, ...]:
+        return tuple(self._rules)
+
+    def quote(self, chain_id: ChainId) -> Fees | None:
+        """The latest fees; None when they are not known."""
+        gauge = self._gauges.get(chain_id)
+        return None if gauge is None or self._is_stale(gauge) else gauge.fees
+
+    def price_max_wei(self, chain_id: ChainId) -> int:
+        """Nothing is signed for a higher price of gas."""
+        return self._rules[chain_id].gas_price_max_wei
+
+    def mined_nonce(self, chain_id: ChainId, sender: Address) -> int | None:
+        account = self._gauges[chain_id].accounts.get(sender)
+        return None if account is None else account.mined_nonce
+
+    def note_trouble(self, chain_id: ChainId, sender: Address) -> None:
+        """A node refused this key's transaction: it is left alone until the next look."""
+        self._gauges[chain_id].troubled.add(sender)
+        self._has_trouble.set()
+
+    def note_spent(self, chain_id: ChainId, listing_id: ListingId, wei: int) -> None:
+        """What a transaction that was just signed may cost, until the next look."""
+        key = (chain_id, listing_id)
+        if key in self._spent:
+            self._spent[key] += wei
+
+    def note_cost(self, attempt: SettlementAttempt, cost_wei: int) -> None:
+        """What a mined transaction did cost. Written with the next look; a crash loses it, and the most that it could
+        have cost counts on."""
+        self._costs.append((attempt, cost_wei))
+
+    # ---- Looking.
+
+    async def run(self) -> None:
+        """Looks again and again, and soon after trouble, until it is cancelled."""
+        while True:
+            self._has_trouble.clear()
+            try:
+                await self.refresh()
+            except Exception:  # noqa: BLE001 - a task root: logged, and tried again
+                _log.exception("gas_look_failed")
+            await asyncio.sleep(min(TROUBLE_PAUSE_S, self._limits.gas_refresh_s))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._limits.gas_refresh_s):
+                    await self._has_trouble.wait()
+
+    async def refresh(self) -> None:
+        """A look at every network, and at the budgets of the listings that were asked about. Raises
+        `StorageUnavailable`; a chain that does not answer only leaves what was known."""
+        async with asyncio.TaskGroup() as group:
+            for chain_id in self._rules:
+                group.create_task(self._look(chain_id))
+        await self._refresh_budgets()
+
+    async def _look(self, chain_id: ChainId) -> None:
+        gauge = self._gauges[chain_id]
+        try:
+            gauge.fees, gauge.seen_s = await self._chains.fetch_fees(chain_id), self._clock()
+            for lane in self._lanes[chain_id]:
+                await self._look_at_key(gauge, lane)
+            for asset in self._assets:
+                if asset.chain_id == chain_id:
+                    await self._check_domain(gauge, asset)
+        except ChainUnavailable as exc:
+            _log.warning("gas_unknown", chain_id=chain_id, detail=str(exc))
+
+    async def _look_at_key(self, gauge: _Gauge, lane: GasLane) -> None:
+        sender = lane.key.address
+        account = await self._chains.fetch_account(lane.chain_id, sender)
+        if not lane.is_known or account.mined_nonce > self._last_mined(gauge, sender):
+            lane.start_at(await self._gas.raise_nonce(lane.chain_id, sender, account.mined_nonce))
+        looks = gauge.mined.setdefault(sender, [])
+        looks.append(account.mined_nonce)
+        if len(looks) > MINED_DEPTH_LOOKS:
+            sure = min(looks)
+            looks.pop(0)
+            await self._gas.mark_mined(lane.chain_id, sender, below=sure)
+        gauge.accounts[sender] = account
+        gauge.troubled.discard(sender)
+        if account.balance_wei < self._rules[lane.chain_id].gas_floor_wei:
+            _log.warning(
+                "gas_key_low", chain_id=lane.chain_id, address=str(sender), balance_wei=account.balance_wei
+            )
+
+    def _last_mined(self, gauge: _Gauge, sender: Address) -> int:
+        account = gauge.accounts.get(sender)
+        return -1 if account is None else account.mined_nonce
+
+    async def _check_domain(self, gauge: _Gauge, asset: Asset) -> None:
+        """Once for each token: under another domain than ours every authorisation would be refused. A token that does
+        not tell its domain is taken at its word in the settings."""
+        if asset.token is None or asset.domain is None or asset.token in gauge.verified:
+            return
+        answer = await self._chains.call_contract(
+            asset.chain_id,
+            to=asset.token,
+            calldata=encode_domain_separator(),
+            gas=_SEPARATOR_GAS,
+            bytes_max=32,
+            deadline_s=self._limits.rpc_deadline_s,
+        )
+        expected = compute_domain_separator(asset.domain, chain_id=asset.chain_id, token=asset.token)
+        is_told = not answer.reverted and len(answer.payload) == len(expected)
+        if is_told and answer.payload != expected:
+            gauge.strange.add(asset.token)
+            _log.error("token_domain_differs", chain_id=asset.chain_id, token=str(asset.token))
+        else:
+            gauge.strange.discard(asset.token)
+            gauge.verified.add(asset.token)
+
+    async def _refresh_budgets(self) -> None:
+        while self._costs:
+            attempt, cost_wei = self._costs[0]
+            await self._gas.note_cost(attempt, cost_wei=cost_wei)
+            self._costs.popleft()
+        since_ms = self._now_ms() - BUDGET_WINDOW_MS
+        for chain_id, listing_id in list(self._spent):
+            spent = await self._gas.gas_spent_wei(chain_id, listing_id, since_ms=since_ms)
+            self._spent[chain_id, listing_id] = spent
+
+    # ---- Rules.
+
+    def _is_stale(self, gauge: _Gauge) -> bool:
+        return self._clock() - gauge.seen_s > LOOKS_UNTIL_STALE * self._limits.gas_refresh_s
+
+    def _is_affordable(self, rules: SettlementRules, gauge: _Gauge) -> bool:
+        fees = None if self._is_stale(gauge) else gauge.fees
+        return fees is not None and fees.base_fee_wei + fees.tip_wei <= rules.gas_price_max_wei
+
+    def _choose(self, chain_id: ChainId, *, floor_wei: int) -> GasLane | None:
+        gauge = self._gauges[chain_id]
+        able = [
+            lane
+            for lane in self._lanes[chain_id]
+            if lane.key.address not in gauge.troubled
+            and (account := gauge.accounts.get(lane.key.address)) is not None
+            and account.balance_wei >= floor_wei
+        ]
+        return min(able, key=lambda lane: lane.in_flight, default=None)
+
+    def _is_within_budget(self, rules: SettlementRules, listing_id: ListingId) -> bool:
+        """A listing that was not asked about before has its budget; from the next look on, what the books say."""
+        key = (rules.chain_id, listing_id)
+        spent = self._spent.setdefault(key, 0)
+        self._spent.move_to_end(key)
+        while len(self._spent) > LISTINGS_KEPT:
+            self._spent.popitem(last=False)
+        return spent < rules.listing_budget_wei

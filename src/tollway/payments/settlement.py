@@ -1,0 +1,380 @@
+"""Settling an authorisation: simulate -> sign -> into the books -> broadcast -> follow the receipt -> conclude.
+
+Money may move from the commit on that stores the signed transaction, and never before it. What cannot be found out is
+undecided; failed is only what was refused in simulation and never broadcast. Nothing that a payer composed is ever
+sent: the transaction is built here from the signed fields alone.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import assert_never
+
+import structlog
+
+from tollway.chain.reader import AuthorizationFacts, ChainFacts, SendFault, SettlementChain
+from tollway.chain.rules import ChainRules
+from tollway.errors import ChainUnavailable, Code, Problem
+from tollway.identifiers import ZERO_ADDRESS, ChainId, ListingId
+from tollway.ledger.authorization import Authorization, Cover, SettledTransfer, SettlementAttempt
+from tollway.ledger.book import Book, Closed, Fenced
+from tollway.ledger.call import CallState
+from tollway.ledger.gas import GasBook, LaneTaken
+from tollway.limits import Limits
+from tollway.money import Asset
+from tollway.payments.authorization_reasons import AuthorizationReason, explain_authorization
+from tollway.payments.authorization_use import NotFound, Paid, Spoiled, find_transfer, find_use
+from tollway.payments.authorization_verdict import AuthorizationRefused, check_times, judge_authorization
+from tollway.payments.eip3009 import recover_signer
+from tollway.payments.follower import Follower
+from tollway.payments.gas_lane import GasLane
+from tollway.payments.gas_tank import GasTank
+from tollway.payments.junk_meter import JunkMeter
+from tollway.payments.remote_facilitator import RemoteFacilitator
+from tollway.payments.requirement import Requirement
+from tollway.payments.settlement_outcome import (
+    FencedOff,
+    NotSettled,
+    Settled,
+    SettlementOrder,
+    SettlementOutcome,
+    Undecided,
+)
+from tollway.payments.settlement_signing import Carriage, encode_call, limit_gas, offer_fee, sign_attempt
+from tollway.payments.strays import Strays
+
+__all__ = [
+    "FencedOff",
+    "NotSettled",
+    "Settled",
+    "Settlement",
+    "SettlementOrder",
+    "SettlementOutcome",
+    "Undecided",
+]
+
+LANE_TRIES = 8
+"""How often one settlement asks for a nonce when others were faster, on this gateway and elsewhere."""
+RESEND_AFTER_S = 2.0
+"""A node that saw a later nonce first may have dropped the transaction: it is handed over once more."""
+ASK_AGAIN_S = 0.5
+"""Between two looks for what a facilitator has done."""
+
+_log = structlog.get_logger(__name__)
+
+
+class Settlement:
+    """One per process, for all networks; safe to use from many tasks at once. Its follower and its gas tank have to run
+    beside it, and `mend` every few seconds."""
+
+    def __init__(
+        self,
+        *,
+        book: Book,
+        gas: GasBook,
+        chains: SettlementChain,
+        rules: Mapping[ChainId, ChainRules],
+        tank: GasTank,
+        follower: Follower,
+        facilitators: Mapping[ChainId, RemoteFacilitator],
+        limits: Limits,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._book = book
+        self._gas = gas
+        self._chains = chains
+        self._rules = rules
+        self._tank = tank
+        self._follower = follower
+        self._facilitators = facilitators
+        self._limits = limits
+        self._now_ms = now_ms
+        self._junk = JunkMeter(limits=limits)
+        self._strays = Strays(book, now_ms=now_ms)
+
+    def is_offered(self, asset: Asset, units: int, listing_id: ListingId) -> bool:
+        """Whether this price can be settled now, by what the last look at gas told."""
+        return self._tank.is_offered(asset, units, listing_id)
+
+    async def mend(self) -> None:
+        """A chore: settlements whose waiter is gone are left to the sweeper."""
+        await self._strays.mend()
+
+    # ---- Before the call.
+
+    async def check(
+        self,
+        authorization: Authorization,
+        requirement: Requirement,
+        *,
+        timeout_s: int,
+        client_address: str,
+    ) -> Cover | Problem:
+        """Whether it would pay, by the chain as it is now: one round trip. Raises `ChainUnavailable`."""
+        asset = requirement.asset
+        early = check_times(authorization, now_s=self._now_ms() / 1000, timeout_s=timeout_s)
+        if early is not None:
+            return explain_authorization(early.reason)
+        signer = None if asset.domain is None else recover_signer(authorization, asset.domain)
+        # Whoever shows junk in a wallet's name must not use up the patience that its owner has here.
+        is_owner = signer == authorization.payer
+        name = str(authorization.payer) if is_owner else f"{authorization.payer} from {client_address}"
+        refusal = self._junk.refuse(client_address=client_address, signer=name)
+        if refusal is not None:
+            return refusal
+        facts = await self._simulate(authorization, self._tank.choose_lane(asset.chain_id))
+        verdict = judge_authorization(authorization, requirement, facts, signer=signer, timeout_s=timeout_s)
+        problem = explain_authorization(verdict.reason) if isinstance(verdict, AuthorizationRefused) else None
+        problem = problem or await self._ask_facilitator(authorization, requirement)
+        if problem is not None:
+            self._junk.note(client_address=client_address, signer=name)
+            return problem
+        assert isinstance(verdict, Cover)
+        return verdict
+
+    async def _ask_facilitator(
+        self, authorization: Authorization, requirement: Requirement
+    ) -> Problem | None:
+        facilitator = self._facilitators.get(authorization.chain_id)
+        if facilitator is None:
+            return None
+        reason = await facilitator.verify(
+            authorization, requirement.asset, timeout_s=requirement.max_timeout_s
+        )
+        if reason is None:
+            return None
+        detail = "The facilitator of this network would not settle the authorisation."
+        return Problem(
+            code=Code.PAYMENT_VERIFICATION_FAILED, detail=detail, reason=reason, payment_state="none"
+        )
+
+    async def _simulate(self, authorization: Authorization, lane: GasLane | None) -> AuthorizationFacts:
+        return await self._chains.fetch_authorization(
+            authorization.chain_id,
+            token=authorization.token,
+            payer=authorization.payer,
+            nonce=authorization.nonce,
+            sender=ZERO_ADDRESS if lane is None else lane.key.address,
+            calldata=encode_call(authorization),
+            gas=self._limits.settlement_gas_max,
+        )
+
+    # ---- At the upstream's head.
+
+    async def settle(self, order: SettlementOrder) -> SettlementOutcome:
+        """Lets the money move, and waits for it at most `settle_wait_s`.
+
+        Raises `StorageUnavailable`: then, as after a cancellation, the books decide what the call is, and the sweeper
+        finishes it.
+        """
+        try:
+            outcome = await self._settle(order)
+        except BaseException:
+            self._strays.note(order.close, is_waited_for=False)
+            raise
+        if isinstance(outcome, Undecided):
+            self._strays.note(order.close, is_waited_for=True)
+        return outcome
+
+    async def _settle(self, order: SettlementOrder) -> SettlementOutcome:
+        chain_id = order.asset.chain_id
+        lane = self._tank.choose_lane(chain_id, is_claimed=True)
+        try:
+            facts = await self._simulate(order.authorization, lane)
+        except ChainUnavailable:
+            return await self._leave(order)
+        if facts.is_used:
+            return await self._settle_used(order)
+        if facts.simulation.reverted:
+            return await self._fail(order, _name_failure(order.authorization, facts))
+        facilitator = self._facilitators.get(chain_id)
+        if facilitator is not None:
+            return await self._delegate(order, facilitator, from_block=facts.head_number)
+        if lane is None or facts.gas_estimate is None:
+            return await self._leave(order)
+        gas = limit_gas(facts.gas_estimate, gas_max=self._limits.settlement_gas_max)
+        lane.in_flight += 1
+        try:
+            attempt = await self._store(order, lane, gas)
+            if not isinstance(attempt, SettlementAttempt):
+                return attempt
+            await self._broadcast(attempt)
+            return await self._follow(order, attempt, from_block=facts.head_number)
+        finally:
+            lane.in_flight -= 1
+
+    async def _leave(self, order: SettlementOrder) -> Undecided | FencedOff:
+        """Into `settling` without a transaction: the sweeper signs one when it can."""
+        stored = await self._book.settle(order.close, attempt=None, digest=order.digest)
+        return Undecided() if isinstance(stored, Closed) else FencedOff()
+
+    async def _fail(self, order: SettlementOrder, reason: AuthorizationReason) -> NotSettled | FencedOff:
+        """Nothing was ever broadcast, so nothing moved."""
+        close = replace(
+            order.close,
+            after=CallState.RELEASED,
+            http_status=order.failed_status,
+            error=Code.PAYMENT_SETTLEMENT_FAILED.value,
+        )
+        closed = await self._book.close(close)
+        return FencedOff() if isinstance(closed, Fenced) else NotSettled(reason=reason.value)
+
+    async def _settle_used(self, order: SettlementOrder) -> SettlementOutcome:
+        """Somebody was faster. The same from, to and value: it is paid, and nothing need be sent."""
+        known = await self._book.find_authorized(order.authorization.key)
+        try:
+            use = await find_use(
+                self._chains,
+                order.authorization,
+                from_block=0 if known is None else known.seen_block,
+                depth=self._depth(order),
+            )
+        except ChainUnavailable:
+            use = NotFound()
+        match use:
+            case Spoiled():
+                return await self._fail(order, AuthorizationReason.ALREADY_USED)
+            case NotFound():
+                return await self._leave(order)
+            case Paid():
+                left = await self._leave(order)
+                return left if isinstance(left, FencedOff) else await self._conclude(order, use.transfer)
+            case _:
+                assert_never(use)
+
+    # ---- Signed, stored, sent, followed.
+
+    async def _store(
+        self, order: SettlementOrder, lane: GasLane, gas: int
+    ) -> SettlementAttempt | Undecided | FencedOff:
+        """A signed transaction with the lane's next nonce, in the books. Between taking a nonce and handing it to the
+        books nothing is awaited, so many that come at once get theirs in order and share one commit."""
+        carriage = Carriage(
+            authorization=order.authorization,
+            call_id=order.close.call_id,
+            listing_id=order.listing_id,
+            gas=gas,
+        )
+        for _ in range(LANE_TRIES):
+            if not lane.is_known:
+                lane.start_at(await self._gas.next_nonce(lane.chain_id, lane.key.address))
+            fees = self._tank.quote(lane.chain_id)
+            if fees is None:
+                break
+            offer = offer_fee(fees, price_max_wei=self._tank.price_max_wei(lane.chain_id))
+            taken = lane.take()
+            try:
+                attempt = sign_attempt(
+                    carriage, lane.key, nonce=taken.nonce, offer=offer, now_ms=self._now_ms()
+                )
+                stored = await self._book.settle(order.close, attempt=attempt, digest=order.digest)
+            except BaseException:
+                lane.forget(taken)
+                raise
+            match stored:
+                case Closed():
+                    self._tank.note_spent(attempt.chain_id, attempt.listing_id, attempt.fee_max_wei)
+                    return attempt
+                case Fenced():
+                    lane.correct(taken, next_nonce=taken.nonce)
+                    return FencedOff()
+                case LaneTaken(next_nonce=next_nonce):
+                    lane.correct(taken, next_nonce=next_nonce)
+                case _:
+                    assert_never(stored)
+        return await self._leave(order)
+
+    async def _broadcast(self, attempt: SettlementAttempt) -> None:
+        """Whatever a node says to it, the transaction is public from here on."""
+        try:
+            refused = await self._chains.send_transaction(attempt.chain_id, attempt.raw)
+        except ChainUnavailable as exc:
+            _log.warning("settlement_send_unclear", call_id=attempt.call_id, detail=str(exc))
+            return
+        if refused is None:
+            return
+        _log.warning(
+            "settlement_send_refused",
+            call_id=attempt.call_id,
+            transaction=str(attempt.tx_hash),
+            fault=refused.fault.value,
+            reason=refused.reason,
+        )
+        if refused.fault in (SendFault.INSUFFICIENT_FUNDS, SendFault.NONCE_TOO_LOW):
+            self._tank.note_trouble(attempt.chain_id, attempt.sender)
+
+    async def _follow(
+        self, order: SettlementOrder, attempt: SettlementAttempt, *, from_block: int
+    ) -> SettlementOutcome:
+        facts = await self._wait_mined(order, attempt)
+        if facts is None:
+            return Undecided()
+        transfer = find_transfer(facts, order.authorization)
+        if facts.fee_wei is not None:
+            self._tank.note_cost(attempt, facts.fee_wei)
+        if transfer is not None:
+            return await self._conclude(order, transfer)
+        # It reverted. The authorisation is public now, and anyone can still land it: only its use tells.
+        return await self._conclude_use(order, from_block=from_block)
+
+    async def _wait_mined(self, order: SettlementOrder, attempt: SettlementAttempt) -> ChainFacts | None:
+        depth, wait_s = self._depth(order), self._limits.settle_wait_s
+        first_s = min(RESEND_AFTER_S, wait_s / 2)
+        for part_s in (first_s, wait_s - first_s):
+            try:
+                async with asyncio.timeout(part_s):
+                    return await self._follower.wait_mined(attempt.chain_id, attempt.tx_hash, depth=depth)
+            except TimeoutError:
+                if part_s == first_s:
+                    await self._broadcast(attempt)
+        return None
+
+    async def _conclude_use(self, order: SettlementOrder, *, from_block: int) -> SettlementOutcome:
+        try:
+            use = await find_use(
+                self._chains, order.authorization, from_block=from_block, depth=self._depth(order)
+            )
+        except ChainUnavailable:
+            return Undecided()
+        return await self._conclude(order, use.transfer) if isinstance(use, Paid) else Undecided()
+
+    async def _conclude(self, order: SettlementOrder, transfer: SettledTransfer) -> Settled | FencedOff:
+        state = await self._book.conclude(
+            order.close.call_id,
+            epoch=order.close.epoch,
+            transfer=transfer,
+            is_adrift=False,
+            now_ms=self._now_ms(),
+        )
+        return Settled(transfer=transfer) if state is CallState.CONSUMED else FencedOff()
+
+    def _depth(self, order: SettlementOrder) -> int:
+        units = order.asset.floor_to_ledger(order.authorization.base_units)
+        return self._rules[order.asset.chain_id].confirmations_for(order.asset, units)
+
+    # ---- By a facilitator.
+
+    async def _delegate(
+        self, order: SettlementOrder, facilitator: RemoteFacilitator, *, from_block: int
+    ) -> SettlementOutcome:
+        """It has no hash before it broadcasts, and its word on the outcome is not asked for: the token's is."""
+        left = await self._leave(order)
+        if isinstance(left, FencedOff):
+            return left
+        timeout_s = max(1, order.authorization.valid_before - self._now_ms() // 1000)
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + self._limits.settle_wait_s
+        await facilitator.settle(order.authorization, order.asset, timeout_s=timeout_s)
+        while True:
+            outcome = await self._conclude_use(order, from_block=from_block)
+            if not isinstance(outcome, Undecided) or clock() + ASK_AGAIN_S > deadline:
+                return outcome
+            await asyncio.sleep(ASK_AGAIN_S)
+
+
+def _name_failure(authorization: Authorization, facts: AuthorizationFacts) -> AuthorizationReason:
+    if facts.head_time >= authorization.valid_before:
+        return AuthorizationReason.EXPIRED
+    if facts.balance < authorization.base_units:
+        return AuthorizationReason.INSUFFICIENT_BALANCE
+    return AuthorizationReason.SIMULATION_FAILED

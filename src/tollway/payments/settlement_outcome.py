@@ -1,0 +1,48 @@
+"""An order to settle, and what came of it: a closed set of outcomes. Pure records."""
+
+from dataclasses import dataclass
+
+from tollway.identifiers import ListingId
+from tollway.ledger.authorization import Authorization, SettledTransfer
+from tollway.ledger.book import Close
+from tollway.money import Asset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettlementOrder:
+    """A call whose upstream's head costs. `close`: into `settling`. `digest`: instead of the claim's, where the body's
+    hash is known only now. `failed_status`: what the books note as answered when it surely failed."""
+
+    authorization: Authorization
+    asset: Asset
+    close: Close
+    listing_id: ListingId
+    digest: bytes | None
+    failed_status: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """The money moved, and the books say so: the call is `consumed`."""
+
+    transfer: SettledTransfer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotSettled:
+    """It surely never will: refused before anything was broadcast. The call is `released`."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Undecided:
+    """The call stays in `settling`; the sweeper finishes it once it is adrift."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FencedOff:
+    """Somebody else moved this call on. Stop."""
+
+
+SettlementOutcome = Settled | NotSettled | Undecided | FencedOff

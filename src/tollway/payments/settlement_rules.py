@@ -1,0 +1,116 @@
+"""What settling may cost the operator on each network, and with which keys. Pure records and their defaults.
+
+A network with neither a gas key nor a facilitator takes no authorisations. Nothing here reads a file, asks a chain or
+shows a key.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tollway.chain.gas_key import GasKey
+from tollway.chain.rules import NetworkKind
+from tollway.identifiers import Address, ChainId
+from tollway.money import LEDGER_DECIMALS_MAX, Asset
+
+WEI_PER_GWEI = 10**9
+WEI_PER_NANO = 10**9
+"""A nano is 10^-9 of a currency, and the native one has 18 decimals where gas keys are used."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FacilitatorRules:
+    """A facilitator by URL. Headers often hold a token, so they never show in a repr."""
+
+    url: str
+    verify_headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    settle_headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettlementRules:
+    """One network. `min_nano`: the least price that is settled, in 10^-9 of the listing's currency.
+
+    `gas_price_max_wei`: above it nothing new is offered, and nothing is ever signed for more. `gas_floor_wei`: a key
+    with less signs nothing. `listing_budget_wei`: what settling may cost for one listing in 24 hours.
+    """
+
+    chain_id: ChainId
+    gas_keys: tuple[GasKey, ...] = ()
+    min_nano: int
+    gas_price_max_wei: int
+    gas_floor_wei: int
+    listing_budget_wei: int
+    facilitator: FacilitatorRules | None = None
+
+    @property
+    def has_rail(self) -> bool:
+        return bool(self.gas_keys) or self.facilitator is not None
+
+    def is_worth(self, asset: Asset, units: int) -> bool:
+        """Whether a price of `units` ledger units reaches the least that is settled here."""
+        nano: int = units * 10 ** (LEDGER_DECIMALS_MAX - asset.ledger_decimals)
+        return nano >= self.min_nano
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettlementDefaults:
+    """As the operator would write them: in the listing's currency, in gwei, and in the native currency."""
+
+    settlement_min: str
+    gas_price_max_gwei: str
+    gas_floor: str
+    listing_gas_budget: str
+
+
+_ROLLUP = SettlementDefaults(
+    settlement_min="0.001", gas_price_max_gwei="2", gas_floor="0.0005", listing_gas_budget="0.1"
+)
+"""A settlement is some 90,000 gas: around 10^-5 ETH at a tenth of a gwei, so the floor pays for fifty of them."""
+_TEST = SettlementDefaults(
+    settlement_min="0.001", gas_price_max_gwei="500", gas_floor="0.0005", listing_gas_budget="1000"
+)
+_BY_CHAIN: Mapping[int, SettlementDefaults] = {
+    1: SettlementDefaults(
+        settlement_min="1", gas_price_max_gwei="50", gas_floor="0.02", listing_gas_budget="0.5"
+    ),
+    137: SettlementDefaults(
+        settlement_min="0.001", gas_price_max_gwei="1000", gas_floor="1", listing_gas_budget="100"
+    ),
+}
+
+
+def settlement_defaults(chain_id: ChainId, kind: NetworkKind) -> SettlementDefaults:
+    """What holds where the operator says nothing. Gas of a test network costs nobody anything."""
+    return _BY_CHAIN.get(chain_id, _TEST if kind == "test" else _ROLLUP)
+
+
+def is_development_key(address: Address) -> bool:
+    """A key that everybody has: of the mnemonic that development chains start with."""
+    return address in _DEVELOPMENT_WALLETS
+
+
+_DEVELOPMENT_WALLETS = frozenset(
+    Address.parse(text)
+    for text in (
+        "0xf39Fd6e51aad88F6F4ce6aB8827279cffFb92266",
+        "0x70997970C51812dc3A010C7d01b50e0d17dc79C8",
+        "0x3C44CdDdB6a900fa2b585dd299e03d12FA4293BC",
+        "0x90F79bf6EB2c4f870365E785982E1f101E93b906",
+        "0x15d34AAf54267DB7D7c367839AAf71A00a2C6A65",
+        "0x9965507D1a55bcC2695C58ba16FB37d819B0A4dc",
+        "0x976EA74026E726554dB657fA54763abd0C3a0aa9",
+        "0x14dC79964da2C08b23698B3D3cc7Ca32193d9955",
+        "0x23618e81E3f5cdF7f54C3d65f7FBc0aBf5B21E8f",
+        "0xa0Ee7A142d267C1f36714E4a8F75612F20a79720",
+        "0xBcd4042DE499D14e55001CcbB24a551F3b954096",
+        "0x71bE63f3384f5fb98995898A86B02Fb2426c5788",
+        "0xFABB0ac9d68B0B445fB7357272Ff202C5651694a",
+        "0x1CBd3b2770909D4e10f157cABC84C7264073C9Ec",
+        "0xdF3e18d64BC6A983f673Ab319CCaE4f1a57C7097",
+        "0xcd3B766CCDd6AE721141F452C550Ca635964ce71",
+        "0x2546BcD3c84621e976D8185a91A922aE77ECEc30",
+        "0xbDA5747bFD65F08deb54cb465eB87D40e51B197E",
+        "0xdD2FD4581271e230360230F9337D5c0430Bf44C0",
+        "0x8626f6940E2eb28930eFb4CeF49B2d1F2C9C1199",
+    )
+)
