@@ -14,7 +14,7 @@ from tollway.identity.authenticator import Identity
 from tollway.ledger.call import CallRecord, CallState, Delivery, Payment, PaymentState, Rail
 from tollway.ledger.statement import HistoryPage, HistoryQuery
 from tollway.money import Asset
-from tollway.web.history_routes import Sighting, call_json, call_status, history_router
+from tollway.web.history_routes import Sighting, call_json, call_status, history_router, x402_history_router
 from tollway.web.problems import install_handlers
 from tollway.web.wire import format_time
 
@@ -123,6 +123,7 @@ async def ask(
     body: bytes | None = None,
     sighting: Sighting | None = None,
     assets: Sequence[Asset] = (USDC, ETHER),
+    base: str = "/api/v2",
 ) -> httpx.Response:
     async def authenticate(request: Request) -> Identity:
         if wallet is None:
@@ -142,11 +143,22 @@ async def ask(
         ),
         now_ms=lambda: NOW_MS,
     )
+    x402_router = x402_history_router(
+        statement=shelves,
+        wallet=authenticate,
+        find_asset=lambda chain_id, key: USDC,
+        now_ms=lambda: NOW_MS,
+    )
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.include_router(router)
-    install_handlers(app, "https://gw.example.com")
+    app.include_router(x402_router)
+
+    async def challenge(request: Request) -> list[tuple[str, str]]:
+        return [("WWW-Authenticate", "Bearer"), ("PAYMENT-REQUIRED", "e30=")]
+
+    install_handlers(app, "https://gw.example.com", challenge)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gw") as client:
-        return await client.request(method, "/api/v2" + path, content=body)
+        return await client.request(method, base + path, content=body)
 
 
 async def test_a_record_has_the_public_members_and_no_others() -> None:
@@ -422,3 +434,31 @@ def test_a_call_that_the_gateway_answered_has_the_status_of_its_problem(
 ) -> None:
     answered = replace(CALL, http_status=None, error=error)
     assert call_json(answered, lambda chain_id, key: USDC)["httpStatus"] == status
+
+
+@pytest.mark.parametrize("path", ["/history", "/history?limit=1&role=provider", "/history/call_1"])
+async def test_x402_clients_read_the_same_history_at_a_door_of_their_own(path: str) -> None:
+    own, plain = Shelves([CALL]), Shelves([CALL])
+    told = await ask(own, path, base="/x402")
+    assert (told.status_code, told.json()) == (200, (await ask(plain, path)).json())
+    assert own.asked == plain.asked
+
+
+@pytest.mark.parametrize(
+    ("path", "method", "wallet", "status", "plain_status"),
+    [
+        ("/history", "GET", None, 402, 401),
+        ("/history/call_1", "GET", None, 402, 401),
+        ("/history/call_1", "GET", STRANGER, 404, 404),
+        ("/history?limit=0", "GET", PAYER, 422, 422),
+        ("/history", "POST", PAYER, 405, 405),
+        ("/history/call_1/resolution", "POST", PROVIDER, 404, 422),  # reads only
+    ],
+)
+async def test_at_that_door_only_a_401_changes(
+    path: str, method: str, wallet: Address | None, status: int, plain_status: int
+) -> None:
+    for base, expected in (("/x402", status), ("/api/v2", plain_status)):
+        answer = await ask(Shelves([CALL]), path, method=method, wallet=wallet, body=b"{}", base=base)
+        assert answer.status_code == expected, base
+        assert ("payment-required" in answer.headers) is (wallet is None)

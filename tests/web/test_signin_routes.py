@@ -22,7 +22,7 @@ from tollway.identity.public_origin import parse_origin
 from tollway.identity.signatures import SignatureJudge
 from tollway.limits import Limits
 from tollway.testing.memory_sessions import MemorySessions
-from tollway.web.authentication import make_challenge, wallet_dependency
+from tollway.web.authentication import make_challenge, wallet_dependency, wallet_of_x402_client
 from tollway.web.nonce_meter import NonceMeter
 from tollway.web.problems import install_handlers
 from tollway.web.signin_routes import signin_router
@@ -85,6 +85,10 @@ def app(store: MemorySessions) -> FastAPI:
     async def who(request: Request, identity: Annotated[Identity, Depends(wallet)]) -> dict[str, object]:
         body = await request.body()
         return {"address": str(identity.address), "method": identity.method, "body": body.decode()}
+
+    @app.get("/api/v2/x402/mine")
+    async def mine(identity: Annotated[Identity, Depends(wallet_of_x402_client(wallet))]) -> dict[str, str]:
+        return {"address": str(identity.address), "method": identity.method}
 
     app.include_router(signin_router(desk, meter, limits=LIMITS))
     install_handlers(app, PUBLIC_URL, challenge=make_challenge(desk, meter, origin=ORIGIN, chain_ids=[CHAIN]))
@@ -220,6 +224,24 @@ def challenge_of(answer: httpx.Response) -> dict:
     return json.loads(base64.b64decode(answer.headers["payment-required"]))
 
 
+def sign_in(challenge: httpx.Response) -> str:
+    """The header that an x402 client makes of a challenge."""
+    info = challenge_of(challenge)["extensions"]["sign-in-with-x"]["info"]
+    text = (
+        f"{info['domain']} wants you to sign in with your Ethereum account:\n{ADDRESS}\n\n"
+        f"{info['statement']}\n\nURI: {info['uri']}\nVersion: {info['version']}\nChain ID: {CHAIN}\n"
+        f"Nonce: {info['nonce']}\nIssued At: {info['issuedAt']}\n"
+        f"Expiration Time: {info['expirationTime']}\nResources:\n- {info['resources'][0]}"
+    )
+    payload = info | {
+        "address": str(ADDRESS),
+        "chainId": f"eip155:{CHAIN}",
+        "type": "eip191",
+        "signature": personal_sign(text),
+    }
+    return base64.b64encode(json.dumps(payload).encode()).decode()
+
+
 class TestChallenge:
     async def test_a_401_tells_all_three_ways(self, client) -> None:
         answer = await client.get("/apis?page=1")
@@ -242,20 +264,7 @@ class TestChallenge:
 
     async def test_a_client_that_signs_the_challenge_may_read_and_publish(self, client) -> None:
         for method in ("GET", "POST"):
-            info = challenge_of(await client.request(method, "/apis"))["extensions"]["sign-in-with-x"]["info"]
-            text = (
-                f"{info['domain']} wants you to sign in with your Ethereum account:\n{ADDRESS}\n\n"
-                f"{info['statement']}\n\nURI: {info['uri']}\nVersion: {info['version']}\nChain ID: {CHAIN}\n"
-                f"Nonce: {info['nonce']}\nIssued At: {info['issuedAt']}\n"
-                f"Expiration Time: {info['expirationTime']}\nResources:\n- {info['resources'][0]}"
-            )
-            payload = info | {
-                "address": str(ADDRESS),
-                "chainId": f"eip155:{CHAIN}",
-                "type": "eip191",
-                "signature": personal_sign(text),
-            }
-            header = base64.b64encode(json.dumps(payload).encode()).decode()
+            header = sign_in(await client.request(method, "/apis"))
             answer = await client.request(method, "/apis", headers={"SIGN-IN-WITH-X": header})
             assert answer.json()["method"] == "siwx", answer.text
 
@@ -286,6 +295,47 @@ class TestChallenge:
         uri = challenge_of(await client.get(f"/apis/{path}"))["resource"]["url"]
         assert uri.startswith("https://gw.example.com/")
         assert len(uri) <= 1_024
+
+
+class TestX402Clients:
+    """They look at a challenge only where the status is 402."""
+
+    async def test_are_asked_to_sign_in_by_a_402_that_asks_for_no_payment(self, client) -> None:
+        answer = await client.get("/x402/mine?limit=3")
+        assert (answer.status_code, answer.json()["code"]) == (402, "authentication_required")
+        assert answer.json()["status"] == 402
+        assert answer.headers["cache-control"] == "no-store"
+        assert "www-authenticate" not in answer.headers  # MPP clients look for a payment there
+        challenge = challenge_of(answer)
+        assert set(challenge) == {"x402Version", "error", "resource", "accepts", "extensions"}
+        assert (challenge["x402Version"], challenge["accepts"]) == (2, [])
+        assert challenge["resource"]["url"] == "https://gw.example.com/api/v2/x402/mine"
+        assert set(challenge["extensions"]) == {"sign-in-with-x"}
+
+    async def test_read_once_they_have_signed(self, client) -> None:
+        header = sign_in(await client.get("/x402/mine"))
+        answer = await client.get("/x402/mine?limit=3", headers={"SIGN-IN-WITH-X": header})
+        assert answer.json() == {"address": str(ADDRESS), "method": "siwx"}
+        again = await client.get("/x402/mine", headers={"SIGN-IN-WITH-X": header})
+        assert (again.status_code, again.json()["code"]) == (402, "nonce_reused")
+
+    async def test_every_401_is_a_402_and_no_other_code_changes(self, client) -> None:
+        for headers, status, code in (
+            ({"SIGN-IN-WITH-X": "?"}, 402, "invalid_signature"),
+            ({"Authorization": "Bearer x"}, 402, "session_expired"),
+        ):
+            answer = await client.get("/x402/mine", headers=headers)
+            assert (answer.status_code, answer.json()["code"]) == (status, code)
+        twice = [("Authorization", "Bearer x"), ("Authorization", "Bearer y")]
+        assert (await client.get("/x402/mine", headers=twice)).status_code == 400
+        assert (await client.post("/x402/mine")).status_code == 405
+        assert (await client.get("/x402/none")).status_code == 404
+
+    async def test_get_a_401_where_there_is_nothing_to_sign(self, client) -> None:
+        answers = [await client.get("/x402/mine") for _ in range(4)]
+        assert [answer.status_code for answer in answers] == [402, 402, 402, 401]
+        assert answers[-1].json()["status"] == 401
+        assert "www-authenticate" in answers[-1].headers
 
 
 def signed_headers(method: str, path: bytes, body: bytes = b"") -> dict[str, str]:

@@ -17,6 +17,7 @@ from tollway.identity.http_signature import SignedRequest, accept_signature, req
 from tollway.identity.public_origin import PublicOrigin
 from tollway.identity.signin import STATEMENT
 from tollway.web.nonce_meter import NonceMeter
+from tollway.web.problems import CHALLENGED_BY_402, SIGN_IN_CHALLENGE
 from tollway.web.wire import format_time
 
 _SIWX_SCHEMA = {
@@ -42,9 +43,11 @@ _SIWX_SCHEMA = {
 }
 
 
-def wallet_dependency(
-    authenticator: Authenticator, *, body_bytes_max: int
-) -> Callable[[Request], Awaitable[Identity]]:
+Wallet = Callable[[Request], Awaitable[Identity]]
+"""Proves who asks, before a route looks at anything else."""
+
+
+def wallet_dependency(authenticator: Authenticator, *, body_bytes_max: int) -> Wallet:
     """A FastAPI dependency: the wallet behind the request, before the route looks at the body.
 
     Raises Refusal (413, or what `Authenticator.authenticate` refuses).
@@ -53,6 +56,18 @@ def wallet_dependency(
     async def authenticate(request: Request) -> Identity:
         body = await read_body(request, bytes_max=body_bytes_max)
         return await authenticator.authenticate(to_signed_request(request, body=body))
+
+    return authenticate
+
+
+def wallet_of_x402_client(wallet: Wallet) -> Wallet:
+    """The same wallet, for clients that sign in only when they are asked with a 402: every refusal that would be a 401
+    comes as a 402 with nothing to pay (`accepts: []`). Where no challenge can be made it stays a 401: a 402 without
+    terms would say nothing to anybody."""
+
+    async def authenticate(request: Request) -> Identity:
+        request.scope.setdefault("state", {})[CHALLENGED_BY_402] = True
+        return await wallet(request)
 
     return authenticate
 
@@ -134,7 +149,7 @@ async def challenge_headers(
             invitation = await desk.invite(uri)
         except StorageUnavailable:
             return headers
-        headers.append(("PAYMENT-REQUIRED", _format_challenge(invitation, chain_ids=chain_ids)))
+        headers.append((SIGN_IN_CHALLENGE, _format_challenge(invitation, chain_ids=chain_ids)))
     return headers
 
 

@@ -1,5 +1,6 @@
-"""A wallet's calls and payments, as the books have them: `/history` and `/payments`. Reads only, except that a
-provider may decide a call whose outcome is unknown. It never shows one wallet what belongs to another.
+"""A wallet's calls and payments, as the books have them: `/history` and `/payments`, and `/history` once more at the
+door of x402 clients. Reads only, except that a provider may decide a call whose outcome is unknown. It never shows one
+wallet what belongs to another.
 """
 
 from collections.abc import Awaitable, Callable
@@ -15,6 +16,7 @@ from tollway.ledger.call import CallRecord, CallState, Payment, PaymentState
 from tollway.ledger.statement import HistoryQuery, HistoryStatus, Statement
 from tollway.money import Asset
 from tollway.payments.sighting import Sighting
+from tollway.web.authentication import Wallet, wallet_of_x402_client
 from tollway.web.json_body import parse_json_object
 from tollway.web.problems import status_of
 from tollway.web.wire import Query, format_time, parse_time
@@ -29,7 +31,6 @@ HISTORY_PARAMETERS = ("apiId", "limit", "offset", "status", "from", "to", "befor
 _STATUSES = ("pending", "succeeded", "failed", "unknown")
 _ERROR_STATUS_MIN = 400
 
-Wallet = Callable[[Request], Awaitable[Identity]]
 FindAsset = Callable[[ChainId, str], Asset | None]
 """The asset that the books call by that key on that chain; None when it is configured no more."""
 
@@ -51,26 +52,7 @@ def history_router(
     router = APIRouter(prefix="/api/v2")
     Caller = Annotated[Identity, Depends(wallet)]  # noqa: N806 - a type
 
-    @router.get("/history")
-    async def list_history(request: Request, caller: Caller) -> dict[str, Any]:
-        as_of_ms = now_ms()
-        query = _read_history_query(request, caller.address)
-        page = await statement.history(query)
-        answer: dict[str, Any] = {
-            "calls": [call_json(call, find_asset) for call in page.calls],
-            "total": page.total,
-            "limit": query.limit,
-            "offset": query.offset,
-            "asOf": format_time(as_of_ms if query.to_ms is None else min(as_of_ms, query.to_ms)),
-        }
-        if page.is_lower_bound:
-            answer["totalIsLowerBound"] = True
-        return answer
-
-    @router.get("/history/{call_id}")
-    async def show_call(request: Request, call_id: str, caller: Caller) -> dict[str, Any]:
-        Query(request.scope["query_string"], known=()).finish()
-        return call_json(await _find_call(statement, call_id, caller), find_asset)
+    _add_reads(router, statement=statement, wallet=wallet, find_asset=find_asset, now_ms=now_ms)
 
     @router.post("/history/{call_id}/resolution")
     async def resolve_call(request: Request, call_id: str, caller: Caller) -> dict[str, Any]:
@@ -105,6 +87,54 @@ def history_router(
         return {**first, "others": others} if others else first
 
     return router
+
+
+def x402_history_router(
+    *, statement: Statement, wallet: Wallet, find_asset: FindAsset, now_ms: Callable[[], int]
+) -> APIRouter:
+    """`/x402/history` and `/x402/history/{callId}`: the same two reads, for x402 clients that sign in only when a 402
+    asks them to. Nothing can be paid here."""
+    router = APIRouter(prefix="/x402")
+    _add_reads(
+        router,
+        statement=statement,
+        wallet=wallet_of_x402_client(wallet),
+        find_asset=find_asset,
+        now_ms=now_ms,
+    )
+    return router
+
+
+def _add_reads(
+    router: APIRouter,
+    *,
+    statement: Statement,
+    wallet: Wallet,
+    find_asset: FindAsset,
+    now_ms: Callable[[], int],
+) -> None:
+    Caller = Annotated[Identity, Depends(wallet)]  # noqa: N806 - a type
+
+    @router.get("/history")
+    async def list_history(request: Request, caller: Caller) -> dict[str, Any]:
+        as_of_ms = now_ms()
+        query = _read_history_query(request, caller.address)
+        page = await statement.history(query)
+        answer: dict[str, Any] = {
+            "calls": [call_json(call, find_asset) for call in page.calls],
+            "total": page.total,
+            "limit": query.limit,
+            "offset": query.offset,
+            "asOf": format_time(as_of_ms if query.to_ms is None else min(as_of_ms, query.to_ms)),
+        }
+        if page.is_lower_bound:
+            answer["totalIsLowerBound"] = True
+        return answer
+
+    @router.get("/history/{call_id}")
+    async def show_call(request: Request, call_id: str, caller: Caller) -> dict[str, Any]:
+        Query(request.scope["query_string"], known=()).finish()
+        return call_json(await _find_call(statement, call_id, caller), find_asset)
 
 
 def call_json(call: CallRecord, find_asset: FindAsset) -> dict[str, Any]:

@@ -33,6 +33,12 @@ Rendered = tuple[int, list[tuple[bytes, bytes]], bytes]
 Challenge = Callable[[Request], Awaitable[Sequence[tuple[str, str]]]]
 """Makes the headers of a 401: `WWW-Authenticate`, `Accept-Signature`, the sign-in challenge."""
 
+SIGN_IN_CHALLENGE = "PAYMENT-REQUIRED"
+"""The header of a 401 in which x402 clients look for what to sign."""
+
+CHALLENGED_BY_402 = "challenged_by_402"
+"""In `scope["state"]`: who asks understands a sign-in challenge only where it comes as a 402 (`web/authentication.py`)."""
+
 _PATH_SAFE = "/%:@!$&'()*+,;=~-._"
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 _log = structlog.get_logger(__name__)
@@ -128,14 +134,18 @@ def problem_type(code: Code, *, public_url: str) -> str:
     return f"{public_url}/problems/{code.value.replace('_', '-')}"
 
 
-def render_problem(problem: Problem, *, public_url: str, request_id: str, instance: str) -> Rendered:
-    """An RFC 9457 answer. `instance`: a URI reference to what failed, usually the path of the request."""
+def render_problem(
+    problem: Problem, *, public_url: str, request_id: str, instance: str, status: int | None = None
+) -> Rendered:
+    """An RFC 9457 answer. `instance`: a URI reference to what failed, usually the path of the request. `status`: only
+    where it is not the one of the code."""
     kind = KINDS[problem.code]
+    status = kind.status if status is None else status
     retry_after_s = problem.retry_after_s if problem.retry_after_s is not None else kind.retry_after_s
     content: dict[str, object] = {
         "type": problem_type(problem.code, public_url=public_url),
         "title": kind.title,
-        "status": kind.status,
+        "status": status,
         "detail": problem.detail,
         "instance": instance,
         "code": problem.code.value,
@@ -165,7 +175,7 @@ def render_problem(problem: Problem, *, public_url: str, request_id: str, instan
     if retry_after_s is not None:
         headers.append((b"retry-after", str(retry_after_s).encode()))
     headers += _rate_limit_headers(problem.members.get("rateLimit"), retry_after_s)
-    return kind.status, headers, body
+    return status, headers, body
 
 
 def _rate_limit_headers(told: object, retry_after_s: int | None) -> list[tuple[bytes, bytes]]:
@@ -204,9 +214,14 @@ def install_handlers(app: FastAPI, public_url: str, challenge: Challenge | None 
     """Makes every failure of `app` a problem: refusals, unknown routes and methods, bad parameters, and bugs."""
 
     async def answer(request: Request, problem: Problem, more: Sequence[tuple[str, str]] = ()) -> Response:
-        if status_of(problem.code) == 401 and challenge is not None:
-            more = (*more, *await challenge(request))
-        return _to_response(problem, request.scope, public_url=public_url, more=more)
+        status = status_of(problem.code)
+        if status == 401 and challenge is not None:
+            offered = await challenge(request)
+            sign_in = [(name, value) for name, value in offered if name == SIGN_IN_CHALLENGE]
+            if sign_in and (request.scope.get("state") or {}).get(CHALLENGED_BY_402):
+                status, offered = 402, sign_in
+            more = (*more, *offered)
+        return _to_response(problem, request.scope, public_url=public_url, more=more, status=status)
 
     async def on_failure(request: Request, exc: Exception) -> Response:
         assert isinstance(exc, TollwayError)
@@ -270,10 +285,19 @@ class LastResort:
 
 
 def _to_response(
-    problem: Problem, scope: Scope, *, public_url: str, more: Sequence[tuple[str, str]] = ()
+    problem: Problem,
+    scope: Scope,
+    *,
+    public_url: str,
+    more: Sequence[tuple[str, str]] = (),
+    status: int | None = None,
 ) -> Response:
     status, headers, body = render_problem(
-        problem, public_url=public_url, request_id=request_id_of(scope), instance=instance_of(scope)
+        problem,
+        public_url=public_url,
+        request_id=request_id_of(scope),
+        instance=instance_of(scope),
+        status=status,
     )
     response = Response(status_code=status)
     response.raw_headers = headers + [
