@@ -19,6 +19,7 @@ from tollway.cli.showing import (
 )
 from tollway.client import CallHeld, CallResponse, GatewayRefused, PaymentRefused
 from tollway.client.reply import PaymentInfo
+from tollway.client.x402_offer import Receipt
 from tollway.identifiers import TxHash
 
 TX = TxHash(b"\xab" * 32)
@@ -36,6 +37,10 @@ def answer(content: bytes, kind: str) -> CallResponse:
         call_id="call_1",
         transaction=str(TX),
         network="eip155:84532",
+        rail="x402",
+        receipt=Receipt(
+            is_success=True, transaction=TX, network="eip155:84532", payer=None, amount=None, reason=None
+        ),
     )
     return response
 
@@ -61,6 +66,8 @@ def test_an_answer_is_json_text_or_bytes(content: bytes, kind: str, shown: dict[
         "callId": "call_1",
         "transaction": str(TX),
         "network": "eip155:84532",
+        "rail": "x402",
+        "receipt": {"success": True, "transaction": str(TX), "network": "eip155:84532"},
     }
 
 

@@ -28,6 +28,7 @@ from tollway.client.steps import (
     PaidAlready,
     Pause,
     Recall,
+    RecallAuthorization,
     Send,
     SignCall,
     SignedTransfer,
@@ -97,11 +98,13 @@ def transfer(**changes) -> Transfer:
 
 
 class Play:
-    """Drives a flow by hand."""
+    """Drives a flow by hand. Nothing is left over of an earlier run of the request."""
 
     def __init__(self, flow):
         self.flow = flow
         self.step = next(flow)
+        if self.step == RecallAuthorization():
+            self.step = flow.send(None)
         self.result = None
         self.failure = None
 
@@ -300,6 +303,8 @@ class World:
 
     def do(self, step):
         match step:
+            case RecallAuthorization():
+                return None
             case Recall():
                 return self.credit
             case Send():

@@ -16,6 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from tollway.client import CallerFailure, CallHeld, CallResponse, GatewayRefused, PaymentRefused
+from tollway.client.steps import SignedAuthorization, Transfer
+from tollway.client.x402_offer import Receipt
+from tollway.money import format_decimal
 
 Document = Mapping[str, Any]
 _TEXT_TYPES = ("text/", "application/json", "application/problem+json", "application/xml", "application/yaml")
@@ -88,6 +91,7 @@ def print_answer(answer: CallResponse) -> None:
     words = [f"HTTP {answer.status_code}", f"payment {payment.state}"]
     words += [f"price {payment.price}"] if payment.price else []
     words += [f"credit left {payment.credit_remaining}"] if payment.credit_remaining else []
+    words += [f"rail {payment.rail}"] if payment.rail else []
     words += [f"paid by {payment.transaction}"] if payment.transaction else []
     words += [f"call {payment.call_id}"] if payment.call_id else []
     Console(stderr=True).print(Text(_plain(" · ".join(words)), style="dim"))
@@ -96,11 +100,12 @@ def print_answer(answer: CallResponse) -> None:
 def describe_answer(answer: CallResponse) -> dict[str, Any]:
     """An answer as JSON. `body` is JSON where the answer is, else text; other bytes are in `bodyBase64`."""
     kind = answer.headers.get("content-type", "")
-    payment = asdict(answer.payment)
+    receipt = answer.payment.receipt
+    payment = {_camel(name): value for name, value in asdict(answer.payment).items()}
     described: dict[str, Any] = {
         "status": answer.status_code,
         "headers": dict(answer.headers),
-        "payment": {_camel(name): value for name, value in payment.items()},
+        "payment": {**payment, "receipt": None if receipt is None else _describe_receipt(receipt)},
     }
     if kind.partition(";")[0].endswith("json"):
         try:
@@ -110,6 +115,50 @@ def describe_answer(answer: CallResponse) -> dict[str, Any]:
     if not answer.content or kind.startswith(_TEXT_TYPES):
         return {**described, "body": answer.text}
     return {**described, "bodyBase64": base64.b64encode(answer.content).decode()}
+
+
+def _describe_receipt(receipt: Receipt) -> dict[str, Any]:
+    """As x402 names its members; what the gateway left out is left out."""
+    told = {
+        "success": receipt.is_success,
+        "transaction": None if receipt.transaction is None else str(receipt.transaction),
+        "network": receipt.network,
+        "payer": receipt.payer,
+        "amount": receipt.amount,
+        "errorReason": receipt.reason,
+    }
+    return {name: value for name, value in told.items() if value is not None}
+
+
+def describe_payment(payment: Transfer) -> dict[str, str]:
+    """A payment of the wallet's own books."""
+    decimals = payment.asset.decimals
+    return {
+        "rail": "tx",
+        "transaction": str(payment.tx_hash),
+        "network": payment.asset.network,
+        "gateway": payment.gateway,
+        "payTo": str(payment.pay_to),
+        "amount": format_decimal(payment.amount, decimals=decimals),
+        "left": format_decimal(payment.rest, decimals=decimals),
+        "currency": payment.asset.symbol,
+        "state": payment.state.value,
+    }
+
+
+def describe_authorization(signed: SignedAuthorization) -> dict[str, str | None]:
+    """An authorisation of the wallet's own books; never its proof."""
+    return {
+        "rail": "x402",
+        "authorization": signed.name(),
+        "transaction": None if signed.tx_hash is None else str(signed.tx_hash),
+        "network": signed.asset.network,
+        "gateway": signed.gateway,
+        "payTo": str(signed.pay_to),
+        "amount": format_decimal(signed.amount, decimals=signed.asset.decimals),
+        "currency": signed.asset.symbol,
+        "state": signed.state.value,
+    }
 
 
 def print_failure(failure: Exception, *, as_json: bool) -> None:

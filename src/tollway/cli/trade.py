@@ -16,6 +16,8 @@ import typer
 
 from tollway.cli.showing import (
     describe_answer,
+    describe_authorization,
+    describe_payment,
     is_for_people,
     print_answer,
     print_calls,
@@ -33,7 +35,7 @@ from tollway.client import (
     TollwayClient,
     create_key_file,
 )
-from tollway.client.steps import Transfer
+from tollway.client.checkout import RailChoice
 from tollway.errors import StorageUnavailable
 from tollway.money import format_decimal
 
@@ -65,6 +67,8 @@ class _Session:
     max_price: str | None = None
     budget: str | None = None
     wait_s: float = 180.0
+    rail: RailChoice = "auto"
+    chains: tuple[int, ...] = ()
 
     def open(self, *, is_signing: bool) -> TollwayClient:
         """Raises `KeyUnusable` where a signature is needed and there is no key, and ValueError."""
@@ -77,6 +81,8 @@ class _Session:
             max_price=self.max_price,
             budget=self.budget,
             patience=Patience(wait_s=self.wait_s),
+            rail=self.rail,
+            chains=self.chains,
         )
 
 
@@ -201,7 +207,17 @@ def call(
             "--budget", envvar="TOLLWAY_BUDGET", help='The most this wallet may spend in all: "5 USDC".'
         ),
     ] = None,
-    prepay: Annotated[int, typer.Option("--prepay", min=1, help="Pay for so many calls at once.")] = 1,
+    prepay: Annotated[
+        int, typer.Option("--prepay", min=1, help="Pay for so many calls at once, by a transaction.")
+    ] = 1,
+    rail: Annotated[
+        RailChoice,
+        typer.Option(
+            "--rail",
+            envvar="TOLLWAY_RAIL",
+            help="What pays when no credit is left: tx, a transaction; x402, an authorisation without gas.",
+        ),
+    ] = "auto",
     idempotency_key: Annotated[str | None, typer.Option("--idempotency-key")] = None,
     output: Annotated[
         str | None, typer.Option("--output", "-o", help="Write the body here as it is; - is stdout.")
@@ -212,6 +228,10 @@ def call(
             "--rpc", envvar="TOLLWAY_RPC", help="Chain nodes: URL, or CHAINID=URL; several with commas."
         ),
     ] = "",
+    chain: Annotated[
+        list[int] | None,
+        typer.Option("--chain", help="Pay by authorisations on this chain, without a node. Repeatable."),
+    ] = None,
     wait_s: Annotated[float, typer.Option("--wait", min=1, help="Seconds to wait for the payment.")] = 180.0,
     store: Store = None,
     gateway: Gateway = DEFAULT_GATEWAY,
@@ -228,6 +248,8 @@ def call(
             max_price=max_price,
             budget=budget,
             wait_s=wait_s,
+            rail=rail,
+            chains=tuple(chain or ()),
         )
         body = read_content(content)
         with session.open(is_signing=has_key(key_file)) as client:
@@ -286,18 +308,23 @@ def list_payments(
     """Every payment that this wallet made on this machine, and what is believed to be left of it."""
     with _explained(as_json=as_json):
         with _Session(gateway=gateway, key_file=key_file, store=store).open(is_signing=True) as client:
-            payments = client.payments()
+            payments, authorizations = client.payments(), client.authorizations()
         for payment in payments if is_for_people(as_json=as_json) else ():
             rest = format_decimal(payment.rest, decimals=payment.asset.decimals)
             typer.echo(
                 f"{payment.tx_hash}  {payment.describe()}  left {rest}  {payment.state}  to {payment.pay_to}"
             )
+        for signed in authorizations if is_for_people(as_json=as_json) else ():
+            typer.echo(f"{signed.name()}  {signed.describe()}  x402 {signed.state}  to {signed.pay_to}")
         if not is_for_people(as_json=as_json):
-            print_json([_describe_payment(payment) for payment in payments])
+            described = [describe_payment(payment) for payment in payments]
+            print_json([*described, *(describe_authorization(signed) for signed in authorizations)])
 
 
 def abandon(
-    transaction: Annotated[str, typer.Argument(metavar="TRANSACTION")],
+    transaction: Annotated[
+        str, typer.Argument(metavar="TRANSACTION", help="Its hash; or the nonce of an open authorisation.")
+    ],
     store: Store = None,
     gateway: Gateway = DEFAULT_GATEWAY,
     key_file: KeyFile = None,
@@ -308,7 +335,7 @@ def abandon(
         with _Session(gateway=gateway, key_file=key_file, store=store).open(is_signing=True) as client:
             is_done = client.abandon(transaction)
         if not is_done:
-            raise CallerFailure("There is no unresolved payment of that hash here.")
+            raise CallerFailure("There is no unresolved payment of that name here.")
         _print_document({"transaction": transaction, "state": "abandoned"}, as_json=as_json)
 
 
@@ -320,20 +347,6 @@ def _print_document(document: dict[str, Any], *, as_json: bool) -> None:
         print_members(document)
     else:
         print_json(document)
-
-
-def _describe_payment(payment: Transfer) -> dict[str, str]:
-    decimals = payment.asset.decimals
-    return {
-        "transaction": str(payment.tx_hash),
-        "network": payment.asset.network,
-        "gateway": payment.gateway,
-        "payTo": str(payment.pay_to),
-        "amount": format_decimal(payment.amount, decimals=decimals),
-        "left": format_decimal(payment.rest, decimals=decimals),
-        "currency": payment.asset.symbol,
-        "state": payment.state.value,
-    }
 
 
 def _show_answer(answer: CallResponse, *, output: str | None, as_json: bool) -> None:

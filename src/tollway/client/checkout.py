@@ -1,23 +1,27 @@
-"""Chooses among the offers of a 402 and pays one: a sub-flow of the payer. Pure.
+"""Chooses among the transfers that a 402 offers and makes one: a sub-flow of the payer. Pure.
 
 It holds what the caller allows, and holds the gateway's numbers against it before anything is signed.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from tollway.client.failures import CannotPay, PaymentRefused, PriceAboveMax
 from tollway.client.quote import Cap, Offer, to_atto
-from tollway.client.steps import Flow, Transfer
+from tollway.client.steps import Answer, Flow, Transfer
 from tollway.client.transfer import Made, Patience, Purse, fetch_balance, know_asset, make_transfer
 from tollway.errors import Code
 from tollway.identifiers import TxHash
 from tollway.money import Asset, format_decimal
 
+RailChoice = Literal["auto", "tx", "x402"]
+RAILS: tuple[RailChoice, ...] = ("auto", "tx", "x402")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What the caller allows for one call. `prepay`: how many calls one new payment is to cover.
+    """What the caller allows for one call. `prepay`: how many calls one new payment is to cover, on `tx`.
 
     `is_repeatable`: the request may run twice (a safe method, or an idempotency key).
     """
@@ -26,6 +30,7 @@ class Rules:
     prepay: int = 1
     patience: Patience = field(default_factory=Patience)
     is_repeatable: bool = False
+    rail: RailChoice = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +39,7 @@ class Short:
 
     transfer: Transfer
     missing: int | None
-    problem: Mapping[str, object]
+    answer: Answer
 
 
 def pay_offer(
@@ -52,6 +57,8 @@ def pay_offer(
     if paid:
         return (yield from _pay_difference(offers, short, purse, rules, tried, paid))
     reasons: list[str] = []
+    if not offers:
+        raise CannotPay("The gateway offers no transfer that this wallet could make.")
     for offer in _prefer(offers, short):
         asset = yield from _check_offer(offer, purse, rules, reasons)
         if asset is None:
@@ -64,7 +71,7 @@ def pay_offer(
             reasons.append(f"{due} {asset.symbol} on {asset.network} is due, the wallet holds {has}")
             continue
         return (yield from make_transfer(asset, offer, amount, purse, tried))
-    raise CannotPay("This wallet cannot pay the call: " + ("; ".join(reasons) or "no offer was made") + ".")
+    raise CannotPay("This wallet cannot pay the call: " + "; ".join(reasons) + ".")
 
 
 def _pay_difference(

@@ -12,12 +12,12 @@ from typing import Self, TypeVar, Unpack
 import httpx
 
 from tollway.client import control
+from tollway.client.call_plan import CallOptions
 from tollway.client.control import ControlRequest, Document
 from tollway.client.desk import (
     ANSWER_BYTES_MAX,
     PROBLEM_BYTES_MAX,
     CallerBase,
-    CallOptions,
     ClientOptions,
     Trip,
 )

@@ -3,20 +3,19 @@
 It does everything that needs no network and no waiting, so that the two clients are nothing but that.
 """
 
-import json
-import re
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TypedDict
 
 import httpx
 
 from tollway import __version__
-from tollway.client.checkout import Rules
+from tollway.client.call_plan import CallOptions, CallPlan, CapText, check_rail, plan_call
+from tollway.client.checkout import RailChoice, Rules
 from tollway.client.control import API_PREFIX, ControlRequest
 from tollway.client.failures import CannotPay
 from tollway.client.judgement import Paid
@@ -29,15 +28,21 @@ from tollway.client.steps import (
     Flow,
     Headers,
     Learn,
+    LearnAuthorization,
     NextNonce,
     NodeAway,
     Outcome,
+    OverBudget,
     PaidAlready,
     Recall,
+    RecallAuthorization,
     Send,
+    SignAuthorization,
     SignCall,
+    SignedAuthorization,
     SignTransfer,
     Store,
+    StoreAuthorization,
     Stored,
     StoreOutcome,
     Transfer,
@@ -50,8 +55,10 @@ from tollway.identity.http_signature import SignedRequest
 from tollway.identity.public_origin import parse_origin
 from tollway.money import Asset
 
-CapText = str | Mapping[str, str] | None
-Local = SignCall | SignTransfer | Recall | NextNonce | Unsent | Store | Learn | CountServed
+AboutAuthorizations = RecallAuthorization | SignAuthorization | StoreAuthorization | LearnAuthorization
+Local = (
+    SignCall | SignTransfer | Recall | NextNonce | Unsent | Store | Learn | CountServed | AboutAuthorizations
+)
 """Steps that need no network."""
 
 PROBLEM_BYTES_MAX = 512 * 1024
@@ -60,28 +67,12 @@ TIMEOUT = httpx.Timeout(10.0, read=330.0)  # a provider may take 300 s until its
 NODE_TIMEOUT = httpx.Timeout(10.0)
 MAINNET = ChainId(1)
 
-_API_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
-_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-_OURS = ("x-payment-tx", "x-payment-network", "x-signature", "x-signature-params", "tollway-max-price")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallPlan:
-    """One call as the caller wants it. `target` is what the signature covers of its URL."""
-
-    api_id: str
-    method: str
-    url: httpx.URL
-    target: bytes
-    headers: tuple[tuple[str, str], ...] = field(repr=False)
-    body: bytes = field(repr=False)
-    rules: Rules
-
 
 class ClientOptions(TypedDict, total=False):
     """What both clients take beside the gateway's URL.
 
-    `rpc_urls`: a node per chain id; only on those chains is anything paid. `max_price`: the most one call may cost,
+    `rpc_urls`: a node per chain id; only on those chains is anything paid, and on `chains`: there by authorisations
+    alone, without a node. `rail`: `"tx"`, `"x402"` or `"auto"`, see `client/rails.py`. `max_price`: the most one call may cost,
     `"0.05 USDC"`, or several by currency, or `"0.05"` of whichever currency (default: one dollar, and only dollars).
     `budget`: the most that all payments in this store may sum up to, written alike. `store_path`: the file of payments,
     shared by all processes of a wallet (default `~/.tollway/payments.sqlite3`). `public_url`: the gateway's own name,
@@ -91,6 +82,8 @@ class ClientOptions(TypedDict, total=False):
 
     wallet: Wallet | None
     rpc_urls: Mapping[int, str]
+    chains: Iterable[int]
+    rail: RailChoice
     store_path: Path | str | None
     max_price: CapText
     budget: CapText
@@ -99,23 +92,6 @@ class ClientOptions(TypedDict, total=False):
     assets: tuple[Asset, ...]
     now_ms: Callable[[], int]
     entropy: Callable[[int], bytes]
-
-
-class CallOptions(TypedDict, total=False):
-    """What a call takes beside the listing and the path.
-
-    `prepay`: how many calls to pay for when a payment is due (default 1). `max_price`: for this call, instead of the
-    client's. `idempotency_key`: makes a repeat get the stored answer, and lets the client repeat on a broken connection.
-    """
-
-    method: str
-    json: object
-    content: bytes | str | None
-    params: Mapping[str, str] | None
-    headers: Mapping[str, str] | None
-    max_price: CapText
-    prepay: int
-    idempotency_key: str | None
 
 
 class Desk:
@@ -128,12 +104,16 @@ class Desk:
         self.origin = parse_origin(options.get("public_url") or self.root)
         self.wallet = options.get("wallet")
         self.rpc_urls = {ChainId(chain_id): url for chain_id, url in options.get("rpc_urls", {}).items()}
+        self.signing_chains = frozenset(ChainId(chain_id) for chain_id in options.get("chains", ()))
         max_price, budget = options.get("max_price"), options.get("budget")
-        self.max_price = DEFAULT_MAX_PRICE if max_price is None else Cap.parse(max_price)
         self.budget = None if budget is None else Cap.parse(budget)
         self._now_ms = options.get("now_ms", _read_clock)
         self._entropy = options.get("entropy", secrets.token_bytes)
-        self._patience = options.get("patience", Patience())
+        self._rules = Rules(
+            max_price=DEFAULT_MAX_PRICE if max_price is None else Cap.parse(max_price),
+            patience=options.get("patience", Patience()),
+            rail=check_rail(options.get("rail", "auto")),
+        )
         self._assets: Mapping[tuple[ChainId, Address | None], Asset] = {
             (asset.chain_id, asset.token): asset for asset in options.get("assets", ())
         }
@@ -141,6 +121,9 @@ class Desk:
         # Payments of one call's price each, made by calls that are running now: others keep their hands off them.
         # In memory on purpose: after a crash nobody speaks for a payment, and the next call spends it.
         self._spoken_for: dict[TxHash, CallPlan] = {}
+        # Authorisations likewise, by nonce; and those that calls of this process have left without an outcome.
+        self._shown: dict[bytes, CallPlan] = {}
+        self._left: set[bytes] = set()
         # Held while a payment is stored and its owner noted, so that no other call sees the one without the other.
         self._speaking = threading.Lock()
         self.store = SpendingStore(Path(path), now_ms=self._now_ms)
@@ -149,34 +132,7 @@ class Desk:
 
     def plan_call(self, api_id: str, path: str, options: CallOptions) -> CallPlan:
         """Raises ValueError for what cannot be sent."""
-        if not _API_ID.fullmatch(api_id):
-            raise ValueError("an API id consists of letters, digits, _ and -")
-        prefix = f"{API_PREFIX}/gateway/{api_id}"
-        rest = path if path[:1] in ("", "/", "?") else "/" + path
-        url = httpx.URL(f"{self.root}{prefix}{rest}")
-        url = _with_params(url, options.get("params"))
-        if not url.raw_path.startswith(prefix.encode()):
-            raise ValueError("the path leaves the listing")
-        target = url.raw_path[len(prefix) :]
-        if target[:1] not in (b"", b"/", b"?"):
-            raise ValueError("the path leaves the listing")
-        headers, body = _read_content(options)
-        method = options.get("method", "GET").upper()
-        max_price = options.get("max_price")
-        return CallPlan(
-            api_id=api_id,
-            method=method,
-            url=url,
-            target=target,
-            headers=tuple(headers.multi_items()),
-            body=body,
-            rules=Rules(
-                max_price=self.max_price if max_price is None else Cap.parse(max_price),
-                prepay=options.get("prepay", 1),
-                patience=self._patience,
-                is_repeatable=method in _SAFE_METHODS or "Idempotency-Key" in headers,
-            ),
-        )
+        return plan_call(self.root, api_id, path, options, defaults=self._rules)
 
     def begin_call(self, plan: CallPlan) -> Flow[Paid]:
         """The flow that brings this call to its end."""
@@ -187,6 +143,7 @@ class Desk:
             chains=frozenset(self.rpc_urls),
             gateway=str(self.origin),
             assets=self._assets,
+            signing_chains=self.signing_chains,
         )
         return pay_flow(purse, plan.rules)
 
@@ -242,6 +199,38 @@ class Desk:
                 return None
             case CountServed():
                 return self.store.count_served(step.tx_hash)
+            case _:
+                assert plan is not None
+                return self._settle_authorization(step, plan, wallet)
+
+    def _settle_authorization(
+        self, step: AboutAuthorizations, plan: CallPlan, wallet: Wallet
+    ) -> SignedAuthorization | Stored | OverBudget | None:
+        match step:
+            case RecallAuthorization():
+                return self._recall_authorization(plan, wallet)
+            case SignAuthorization():
+                return wallet.sign_authorization(
+                    step, gateway=str(self.origin), now_s=self._now_ms() // 1000, nonce=self._entropy(32)
+                )
+            case StoreAuthorization(authorization=signed):
+                self._shown[signed.nonce] = plan
+                request = plan.digest(str(self.origin))
+                return self.store.store_authorization(signed, request=request, budget=self.budget)
+            case LearnAuthorization():
+                self.store.learn_authorization(step.nonce, step.state, step.tx_hash)
+                self._shown.pop(step.nonce, None)
+                return None
+
+    def _recall_authorization(self, plan: CallPlan, wallet: Wallet) -> SignedAuthorization | None:
+        with self._speaking:
+            found = self.store.recall_authorization(
+                payer=wallet.address, request=plan.digest(str(self.origin)), left=tuple(self._left)
+            )
+            if found is not None:
+                self._left.discard(found.nonce)
+                self._shown[found.nonce] = plan
+        return found
 
     def _keep(self, step: Store, plan: CallPlan) -> StoreOutcome:
         """Only whoever has stored a payment speaks for it: two calls at once may well sign the very same transaction."""
@@ -272,6 +261,10 @@ class Desk:
         """The call has its answer, or failed: what it left unspent is anybody's."""
         for tx_hash in [tx_hash for tx_hash, owner in self._spoken_for.copy().items() if owner is plan]:
             self._spoken_for.pop(tx_hash, None)
+        # A call that was cancelled has not told what became of its authorisation: the same request shows it again.
+        for nonce in [nonce for nonce, owner in self._shown.copy().items() if owner is plan]:
+            self._left.add(nonce)
+            self._shown.pop(nonce, None)
 
     # ---- The control plane.
 
@@ -316,30 +309,6 @@ def _read_clock() -> int:
     return time.time_ns() // 1_000_000
 
 
-def _with_params(url: httpx.URL, params: Mapping[str, str] | None) -> httpx.URL:
-    return url.copy_merge_params(params) if params else url
-
-
-def _read_content(options: CallOptions) -> tuple[httpx.Headers, bytes]:
-    """The headers and the body of a call. Raises ValueError."""
-    json_body, content = options.get("json"), options.get("content")
-    if json_body is not None and content is not None:
-        raise ValueError("a call has either json or content")
-    headers = httpx.Headers(options.get("headers") or {})
-    if any(name in headers for name in _OURS):
-        raise ValueError("the client sets the payment headers itself")
-    body = content.encode() if isinstance(content, str) else content or b""
-    if json_body is not None:
-        body = json.dumps(json_body, ensure_ascii=False, separators=(",", ":")).encode()
-        headers.setdefault("Content-Type", "application/json")
-    headers.setdefault("Accept-Encoding", "identity")  # the gateway never inflates; neither need we
-    headers.setdefault("User-Agent", f"tollway/{__version__}")
-    key = options.get("idempotency_key")
-    if key is not None:
-        headers["Idempotency-Key"] = key
-    return headers, body
-
-
 class Trip:
     """The real answer behind the flow's last `Answer`, and its body where that is read already."""
 
@@ -363,7 +332,13 @@ class CallerBase:
         wallet = self._desk.wallet
         return () if wallet is None else self._desk.store.all_of(wallet.address)
 
+    def authorizations(self) -> tuple[SignedAuthorization, ...]:
+        """Every authorisation that this wallet's store knows, oldest first."""
+        wallet = self._desk.wallet
+        return () if wallet is None else self._desk.store.authorizations_of(wallet.address)
+
     def abandon(self, transaction: str) -> bool:
-        """Gives up an unresolved payment, so that its payee may be paid again. If it is mined after all, it bought
-        nothing. False when there is no such payment."""
-        return self._desk.store.abandon(TxHash.parse(transaction))
+        """Gives up an unresolved payment, so that its payee may be paid again; or an open authorisation, by its nonce,
+        so that its request may. If it is mined after all, it bought nothing. False when there is no such payment."""
+        told = TxHash.parse(transaction)
+        return self._desk.store.abandon(told) or self._desk.store.abandon_authorization(bytes(told))

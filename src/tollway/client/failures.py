@@ -95,24 +95,33 @@ class PaymentPending(CallerFailure):
 
 class PaymentRefused(CallerFailure):
     """The gateway does not count a payment of ours, calls a fresh one spent, or asks for more than a difference. The
-    call ends without another payment; a payment that is not counted blocks its payee until it is resolved."""
+    call ends without another payment; a transfer that is not counted blocks its payee until it is resolved. Without a
+    `transaction` it was an authorisation, and nothing has moved."""
 
     code = "payment_refused"
 
-    def __init__(self, detail: str, *, transaction: TxHash, reason: str | None) -> None:
+    def __init__(self, detail: str, *, transaction: TxHash | None, reason: str | None) -> None:
         super().__init__(detail, transaction=transaction)
         self.reason = reason
 
 
 class CallHeld(CallerFailure):
     """The call left and its outcome is unknown, or what could pay it is held by such a call. Nothing more was paid. Ask
-    `call_url`, or `/payments/{tx}` and `/history`; or wait: held prices come back."""
+    `call_url`, or `/payments/{tx}` and `/history`; or wait: held prices come back. `is_retryable` with an open
+    authorisation: the same request again shows the same one."""
 
     code = "call_held"
 
     def __init__(
-        self, detail: str, *, transaction: TxHash | None, call_id: str | None, call_url: str | None
+        self,
+        detail: str,
+        *,
+        transaction: TxHash | None,
+        call_id: str | None,
+        call_url: str | None,
+        is_retryable: bool = False,
     ) -> None:
         super().__init__(detail, transaction=transaction)
+        self.is_retryable = is_retryable
         self.call_id = call_id
         self.call_url = call_url

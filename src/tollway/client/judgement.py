@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from tollway.client.checkout import Short
 from tollway.client.failures import CallHeld, PaymentPending, PriceAboveMax
 from tollway.client.quote import parse_amount, read_missing
-from tollway.client.steps import Answer, CountServed, Flow, Learn, Transfer, TransferState
+from tollway.client.steps import (
+    Answer,
+    CountServed,
+    Flow,
+    Learn,
+    SignedAuthorization,
+    Transfer,
+    TransferState,
+)
 from tollway.errors import Code
 
 SAME_PROOF_AGAIN = frozenset(
@@ -50,10 +58,12 @@ MARKED_REFUSED = frozenset({Code.PAYMENT_VERIFICATION_FAILED.value, Code.PAYMENT
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paid:
-    """How a call ended: the head of its answer, and the payment that bought it (None: it was free, or not served)."""
+    """How a call ended: the head of its answer, and what it was shown: a payment, or an authorisation (neither: it
+    was free, or refused for another reason)."""
 
     answer: Answer
     transfer: Transfer | None = None
+    authorization: SignedAuthorization | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +101,7 @@ def judge(transfer: Transfer, answer: Answer) -> Flow[Verdict]:
         return Spent(is_ours=isinstance(served, int) and served > 0)
     if code == Code.PAYMENT_INSUFFICIENT.value:
         missing = read_missing(answer.problem or {}, transfer.asset)
-        return Short(transfer=transfer, missing=missing, problem=answer.problem or {})
+        return Short(transfer=transfer, missing=missing, answer=answer)
     if code in NOT_COUNTED:
         if code in MARKED_REFUSED:
             yield Learn(tx_hash=transfer.tx_hash, state=TransferState.REFUSED)

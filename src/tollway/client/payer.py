@@ -10,13 +10,16 @@ Rules it keeps:
 * only a 402 of the gateway itself can lead to a payment; an answer relayed from an upstream never does;
 * a call pays once; after that only a difference, to the same payee in the same asset, and all of it within the cap.
   A second whole payment follows only when the wallet's own books say that the first one bought another call of ours;
-* a signed call that may have arrived is repeated with the same proof or not at all, and nothing is paid after it.
+* a signed call that may have arrived is repeated with the same proof or not at all, and nothing is paid after it;
+* one authorisation a call, and a second payment only after a 402 has said that the first moved nothing
+  (`client/authorizing.py`). Which rail pays: `client/rails.py`.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tollway.client.checkout import Rules, Short, pay_offer
+from tollway.client.authorizing import Unpaid, show_authorization
+from tollway.client.checkout import Rules, Short
 from tollway.client.failures import (
     CannotPay,
     GatewayUnreachable,
@@ -37,7 +40,7 @@ from tollway.client.judgement import (
     look_up,
     tell_detail,
 )
-from tollway.client.quote import Offer, read_offers
+from tollway.client.rails import Terms, pay_terms
 from tollway.client.steps import (
     Answer,
     Broken,
@@ -45,16 +48,19 @@ from tollway.client.steps import (
     Headers,
     Pause,
     Recall,
+    RecallAuthorization,
     Send,
     SignCall,
+    SignedAuthorization,
     Transfer,
     TransferState,
 )
-from tollway.client.transfer import Purse, settle
+from tollway.client.transfer import Made, Purse, settle
 from tollway.errors import Code
-from tollway.identifiers import TxHash
+from tollway.identifiers import Address, TxHash
 
 PAYMENTS_MAX = 2
+UNPAID_MAX = 1
 CREDITS_MAX = 8
 ROUNDS_MAX = 500
 PREPAY_MAX = 100_000
@@ -76,12 +82,17 @@ def pay_flow(purse: Purse, rules: Rules) -> Flow[Paid]:
     """One call. Ends with its answer, whatever that says, or raises a `CallerFailure`."""
     if not 1 <= rules.prepay <= PREPAY_MAX:
         raise ValueError(f"prepay is a number of calls from 1 to {PREPAY_MAX}")
+    if rules.prepay > 1 and rules.rail == "x402":
+        raise ValueError("an authorisation pays one call; prepay needs the rail tx or auto")
+    left = yield from _show_left_over(rules)
+    if left is not None:
+        return left
     queue = list((yield from _recall()))
     tried: set[TxHash] = set()
     made: list[Transfer] = []
     lost: set[TxHash] = set()
     refused: list[tuple[Transfer, NotCounted]] = []
-    offers: tuple[Offer, ...] | None = None
+    terms: Terms | None = None
     is_recalled = False
     short: Short | None = None
     busy: Busy | None = None
@@ -99,7 +110,8 @@ def pay_flow(purse: Purse, rules: Rules) -> Flow[Paid]:
                 case Paid():
                     return verdict
                 case Short():
-                    offers = read_offers(verdict.problem) or offers
+                    told = Terms.read(verdict.answer)
+                    terms = terms if told.is_empty else told
                     short = verdict
                 case NotCounted():
                     refused.append((transfer, verdict))
@@ -107,24 +119,26 @@ def pay_flow(purse: Purse, rules: Rules) -> Flow[Paid]:
                     busy = verdict
                 case Spent():
                     lost.add(transfer.tx_hash)
-        elif offers is None:
+        elif terms is None:
             answer = yield from _ask_terms(rules)
             if answer.code != Code.PAYMENT_REQUIRED.value:
                 return Paid(answer=answer)
-            offers = read_offers(answer.problem or {})
+            terms = Terms.read(answer)
         elif not is_recalled:
-            queue = list((yield from _recall(offers)))
+            queue = list((yield from _recall(terms.payees)))
             is_recalled = True
         elif busy is not None:
             waited_s = yield from _wait_for(busy, waited_s, rules)
             tried.discard(busy.transfer.tx_hash)
             queue, busy = [busy.transfer], None
         else:
-            _raise_if_refused(refused, offers)
+            _raise_if_refused(refused, terms)
             if len(made) == PAYMENTS_MAX and lost:
                 break
             paid = [transfer for transfer in made if transfer.tx_hash not in lost]
-            payment = yield from pay_offer(offers, short, purse, rules, frozenset(tried), paid)
+            payment = yield from _pay(terms, short, purse, rules, frozenset(tried), paid)
+            if isinstance(payment, Paid):
+                return payment
             if payment.transfer.tx_hash in tried:  # unresolved, and the gateway has just said no to it
                 break
             if payment.is_new:
@@ -176,16 +190,16 @@ def free_flow(rules: Rules) -> Flow[Paid]:
     return Paid(answer=answer)
 
 
-def _recall(offers: Iterable[Offer] = ()) -> Flow[tuple[Transfer, ...]]:
-    known = yield Recall(payees=tuple(dict.fromkeys(offer.pay_to for offer in offers)))
+def _recall(payees: tuple[Address, ...] = ()) -> Flow[tuple[Transfer, ...]]:
+    known = yield Recall(payees=payees)
     assert isinstance(known, tuple)
     return tuple(entry for entry in known if isinstance(entry, Transfer))[:CREDITS_MAX]
 
 
-def _raise_if_refused(refused: Sequence[tuple[Transfer, NotCounted]], offers: Sequence[Offer]) -> None:
+def _raise_if_refused(refused: Sequence[tuple[Transfer, NotCounted]], terms: Terms) -> None:
     """A payee that holds money of ours which the gateway does not count is not sent more."""
     for transfer, verdict in refused:
-        if any(offer.pay_to == transfer.pay_to for offer in offers):
+        if transfer.pay_to in terms.payees:
             raise _not_counted(transfer, verdict)
 
 
@@ -196,6 +210,57 @@ def _not_counted(transfer: Transfer, verdict: NotCounted) -> PaymentRefused:
         f"{problem.get('detail') or verdict.answer.code}",
         transaction=transfer.tx_hash,
         reason=verdict.reason,
+    )
+
+
+# ---- Paying.
+
+
+def _pay(
+    terms: Terms,
+    short: Short | None,
+    purse: Purse,
+    rules: Rules,
+    tried: frozenset[TxHash],
+    paid: Sequence[Transfer],
+) -> Flow[Made | Paid]:
+    """A transfer that is on disk, or a call that an authorisation has paid. One that surely moved nothing is followed
+    by one more payment at most, by the terms of the 402 that said so."""
+    unpaid: Unpaid | None = None
+    for _ in range(1 + UNPAID_MAX):
+        try:
+            payment = yield from pay_terms(terms, short, purse, rules, tried, paid)
+        except CannotPay as failure:
+            if unpaid is None:
+                raise
+            raise unpaid.refuse() from failure
+        if isinstance(payment, Made):
+            return payment
+        shown = yield from _show(payment, rules)
+        if isinstance(shown, Paid):
+            return shown
+        unpaid, terms = shown, Terms.read(shown.answer)
+    assert unpaid is not None
+    raise unpaid.refuse()
+
+
+def _show_left_over(rules: Rules) -> Flow[Paid | None]:
+    """What an earlier run of this very request has signed and left open comes first: it may have paid already."""
+    left = yield RecallAuthorization()
+    if not isinstance(left, SignedAuthorization):
+        return None
+    shown = yield from _show(left, rules, is_left_over=True)
+    return shown if isinstance(shown, Paid) else None
+
+
+def _show(signed: SignedAuthorization, rules: Rules, *, is_left_over: bool = False) -> Flow[Paid | Unpaid]:
+    return (
+        yield from show_authorization(
+            signed,
+            patience=rules.patience,
+            is_repeatable=rules.is_repeatable,
+            is_left_over=is_left_over,
+        )
     )
 
 

@@ -58,7 +58,7 @@ def read_offers(problem: Mapping[str, object]) -> tuple[Offer, ...]:
 
 def _read_offer(option: Mapping[str, object]) -> Offer | None:
     try:
-        amount = _read_amount(option.get("amount"))
+        amount = read_amount(option.get("amount"))
         decimals, confirmations = option["decimals"], option.get("confirmations", 1)
         symbol = str(option["symbol"])
         if type(decimals) is not int or type(confirmations) is not int or not _SYMBOL.fullmatch(symbol):
@@ -79,7 +79,8 @@ def _read_offer(option: Mapping[str, object]) -> Offer | None:
         return None
 
 
-def _read_amount(text: object) -> int:
+def read_amount(text: object) -> int:
+    """A positive number of base units, as options write it. Raises ValueError."""
     if not isinstance(text, str) or not _AMOUNT.fullmatch(text):
         raise ValueError("an amount is a positive integer string")
     return int(text)
@@ -111,8 +112,13 @@ def parse_amount(text: str, *, decimals: int) -> int | None:
 
 def to_atto(amount: int, asset: Asset) -> int:
     """Base units -> 10^-18 of the currency, rounded up: the common unit of caps."""
-    shift: int = 10 ** abs(ATTO_DECIMALS - asset.decimals)
-    return amount * shift if asset.decimals <= ATTO_DECIMALS else -(-amount // shift)
+    return atto_of(amount, decimals=asset.decimals)
+
+
+def atto_of(amount: int, *, decimals: int) -> int:
+    """The same for whoever knows the decimals only."""
+    shift: int = 10 ** abs(ATTO_DECIMALS - decimals)
+    return amount * shift if decimals <= ATTO_DECIMALS else -(-amount // shift)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

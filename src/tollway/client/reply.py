@@ -8,6 +8,7 @@ from pydantic_core import from_json
 from tollway.client.failures import GatewayUnreachable
 from tollway.client.judgement import Paid
 from tollway.client.steps import Answer, Broken, NodeAnswer, NodeAway, NodeOutcome, NodeRefused
+from tollway.client.x402_offer import Receipt, read_receipt
 from tollway.identifiers import TxHash
 
 _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol)
@@ -15,7 +16,11 @@ _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaymentInfo:
-    """What an answer says about money, in the words of its headers. `state`: none, charged, released or held."""
+    """What an answer says about money, in the words of its headers. `state`: none, charged, released or held.
+
+    `rail`: what was shown with the call: `tx` (a payment's first call), `credit` (a later one), `x402`, or None.
+    `transaction`: what paid, where it is known. `receipt`: the gateway's `PAYMENT-RESPONSE`.
+    """
 
     state: str
     price: str | None
@@ -23,6 +28,8 @@ class PaymentInfo:
     call_id: str | None
     transaction: str | None
     network: str | None
+    rail: str | None = None
+    receipt: Receipt | None = None
 
 
 class CallResponse(httpx.Response):
@@ -89,14 +96,25 @@ def describe_break(exc: httpx.TransportError | TooLong) -> Broken:
 def read_payment(response: httpx.Response, paid: Paid) -> PaymentInfo:
     headers = response.headers
     told = (paid.answer.problem or {}).get("paymentState")
-    transfer = paid.transfer
+    transfer, authorization = paid.transfer, paid.authorization
+    receipt = read_receipt(paid.answer.headers)
+    transaction, network, rail = None, None, None
+    if transfer is not None:
+        transaction, network = str(transfer.tx_hash), transfer.asset.network
+        rail = "tx" if transfer.rest == transfer.amount else "credit"
+    elif authorization is not None:
+        network, rail = authorization.asset.network, "x402"
+        if receipt is not None and receipt.is_success and receipt.transaction is not None:
+            transaction = str(receipt.transaction)
     return PaymentInfo(
         state=headers.get("tollway-payment-state") or (told if isinstance(told, str) else "none"),
         price=headers.get("tollway-price"),
         credit_remaining=headers.get("tollway-credit-remaining"),
         call_id=headers.get("tollway-call-id"),
-        transaction=None if transfer is None else str(transfer.tx_hash),
-        network=None if transfer is None else transfer.asset.network,
+        transaction=transaction,
+        network=network,
+        rail=rail,
+        receipt=receipt,
     )
 
 

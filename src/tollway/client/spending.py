@@ -1,4 +1,4 @@
-"""The wallet's own books: every payment it ever signed, in one SQLite file that several processes may share.
+"""The wallet's own books: every payment and every authorisation it ever signed, in one SQLite file that several processes may share.
 
 A payment is written here, through to the disk, before its first byte is shown to anybody; that write alone decides
 whether it may be made at all (budget, nonce, no unresolved payment to the same payee). It never talks to a network.
@@ -13,13 +13,16 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
+from tollway.client import authorization_rows
 from tollway.client.quote import Cap, to_atto
 from tollway.client.steps import (
     UNRESOLVED,
     WORTHLESS,
+    AuthorizationState,
     NonceTaken,
     OverBudget,
     PaidAlready,
+    SignedAuthorization,
     Stored,
     StoreOutcome,
     Transfer,
@@ -30,7 +33,7 @@ from tollway.identifiers import Address, ChainId, TxHash
 from tollway.money import Asset
 
 BUSY_TIMEOUT_S = 10.0
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 _SCHEMA = """
 CREATE TABLE transfer (
@@ -50,7 +53,7 @@ DROP INDEX one_transfer_per_nonce;
 CREATE UNIQUE INDEX one_transfer_per_nonce ON transfer (chain_id, payer, nonce)
   WHERE state NOT IN ('replaced', 'abandoned');
 """
-_STEPS = (_SCHEMA, _SCHEMA_2)
+_STEPS = (_SCHEMA, _SCHEMA_2, authorization_rows.SCHEMA)
 """Statements from each version to the next."""
 _COLUMNS = "tx_hash, raw, chain_id, token, symbol, decimals, payer, pay_to, gateway, amount, rest, nonce, confirmations, state"
 
@@ -91,7 +94,7 @@ class SpendingStore:
                     return PaidAlready(transfer=entry)
             if _take_up_again(connection, transfer):
                 return Stored()
-            over = _check_budget(connection, transfer, budget)
+            over = _check_budget(connection, transfer.payer, transfer.asset, transfer.amount, budget)
             if over is not None:
                 return over
             try:
@@ -181,6 +184,45 @@ class SpendingStore:
             )
         return changed.rowcount == 1
 
+    # ---- Authorisations.
+
+    def store_authorization(
+        self, signed: SignedAuthorization, *, request: bytes, budget: Cap | None
+    ) -> Stored | OverBudget:
+        """Writes it, unless the budget says no. When this returns `Stored` it is on the disk. `request`: a digest of
+        the call it pays."""
+        with self._transaction() as connection:
+            over = _check_budget(connection, signed.payer, signed.asset, signed.amount, budget)
+            if over is not None:
+                return over
+            authorization_rows.insert(connection, signed, request=request, now_ms=self._now_ms())
+        return Stored()
+
+    def recall_authorization(
+        self, *, payer: Address, request: bytes, left: Iterable[bytes] = ()
+    ) -> SignedAuthorization | None:
+        """An open one of that very request that no running call uses; it is the asker's now. `left`: nonces that a
+        call of this process has left without a word."""
+        with self._transaction() as connection:
+            return authorization_rows.take_open(
+                connection, payer, request=request, left=left, now_ms=self._now_ms()
+            )
+
+    def learn_authorization(self, nonce: bytes, state: AuthorizationState, tx_hash: TxHash | None) -> None:
+        """Writes down what became of it; `OPEN` leaves it to whoever runs its request again."""
+        with self._transaction() as connection:
+            authorization_rows.learn(connection, nonce, state, tx_hash)
+
+    def authorizations_of(self, payer: Address) -> tuple[SignedAuthorization, ...]:
+        """Every authorisation of that wallet, oldest first; without the proof of what is no longer open."""
+        with self._transaction() as connection:
+            return authorization_rows.select_all(connection, payer)
+
+    def abandon_authorization(self, nonce: bytes) -> bool:
+        """Gives up an open one: it counts as spent for good, and its request may be paid anew."""
+        with self._transaction() as connection:
+            return authorization_rows.learn(connection, nonce, AuthorizationState.ABANDONED, None)
+
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         """A connection of its own each time: payments are rare, and nothing is shared between threads."""
@@ -232,19 +274,20 @@ def _take_up_again(connection: sqlite3.Connection, transfer: Transfer) -> bool:
 
 
 def _check_budget(
-    connection: sqlite3.Connection, transfer: Transfer, budget: Cap | None
+    connection: sqlite3.Connection, payer: Address, asset: Asset, amount: int, budget: Cap | None
 ) -> OverBudget | None:
-    """All that this store ever paid in that currency, with this payment, against the budget."""
+    """All that this store ever paid or promised in that currency, with this amount, against the budget."""
     if budget is None:
         return None
-    limit = budget.atto_for(transfer.asset.symbol) or 0
+    limit = budget.atto_for(asset.symbol) or 0
     earlier = _select(
         connection,
         "payer = ? AND symbol = ? AND state NOT IN (SELECT value FROM json_each(?))",
-        (str(transfer.payer), transfer.asset.symbol, _as_json(WORTHLESS)),
+        (str(payer), asset.symbol, _as_json(WORTHLESS)),
     )
     spent = sum(to_atto(entry.amount, entry.asset) for entry in earlier)
-    if spent + to_atto(transfer.amount, transfer.asset) <= limit:
+    spent += authorization_rows.sum_spent(connection, payer, asset.symbol)
+    if spent + to_atto(amount, asset) <= limit:
         return None
     return OverBudget(spent_atto=spent, budget_atto=limit)
 

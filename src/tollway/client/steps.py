@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeVar
 
+from tollway.client.x402_offer import X402Offer
 from tollway.identifiers import Address, ChainId, TxHash
 from tollway.money import Asset, format_decimal
 
@@ -57,6 +58,40 @@ class Transfer:
         return f"{format_decimal(self.amount, decimals=self.asset.decimals)} {self.asset.symbol}"
 
 
+class AuthorizationState(StrEnum):
+    """What we know of an authorisation of our own. All but `released` count as spent."""
+
+    OPEN = "open"  # signed and perhaps shown: until more is known, anybody who saw it may cash it
+    CHARGED = "charged"  # it has paid
+    RELEASED = "released"  # surely not cashed: nobody saw it, or the gateway says so
+    ABANDONED = "abandoned"  # given up by the wallet's owner
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignedAuthorization:
+    """An EIP-3009 authorisation that this wallet signed for one call, known by its nonce. `proof`: the value of
+    `PAYMENT-SIGNATURE`, a promise to whoever holds it. `amount` in base units, `valid_before` in unix seconds."""
+
+    nonce: bytes
+    proof: str = field(repr=False)
+    asset: Asset
+    payer: Address
+    pay_to: Address
+    gateway: str
+    amount: int
+    valid_before: int
+    state: AuthorizationState = AuthorizationState.OPEN
+    tx_hash: TxHash | None = None
+
+    def describe(self) -> str:
+        """`0.05 USDC`."""
+        return f"{format_decimal(self.amount, decimals=self.asset.decimals)} {self.asset.symbol}"
+
+    def name(self) -> str:
+        """`0x` and its nonce in hex: how people name it."""
+        return "0x" + self.nonce.hex()
+
+
 # ---- Steps to the gateway.
 
 Headers = tuple[tuple[str, str], ...]
@@ -91,6 +126,22 @@ class Answer:
     def is_bare_402(self) -> bool:
         """A 402 without its document, as `HEAD` gets it."""
         return self.status == 402 and self.problem is None
+
+    @property
+    def is_relayed(self) -> bool:
+        """It came from the upstream: the gateway marks those (RFC 9209 §2.4)."""
+        return self.problem is None and "received-status" in self.headers.get("proxy-status", "")
+
+    @property
+    def is_402(self) -> bool:
+        """The gateway's own demand for a payment, with or without its document."""
+        return self.status == 402 and not self.is_relayed
+
+    @property
+    def told_state(self) -> str | None:
+        """Which payment state the answer names: none, charged, released or held."""
+        told = self.headers.get("tollway-payment-state") or (self.problem or {}).get("paymentState")
+        return told if isinstance(told, str) else None
 
     @property
     def retry_after_s(self) -> int | None:
@@ -256,6 +307,42 @@ class CountServed:
     tx_hash: TxHash
 
 
+# ---- Steps about authorisations.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecallAuthorization:
+    """An open authorisation that an earlier run of this very request left behind; it is this call's from now on.
+    -> `SignedAuthorization` | None."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignAuthorization:
+    """Sign an offer, with a fresh nonce and times from the clock. -> `SignedAuthorization`. Nobody sees it yet.
+
+    `asset`: what the offer's token is, by somebody else's word than the gateway's.
+    """
+
+    offer: X402Offer
+    asset: Asset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreAuthorization:
+    """Put it on disk, durably, before anybody sees it. -> `Stored` | `OverBudget`."""
+
+    authorization: SignedAuthorization
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnAuthorization:
+    """Write down what became of it. `OPEN` leaves it to the next run of the same request. -> None."""
+
+    nonce: bytes
+    state: AuthorizationState
+    tx_hash: TxHash | None = None
+
+
 Step = (
     Send
     | SignCall
@@ -268,6 +355,10 @@ Step = (
     | Store
     | Learn
     | CountServed
+    | RecallAuthorization
+    | SignAuthorization
+    | StoreAuthorization
+    | LearnAuthorization
 )  # every driver handles all of them
 NodeOutcome = NodeAnswer | NodeRefused | NodeAway
 StoreOutcome = Stored | PaidAlready | OverBudget | NonceTaken
@@ -277,6 +368,7 @@ Outcome = (
     | Headers
     | NodeOutcome
     | SignedTransfer
+    | SignedAuthorization
     | tuple[Transfer, ...]
     | int
     | StoreOutcome

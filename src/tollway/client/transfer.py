@@ -6,7 +6,7 @@ that, the same bytes go out again; a second payment to the same payee is not sig
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tollway.client.failures import BudgetExhausted, CannotPay, NodeUnreachable, PaymentPending
 from tollway.client.quote import ATTO_DECIMALS, KNOWN_ASSETS, Offer
@@ -57,12 +57,16 @@ class Patience:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Purse:
-    """Who pays, where from, and what it knows about assets beyond the presets."""
+    """Who pays, where from, and what it knows about assets beyond the presets.
+
+    `chains`: those with a node. `signing_chains`: those where authorisations may be signed without one.
+    """
 
     payer: Address
     chains: frozenset[ChainId]
     gateway: str
     assets: Mapping[tuple[ChainId, Address | None], Asset]
+    signing_chains: frozenset[ChainId] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,11 +83,18 @@ class Made:
 
 def know_asset(offer: Offer, purse: Purse) -> Flow[Asset | None]:
     """The offered asset as somebody other than the gateway describes it; None when the two differ."""
-    key = (offer.chain_id, offer.token)
+    known = yield from find_asset(offer.chain_id, offer.token, purse)
+    # How its authorisations are signed is no matter here, and the store of payments does not keep it.
+    return offer.asset if known is not None and replace(known, domain=None) == offer.asset else None
+
+
+def find_asset(chain_id: ChainId, token: Address | None, purse: Purse) -> Flow[Asset | None]:
+    """What somebody other than the gateway says: the caller, a preset, or the token's contract. None: nobody."""
+    key = (chain_id, token)
     known = purse.assets.get(key) or KNOWN_ASSETS.get(key)
-    if known is None and offer.token is not None:
-        known = yield from _ask_token(offer.chain_id, offer.token)
-    return known if known == offer.asset else None
+    if known is None and token is not None and chain_id in purse.chains:
+        known = yield from _ask_token(chain_id, token)
+    return known
 
 
 def _ask_token(chain_id: ChainId, token: Address) -> Flow[Asset | None]:

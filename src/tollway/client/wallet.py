@@ -17,7 +17,8 @@ from eth_account.signers.local import LocalAccount
 from eth_account.types import AccessListEntry
 from eth_typing import Hash32, HexStr
 
-from tollway.client.steps import SignedTransfer, SignTransfer
+from tollway.client.steps import SignAuthorization, SignedAuthorization, SignedTransfer, SignTransfer
+from tollway.client.x402_offer import encode_payment
 from tollway.identifiers import Address, ChainId, TxHash, keccak256
 from tollway.identity.http_signature import SignedRequest, signature_headers
 from tollway.identity.public_origin import PublicOrigin
@@ -29,6 +30,19 @@ CALL_VALIDITY_S = 240
 
 REQUEST_VALIDITY_S = 60
 KEY_FILE_BYTES_MAX = 16_384
+VALID_AFTER = 0
+"""Valid at once: the chain's clock may be behind ours."""
+
+_TRANSFER_WITH_AUTHORIZATION = {
+    "TransferWithAuthorization": [
+        {"name": "from", "type": "address"},
+        {"name": "to", "type": "address"},
+        {"name": "value", "type": "uint256"},
+        {"name": "validAfter", "type": "uint256"},
+        {"name": "validBefore", "type": "uint256"},
+        {"name": "nonce", "type": "bytes32"},
+    ]
+}
 
 
 class KeyUnusable(ValueError):
@@ -102,6 +116,46 @@ class Wallet:
         }
         signed = self._account.sign_transaction(fields)
         return SignedTransfer(tx_hash=TxHash(signed.hash), raw=bytes(signed.raw_transaction))
+
+    def sign_authorization(
+        self, wish: SignAuthorization, *, gateway: str, now_s: int, nonce: bytes
+    ) -> SignedAuthorization:
+        """An EIP-3009 `TransferWithAuthorization` for one call. `nonce`: 32 fresh random bytes."""
+        offer = wish.offer
+        valid_before = now_s + offer.timeout_s
+        domain = {
+            "name": offer.domain.name,
+            "version": offer.domain.version,
+            "chainId": int(offer.chain_id),
+            "verifyingContract": str(offer.token),
+        }
+        message = {
+            "from": str(self.address),
+            "to": str(offer.pay_to),
+            "value": offer.amount,
+            "validAfter": VALID_AFTER,
+            "validBefore": valid_before,
+            "nonce": nonce,
+        }
+        signed = self._account.sign_typed_data(domain, _TRANSFER_WITH_AUTHORIZATION, message)
+        proof = encode_payment(
+            offer,
+            payer=self.address,
+            nonce=nonce,
+            valid_after=VALID_AFTER,
+            valid_before=valid_before,
+            signature=bytes(signed.signature),
+        )
+        return SignedAuthorization(
+            nonce=nonce,
+            proof=proof,
+            asset=wish.asset,
+            payer=self.address,
+            pay_to=offer.pay_to,
+            gateway=gateway,
+            amount=offer.amount,
+            valid_before=valid_before,
+        )
 
     def sign_call(
         self,

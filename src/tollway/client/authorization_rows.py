@@ -1,0 +1,133 @@
+"""Authorisations in the wallet's own books: the SQL of `client/spending.py` that is about them.
+
+Every function works inside the transaction of its caller, and commits nothing. A proof is kept while it is open only:
+it is worth money to whoever reads it.
+"""
+
+import sqlite3
+from collections.abc import Iterable, Sequence
+
+from tollway.client.quote import atto_of
+from tollway.client.steps import AuthorizationState, SignedAuthorization
+from tollway.identifiers import Address, ChainId, TxHash
+from tollway.money import Asset
+
+LEASE_MS = 600_000
+"""Longer than any call takes: until then an open authorisation is left to the process that signed it."""
+
+SCHEMA = """
+CREATE TABLE signed_authorization (
+  nonce TEXT PRIMARY KEY, proof TEXT NOT NULL, chain_id INTEGER NOT NULL, token TEXT NOT NULL, symbol TEXT NOT NULL,
+  decimals INTEGER NOT NULL, payer TEXT NOT NULL, pay_to TEXT NOT NULL, gateway TEXT NOT NULL, amount TEXT NOT NULL,
+  valid_before INTEGER NOT NULL, state TEXT NOT NULL, tx_hash TEXT, request TEXT NOT NULL,
+  leased_until_ms INTEGER NOT NULL, created_ms INTEGER NOT NULL);
+CREATE INDEX authorization_by_request ON signed_authorization (payer, request) WHERE state = 'open'
+"""
+_COLUMNS = "nonce, proof, chain_id, token, symbol, decimals, payer, pay_to, gateway, amount, valid_before, state, tx_hash"
+
+
+def insert(
+    connection: sqlite3.Connection, signed: SignedAuthorization, *, request: bytes, now_ms: int
+) -> None:
+    asset = signed.asset
+    connection.execute(
+        f"INSERT INTO signed_authorization ({_COLUMNS}, request, leased_until_ms, created_ms)"  # noqa: S608 - our own column list
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            signed.nonce.hex(),
+            signed.proof,
+            asset.chain_id,
+            str(asset.token),
+            asset.symbol,
+            asset.decimals,
+            str(signed.payer),
+            str(signed.pay_to),
+            signed.gateway,
+            str(signed.amount),
+            signed.valid_before,
+            signed.state.value,
+            None,
+            request.hex(),
+            now_ms + LEASE_MS,
+            now_ms,
+        ),
+    )
+
+
+def take_open(
+    connection: sqlite3.Connection,
+    payer: Address,
+    *,
+    request: bytes,
+    left: Iterable[bytes],
+    now_ms: int,
+) -> SignedAuthorization | None:
+    """The oldest open one of that request which nobody is using; it is the asker's for the time of a lease."""
+    freed = {nonce.hex() for nonce in left}
+    rows = connection.execute(
+        f"SELECT leased_until_ms, {_COLUMNS} FROM signed_authorization"  # noqa: S608 - our own column list
+        " WHERE payer = ? AND request = ? AND state = 'open' ORDER BY created_ms, rowid",
+        (str(payer), request.hex()),
+    )
+    for leased_until_ms, *row in rows.fetchall():
+        if leased_until_ms <= now_ms or row[0] in freed:
+            connection.execute(
+                "UPDATE signed_authorization SET leased_until_ms = ? WHERE nonce = ?",
+                (now_ms + LEASE_MS, row[0]),
+            )
+            return _read(row)
+    return None
+
+
+def learn(
+    connection: sqlite3.Connection, nonce: bytes, state: AuthorizationState, tx_hash: TxHash | None
+) -> bool:
+    """What became of an open one. `OPEN` ends its lease. One that has an outcome keeps it; False then."""
+    is_open = state is AuthorizationState.OPEN
+    changed = connection.execute(
+        "UPDATE signed_authorization SET state = ?, tx_hash = ?, leased_until_ms = 0,"
+        " proof = CASE WHEN ? THEN proof ELSE '' END WHERE nonce = ? AND state = 'open'",
+        (state.value, None if tx_hash is None else str(tx_hash), is_open, nonce.hex()),
+    )
+    return changed.rowcount == 1
+
+
+def sum_spent(connection: sqlite3.Connection, payer: Address, symbol: str) -> int:
+    """What they have moved or may move, in 10^-18 of the currency."""
+    rows = connection.execute(  # prices repeat: few groups, however many calls
+        "SELECT amount, decimals, count(*) FROM signed_authorization"
+        " WHERE payer = ? AND symbol = ? AND state <> 'released' GROUP BY amount, decimals",
+        (str(payer), symbol),
+    )
+    return sum(count * atto_of(int(amount), decimals=decimals) for amount, decimals, count in rows)
+
+
+def select_all(connection: sqlite3.Connection, payer: Address) -> tuple[SignedAuthorization, ...]:
+    """Oldest first."""
+    rows = connection.execute(
+        f"SELECT {_COLUMNS} FROM signed_authorization WHERE payer = ? ORDER BY created_ms, rowid",  # noqa: S608 - our own column list
+        (str(payer),),
+    )
+    return tuple(_read(row) for row in rows)
+
+
+def _read(row: Sequence[object]) -> SignedAuthorization:
+    nonce, proof, chain_id, token, symbol, decimals, payer, pay_to, gateway = row[:9]
+    amount, valid_before, state, tx_hash = row[9:]
+    return SignedAuthorization(
+        nonce=bytes.fromhex(str(nonce)),
+        proof=str(proof),
+        asset=Asset(
+            chain_id=ChainId(int(str(chain_id))),
+            token=Address.parse(str(token)),
+            symbol=str(symbol),
+            decimals=int(str(decimals)),
+        ),
+        payer=Address.parse(str(payer)),
+        pay_to=Address.parse(str(pay_to)),
+        gateway=str(gateway),
+        amount=int(str(amount)),
+        valid_before=int(str(valid_before)),
+        state=AuthorizationState(str(state)),
+        tx_hash=None if tx_hash is None else TxHash.parse(str(tx_hash)),
+    )

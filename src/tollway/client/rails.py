@@ -1,0 +1,74 @@
+"""Which rail pays a call that no credit pays: a sub-flow of the payer. Pure.
+
+Two can. `tx`: a transfer of the wallet's own, which costs gas, may prepay many calls, and leaves credit. `x402`: an
+authorisation, which costs no gas, pays exactly one call, and only once that was served.
+
+`auto` takes the cheaper one: x402 for one call; tx where several are to be prepaid, or where a payment's rest already
+covers part of the price. Where the one cannot be paid the other is. `tx` and `x402` by name never fall back.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from tollway.client.authorizing import make_authorization
+from tollway.client.checkout import Rules, Short, pay_offer
+from tollway.client.failures import CannotPay
+from tollway.client.quote import Offer, read_offers
+from tollway.client.steps import Answer, Flow, SignedAuthorization, Transfer
+from tollway.client.transfer import Made, Purse
+from tollway.client.x402_offer import X402Offer, read_x402_offers
+from tollway.identifiers import Address, TxHash
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """Every way to pay that a 402 names and that this client can go."""
+
+    tx: tuple[Offer, ...]
+    x402: tuple[X402Offer, ...]
+
+    @classmethod
+    def read(cls, answer: Answer) -> Self:
+        problem = answer.problem or {}
+        return cls(tx=read_offers(problem), x402=read_x402_offers(answer.headers, problem))
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.tx or self.x402)
+
+    @property
+    def payees(self) -> tuple[Address, ...]:
+        told = [*(offer.pay_to for offer in self.tx), *(offer.pay_to for offer in self.x402)]
+        return tuple(dict.fromkeys(told))
+
+
+def pay_terms(
+    terms: Terms,
+    short: Short | None,
+    purse: Purse,
+    rules: Rules,
+    tried: frozenset[TxHash],
+    paid: Sequence[Transfer] = (),
+) -> Flow[Made | SignedAuthorization]:
+    """Signs once, on the rail that the rules prefer or the next that they allow. What comes back is on disk, and
+    nobody has seen it. Raises `NotPaid` where there is no way."""
+    reasons: list[str] = []
+    for rail in _order(rules, short, paid):
+        try:
+            if rail == "x402":
+                return (yield from make_authorization(terms.x402, purse, rules.max_price))
+            return (yield from pay_offer(terms.tx, short, purse, rules, tried, paid))
+        except CannotPay as failure:
+            if failure.transaction is not None:
+                raise
+            reasons.append(failure.detail)
+    raise CannotPay(" ".join(reasons))
+
+
+def _order(rules: Rules, short: Short | None, paid: Sequence[Transfer]) -> tuple[str, ...]:
+    if paid:  # this call has paid by a transfer: nothing but a difference is left
+        return ("tx",)
+    if rules.rail != "auto":
+        return (rules.rail,)
+    return ("tx", "x402") if rules.prepay > 1 or short is not None else ("x402", "tx")

@@ -1,0 +1,231 @@
+"""x402 as a caller meets it: the requirements of a 402, the payment header, the receipt. Texts in and out. Pure.
+
+Only what this client can keep is read: version 2, scheme `exact`, EIP-3009, paid after the service. Everything in it
+is the gateway's word. The header is what gets signed and echoed; where the gateway's own `payment.options` name the
+same token with other numbers, the offer is dropped. Gateways of other make are not called: their 402s look otherwise.
+"""
+
+import base64
+import json
+import re
+from binascii import Error as NotBase64
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pydantic_core import from_json
+
+from tollway.client.quote import OPTIONS_MAX, read_amount
+from tollway.identifiers import Address, ChainId, TxHash, parse_network
+from tollway.money import TokenDomain
+
+HEADER_CHARACTERS_MAX = 16 * 1024
+TIMEOUT_MAX_S = 900
+"""An authorisation can be cashed that long. A gateway needs its listing's timeout, at most 300 s, and a minute more."""
+
+DOMAIN_CHARACTERS_MAX = 128
+_DIGITS = re.compile(r"[0-9]{1,78}")
+_PLAIN_FLOW = (None, "authorization")
+_PLAIN_TRANSFER = (None, "eip3009")
+
+Json = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class X402Offer:
+    """One way to pay one call by an authorisation. `amount` in base units; `symbol` and `decimals` are None where only
+    the header names the token. The last three are JSON texts, to be echoed as they came."""
+
+    chain_id: ChainId
+    token: Address
+    symbol: str | None
+    decimals: int | None
+    amount: int
+    pay_to: Address
+    timeout_s: int
+    domain: TokenDomain
+    accepted: str = field(repr=False)
+    resource: str | None = field(default=None, repr=False)
+    extensions: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt:
+    """What a `PAYMENT-RESPONSE` says. `transaction` None: none, or no hash."""
+
+    is_success: bool
+    transaction: TxHash | None
+    network: str | None
+    payer: str | None
+    amount: str | None
+    reason: str | None
+
+
+# ---- Reading the terms.
+
+
+def read_x402_offers(headers: Mapping[str, str], problem: Json) -> tuple[X402Offer, ...]:
+    """The offers in the gateway's order: of `PAYMENT-REQUIRED`, or where that is missing of `payment.options`."""
+    options = tuple(_x402_options(problem))
+    told = headers.get("payment-required")
+    if told is None:
+        offers = [_read_requirement(_as_requirement(option), option) for option in options]
+        return tuple(offer for offer in offers if offer is not None)
+    required = _decode(told)
+    if required is None or required.get("x402Version") != 2:
+        return ()
+    resource, extensions = _text_of(required.get("resource")), _text_of(required.get("extensions"))
+    return tuple(
+        offer
+        for requirement in _objects(required.get("accepts"))
+        if (offer := _read_accepted(requirement, options, resource, extensions)) is not None
+    )
+
+
+def _x402_options(problem: Json) -> Iterable[Json]:
+    payment = problem.get("payment")
+    options = payment.get("options") if isinstance(payment, Mapping) else None
+    return (option for option in _objects(options) if option.get("rail") == "x402")
+
+
+def _read_accepted(
+    requirement: Json, options: Sequence[Json], resource: str | None, extensions: str | None
+) -> X402Offer | None:
+    """A requirement of the header, held against what the body says of the same token."""
+    about = [option for option in options if _place(option, "token") == _place(requirement, "asset")]
+    same = [option for option in about if _numbers(option) == _numbers(requirement)]
+    if about and not same:
+        return None
+    return _read_requirement(requirement, same[0] if same else None, resource, extensions)
+
+
+def _place(told: Json, name: str) -> tuple[str, str]:
+    return str(told.get("network")), str(told.get(name)).lower()
+
+
+def _numbers(told: Json) -> tuple[str, str]:
+    return str(told.get("amount")), str(told.get("payTo")).lower()
+
+
+def _as_requirement(option: Json) -> Json:
+    """An option without its header, as `accepted` names it."""
+    names = ("network", "amount", "payTo", "maxTimeoutSeconds", "extra")
+    told = {name: option[name] for name in names if name in option}
+    return {"scheme": "exact", "asset": option.get("token"), **told}
+
+
+def _read_requirement(
+    told: Json, option: Json | None, resource: str | None = None, extensions: str | None = None
+) -> X402Offer | None:
+    """None for every other scheme, and for what makes no sense."""
+    extra, timeout_s = told.get("extra"), told.get("maxTimeoutSeconds")
+    if told.get("scheme") != "exact" or not isinstance(extra, Mapping) or type(timeout_s) is not int:
+        return None
+    name, version = extra.get("name"), extra.get("version")
+    if not isinstance(name, str) or not isinstance(version, str) or not 1 <= timeout_s <= TIMEOUT_MAX_S:
+        return None
+    if max(len(name), len(version)) > DOMAIN_CHARACTERS_MAX:
+        return None
+    is_plain = extra.get("paymentFlow") in _PLAIN_FLOW and extra.get("assetTransferMethod") in _PLAIN_TRANSFER
+    symbol, decimals = (option or {}).get("symbol"), (option or {}).get("decimals")
+    if not is_plain or (option is not None and not (isinstance(symbol, str) and type(decimals) is int)):
+        return None
+    try:
+        return X402Offer(
+            chain_id=parse_network(str(told["network"])),
+            token=Address.parse(str(told["asset"])),
+            symbol=symbol if isinstance(symbol, str) else None,
+            decimals=decimals if isinstance(decimals, int) else None,
+            amount=read_amount(told.get("amount")),
+            pay_to=Address.parse(str(told["payTo"])),
+            timeout_s=timeout_s,
+            domain=TokenDomain(name=name, version=version),
+            accepted=_encode_json(told),
+            resource=resource,
+            extensions=extensions,
+        )
+    except (KeyError, ValueError):
+        return None
+
+
+# ---- Paying and being told.
+
+
+def encode_payment(
+    offer: X402Offer,
+    *,
+    payer: Address,
+    nonce: bytes,
+    valid_after: int,
+    valid_before: int,
+    signature: bytes,
+) -> str:
+    """The value of `PAYMENT-SIGNATURE`. The gateway's resource and extensions are echoed as x402 asks for."""
+    authorization = {
+        "from": str(payer),
+        "to": str(offer.pay_to),
+        "value": str(offer.amount),
+        "validAfter": str(valid_after),
+        "validBefore": str(valid_before),
+        "nonce": "0x" + nonce.hex(),
+    }
+    payment: dict[str, object] = {
+        "x402Version": 2,
+        "payload": {"signature": "0x" + signature.hex(), "authorization": authorization},
+        "accepted": json.loads(offer.accepted),
+    }
+    if offer.resource is not None:
+        payment["resource"] = json.loads(offer.resource)
+    if offer.extensions is not None:
+        payment["extensions"] = json.loads(offer.extensions)
+    return base64.b64encode(_encode_json(payment).encode()).decode()
+
+
+def read_receipt(headers: Mapping[str, str]) -> Receipt | None:
+    """What `PAYMENT-RESPONSE` says, if it can be read. `headers` in lower case."""
+    told = _decode(headers.get("payment-response", ""))
+    if told is None or not isinstance(told.get("success"), bool):
+        return None
+    try:
+        transaction = TxHash.parse(str(told.get("transaction")))
+    except ValueError:
+        transaction = None
+    amount = told.get("amount")
+    return Receipt(
+        is_success=told["success"] is True,
+        transaction=transaction,
+        network=_word(told.get("network")),
+        payer=_word(told.get("payer")),
+        amount=amount if isinstance(amount, str) and _DIGITS.fullmatch(amount) else None,
+        reason=_word(told.get("errorReason")),
+    )
+
+
+def _word(told: object) -> str | None:
+    return told[:128] if isinstance(told, str) and told else None
+
+
+# ---- JSON in base64.
+
+
+def _decode(text: str) -> Json | None:
+    if not 0 < len(text) <= HEADER_CHARACTERS_MAX:
+        return None
+    try:
+        document = from_json(base64.b64decode(text + "=" * (-len(text) % 4), validate=True))
+    except (ValueError, NotBase64):
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def _encode_json(document: object) -> str:
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":"))
+
+
+def _text_of(document: object) -> str | None:
+    return _encode_json(document) if isinstance(document, Mapping) else None
+
+
+def _objects(told: object) -> Iterable[Json]:
+    if not isinstance(told, Sequence) or isinstance(told, str):
+        return ()
+    return (entry for entry in told[:OPTIONS_MAX] if isinstance(entry, Mapping))
