@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from tollway.chain.reader import Log
+from tollway.chain.reader import Log, SendFault
 from tollway.identifiers import Address, TxHash
 
 _QUANTITY = re.compile(r"0x[0-9a-fA-F]{1,64}")
@@ -35,8 +35,23 @@ _CONTRACT_FAULTS = (
     "returndataoutofbounds",
     "writeprotection",
     "codesizeexceeded",
+    "vmexecutionerror",
 )
 _REVERT_CODE = 3
+
+# How nodes answer a transaction that they do not take, in the same spelling.
+_SEND_FAULTS = (
+    (SendFault.NONCE_TOO_LOW, ("noncetoolow", "nonceistoolow", "oldnonce")),
+    (
+        SendFault.UNDERPRICED,
+        ("underpriced", "feetoolow", "lessthanblockbasefee", "replacementnotallowed", "gaspricetoolow"),
+    ),
+    (SendFault.INSUFFICIENT_FUNDS, ("insufficientfunds", "exceedsaccountbalance")),
+)
+_ALREADY_KNOWN = ("alreadyknown", "alreadyimported")
+_KNOWN_TRANSACTION = "knowntransaction"  # at the start only: there are unknown transaction types as well
+_REJECTION_CODES = (-32000, -32003, -32010)
+"""Of a transaction that is judged. Other codes are about the node itself: limits, methods, internal trouble."""
 
 
 class Unusable(Exception):
@@ -53,8 +68,26 @@ class RpcFault:
 
     @property
     def is_contract_fault(self) -> bool:
-        letters = "".join(c for c in self.message.lower() if c.isalpha())
-        return self.code == _REVERT_CODE or any(fault in letters for fault in _CONTRACT_FAULTS)
+        return self.code == _REVERT_CODE or any(fault in self.letters for fault in _CONTRACT_FAULTS)
+
+    @property
+    def is_already_known(self) -> bool:
+        """The transaction that was sent is one that the node has."""
+        return self.letters.startswith(_KNOWN_TRANSACTION) or any(
+            text in self.letters for text in _ALREADY_KNOWN
+        )
+
+    @property
+    def send_fault(self) -> SendFault | None:
+        """Why it does not take a transaction; None where the fault is about the node itself."""
+        for fault, texts in _SEND_FAULTS:
+            if any(text in self.letters for text in texts):
+                return fault
+        return SendFault.OTHER if self.code in _REJECTION_CODES else None
+
+    @property
+    def letters(self) -> str:
+        return "".join(c for c in self.message.lower() if c.isalpha())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +108,7 @@ class Mined:
     logs: tuple[Log, ...]
     block_number: int
     block_hash: bytes
+    fee_wei: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,6 +218,7 @@ def parse_mined(receipt: object, transaction: object, *, tx_hash: TxHash) -> Min
         logs=_parse_logs(fields.get("logs"), tx_hash=tx_hash, block_hash=block_hash),
         block_number=_parse_number(fields.get("blockNumber")),
         block_hash=block_hash,
+        fee_wei=_parse_fee(fields),
     )
     _check_agreement(mined, known)
     return mined
@@ -197,6 +232,56 @@ def _check_agreement(mined: Mined, known: dict[str, Any]) -> None:
         or _parse_recipient(known) != mined.recipient
     ):
         raise Unusable("receipt and transaction contradict each other")
+
+
+def parse_base_fee(block: object) -> int:
+    """Wei per gas in that block. Raises Unusable on a chain without EIP-1559."""
+    return parse_quantity(_parse_object(block, "a block").get("baseFeePerGas"))
+
+
+def parse_tip(tip: object, gas_price: object, *, base_fee_wei: int) -> int:
+    """What the node suggests to pay above the base fee; where it does not know the question, what its whole price has
+    above it."""
+    if isinstance(tip, RpcFault):
+        return max(0, parse_quantity(gas_price) - base_fee_wei)
+    return parse_quantity(tip)
+
+
+def parse_word(value: object) -> int:
+    """What a getter of one word returned. A revert or an answer of another length is Unusable."""
+    return int.from_bytes(parse_bytes(value, length=32), "big")
+
+
+def parse_estimate(value: object) -> int | None:
+    """Gas, or None where the contract fails. A node's own trouble is Unusable."""
+    if isinstance(value, RpcFault) and value.is_contract_fault:
+        return None
+    return parse_quantity(value)
+
+
+def parse_log_transactions(
+    value: object, *, address: Address, topics: Sequence[Sequence[bytes]]
+) -> list[TxHash]:
+    """The transactions of the logs that `eth_getLogs` found, in their order. A log that was not asked for makes the
+    answer Unusable. `topics`: what each one may be."""
+    if not isinstance(value, list):
+        raise Unusable(_describe(value, "a list of logs"))
+    found: list[TxHash] = []
+    for entry in value:
+        fields = _parse_object(entry, "a log")
+        log_topics = fields.get("topics")
+        if (
+            parse_bytes(fields.get("address"), length=20) != address
+            or not isinstance(log_topics, list)
+            or len(log_topics) != len(topics)
+            or any(
+                parse_bytes(one, length=32) not in ways for one, ways in zip(log_topics, topics, strict=True)
+            )
+        ):
+            raise Unusable("a log was not asked for")
+        if fields.get("removed") is not True:
+            found.append(TxHash(parse_bytes(fields.get("transactionHash"), length=32)))
+    return found
 
 
 def parse_call(value: object, *, bytes_max: int) -> tuple[bool, bytes]:
@@ -237,6 +322,15 @@ def _parse_log(value: object, *, tx_hash: TxHash, block_hash: bytes) -> Log:
         payload=parse_bytes(fields.get("data")),
         removed=removed,
     )
+
+
+def _parse_fee(fields: dict[str, Any]) -> int | None:
+    """Gas at its price, and what rollups add for their data (`l1Fee`)."""
+    if fields.get("gasUsed") is None or fields.get("effectiveGasPrice") is None:
+        return None
+    l1_fee = fields.get("l1Fee")
+    execution = parse_quantity(fields["gasUsed"]) * parse_quantity(fields["effectiveGasPrice"])
+    return execution + (0 if l1_fee is None else parse_quantity(l1_fee))
 
 
 def _parse_status(value: object) -> bool:

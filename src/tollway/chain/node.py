@@ -25,7 +25,7 @@ RpcCall = tuple[str, list[object]]
 """A method and its parameters."""
 
 _HTTP_OK = 200
-_SENDS_MAX = 2
+SENDS_MAX = 2
 _ids = itertools.count(1)
 _log = structlog.get_logger(__name__)
 
@@ -100,8 +100,14 @@ class Node:
             _log.warning("rpc_node_failed", node=self.label, reason=reason)
         self._last_until = self._clock() + BREAKER_S
 
-    async def ask(self, session: aiohttp.ClientSession, calls: Sequence[RpcCall]) -> list[object]:
-        """One round trip. The results in the order of `calls`: raw JSON values for `answers` to parse, or faults."""
+    async def ask(
+        self, session: aiohttp.ClientSession, calls: Sequence[RpcCall], *, sends_max: int = SENDS_MAX
+    ) -> list[object]:
+        """One round trip. The results in the order of `calls`: raw JSON values for `answers` to parse, or faults.
+
+        `sends_max` 1 is for transactions. Sending one twice moves nothing twice, its hash stands for it; but the second
+        answer would hide the first ("nonce too low", because the first was taken and is mined already).
+        """
         batch: list[RpcCall] = [*calls, ("eth_chainId", [])]
         ids = [next(_ids) for _ in batch]
         body = json.dumps(
@@ -111,15 +117,17 @@ class Node:
             ]
         ).encode()
         async with self._slots:
-            answer = await self._send(session, body, calls_count=len(batch))
+            answer = await self._send(session, body, calls_count=len(batch), sends_max=sends_max)
         *results, chain_id = parse_batch(answer, ids)
         if parse_quantity(chain_id) != self._chain_id:
             raise WrongChain("the node serves another chain")
         return results
 
-    async def _send(self, session: aiohttp.ClientSession, body: bytes, *, calls_count: int) -> bytes:
+    async def _send(
+        self, session: aiohttp.ClientSession, body: bytes, *, calls_count: int, sends_max: int
+    ) -> bytes:
         """Reads may be repeated, so a pooled connection that the node had closed meanwhile gets one more try."""
-        for sends_left in reversed(range(_SENDS_MAX)):
+        for sends_left in reversed(range(sends_max)):
             if self._on_request is not None:
                 self._on_request(calls_count)
             try:

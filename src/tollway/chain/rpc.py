@@ -1,38 +1,47 @@
-"""`ChainReader` over real nodes: which node is asked, in which order, and when their word is enough.
+"""`ChainReader` and `SettlementChain` over real nodes: which questions are asked, and what their answers mean together.
 
-Bare JSON-RPC batches: a payment's facts in at most two round trips. It never guesses: a node that fails, lies about its
-chain or contradicts itself is passed over for the next one, and when none is left the answer is `ChainUnavailable`,
-never "not mined". Sending transactions is not its business.
+Bare JSON-RPC batches: a payment's facts in at most two round trips, an authorisation's in one. It never guesses: what
+no node says clearly is `ChainUnavailable`, never "not mined" and never "not sent". It signs nothing, and sends only what
+it is handed.
 """
 
-import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self
 from urllib.parse import urlsplit
 
 import aiohttp
 
-from tollway.chain.answers import (
-    Block,
-    Mined,
-    Unmined,
-    Unusable,
-    parse_block,
-    parse_bytes,
-    parse_call,
-    parse_finalized,
-    parse_mined,
+from tollway.chain.node import Node, open_session
+from tollway.chain.node_panel import NodePanel
+from tollway.chain.questions import (
+    offer_transaction,
+    read_account,
+    read_authorization,
+    read_authorization_ends,
+    read_call,
+    read_code_size,
+    read_fees,
+    read_receipts,
 )
-from tollway.chain.node import Node, WrongChain, open_session
-from tollway.chain.reader import ChainFacts, ContractAnswer, NotMined
-from tollway.errors import ChainMismatch, ChainUnavailable
-from tollway.identifiers import Address, ChainId, TxHash, format_network
+from tollway.chain.reader import (
+    AccountFacts,
+    AuthorizationFacts,
+    ChainFacts,
+    ContractAnswer,
+    Fees,
+    NotMined,
+    SendRefused,
+)
+from tollway.chain.receipts import Tally
+from tollway.errors import ChainUnavailable
+from tollway.identifiers import Address, ChainId, TxHash
 from tollway.limits import Limits
 
-T = TypeVar("T")
+_RECEIPTS_PER_BATCH_MAX = 40
+"""Many nodes take a hundred calls a batch; a receipt takes two."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +74,7 @@ def _is_http_url(url: str) -> bool:
 
 
 class RpcReader:
-    """A `ChainReader`. Open it inside the loop that uses it: `async with RpcReader(...)`, or `open` and `close`.
+    """A `SettlementChain`. Open it inside the loop that uses it: `async with RpcReader(...)`, or `open` and `close`.
 
     `on_request(method_count)` is told of every HTTP round trip as it starts. `clock` is monotonic seconds.
     """
@@ -80,9 +89,9 @@ class RpcReader:
     ) -> None:
         self._limits = limits
         self._session: aiohttp.ClientSession | None = None
-        self._agreement_min = {chain_id: chain.agreement_min for chain_id, chain in chains.items()}
-        self._nodes = {
-            chain_id: tuple(
+
+        def make_panel(chain_id: ChainId, chain: ChainEndpoints) -> NodePanel:
+            nodes = [
                 Node(
                     url,
                     chain_id=chain_id,
@@ -92,9 +101,10 @@ class RpcReader:
                     on_request=on_request,
                 )
                 for position, url in enumerate(chain.urls, start=1)
-            )
-            for chain_id, chain in chains.items()
-        }
+            ]
+            return NodePanel(chain_id, nodes, agreement_min=chain.agreement_min)
+
+        self._panels = {chain_id: make_panel(chain_id, chain) for chain_id, chain in chains.items()}
 
     async def open(self) -> None:
         if self._session is None:
@@ -119,66 +129,64 @@ class RpcReader:
 
     @property
     def chain_ids(self) -> tuple[ChainId, ...]:
-        return tuple(self._nodes)
+        return tuple(self._panels)
 
     async def fetch_facts(self, chain_id: ChainId, tx_hash: TxHash) -> ChainFacts | NotMined:
-        """The first `agreement_min` nodes that tell the same facts decide; one is enough by default.
+        """The first `agreement_min` nodes that tell the same facts decide; one is enough by default."""
+        return (await self._fetch_batch(chain_id, (tx_hash,)))[tx_hash]
 
-        A node may lag behind its siblings, so "not mined" counts only when every node says so that can be reached. A
-        node that failed within the last seconds is not waited for in that case.
-        """
+    async def fetch_receipts(
+        self, chain_id: ChainId, tx_hashes: Sequence[TxHash]
+    ) -> dict[TxHash, ChainFacts | NotMined]:
+        found: dict[TxHash, ChainFacts | NotMined] = {}
+        for start in range(0, len(tx_hashes), _RECEIPTS_PER_BATCH_MAX):
+            try:
+                batch = tx_hashes[start : start + _RECEIPTS_PER_BATCH_MAX]
+                found |= await self._fetch_batch(chain_id, batch)
+            except ChainUnavailable:
+                if not found:
+                    raise
+                break
+        return found
 
-        async def read(node: Node) -> ChainFacts | NotMined:
-            return await self._read_facts(node, chain_id, tx_hash)
-
-        needed = self._agreement_min.get(chain_id, 1)
-        told: list[ChainFacts] = []
-        unseen: list[NotMined] = []
+    async def _fetch_batch(
+        self, chain_id: ChainId, tx_hashes: Sequence[TxHash]
+    ) -> dict[TxHash, ChainFacts | NotMined]:
+        """Each node is asked only about what its siblings left open. Never an empty answer."""
+        panel = self._panel(chain_id)
+        tallies = {
+            tx_hash: Tally(chain_id=chain_id, needed=panel.agreement_min)
+            for tx_hash in dict.fromkeys(tx_hashes)
+        }
         failures: list[str] = []
-        for node in self._in_order(chain_id):
-            if len(unseen) >= needed and not told and node.is_last_choice:
+        for node in panel.in_order:
+            asked = [
+                tx_hash
+                for tx_hash, tally in tallies.items()
+                if tally.wants(is_last_choice=node.is_last_choice)
+            ]
+            if not asked:
                 continue
-            match await self._try(node, read, failures=failures, deadline_s=self._limits.rpc_deadline_s):
-                case ChainFacts() as facts:
-                    told.append(facts)
-                    agreed = _find_agreement(told, needed)
-                    if agreed is not None:
-                        return agreed
-                case NotMined() as answer:
-                    unseen.append(answer)
-        if not told and len(unseen) >= needed:
-            return NotMined(chain_id=chain_id, is_pending=any(answer.is_pending for answer in unseen))
-        if told:
-            failures.append(f"{len(told)} of the nodes know the transaction, {needed} must agree on it")
-        raise _unavailable(chain_id, failures)
 
-    async def _read_facts(self, node: Node, chain_id: ChainId, tx_hash: TxHash) -> ChainFacts | NotMined:
-        receipt, transaction, latest, finalized = await node.ask(
-            self._open_session,
-            [
-                ("eth_getTransactionReceipt", [str(tx_hash)]),
-                ("eth_getTransactionByHash", [str(tx_hash)]),
-                ("eth_getBlockByNumber", ["latest", False]),
-                ("eth_getBlockByNumber", ["finalized", False]),
-            ],
-        )
-        head = parse_block(latest)
-        finalized_number = parse_finalized(finalized, head=head)
-        mined = parse_mined(receipt, transaction, tx_hash=tx_hash)
-        if isinstance(mined, Unmined):
-            return NotMined(chain_id=chain_id, is_pending=mined.is_pending)
-        block = head
-        if head.number != mined.block_number:
-            (canonical,) = await node.ask(
-                self._open_session, [("eth_getBlockByNumber", [hex(mined.block_number), False])]
+            async def read(
+                node: Node, asked: Sequence[TxHash] = asked
+            ) -> dict[TxHash, ChainFacts | NotMined]:
+                return await read_receipts(node, self._open_session, chain_id, asked)
+
+            answers = await panel.attempt(
+                node, read, failures=failures, deadline_s=self._limits.rpc_deadline_s
             )
-            block = parse_block(canonical)
-        if block.number != mined.block_number:
-            raise Unusable("the block is not the one that was asked for")
-        # The block may have arrived after the head was read; it is then the head itself.
-        if block.number > head.number:
-            head = block
-        return _assemble(chain_id, tx_hash, mined, block=block, head=head, finalized_number=finalized_number)
+            for tx_hash, answer in (answers or {}).items():
+                tallies[tx_hash].add(answer)
+        outcomes = {tx_hash: tally.outcome for tx_hash, tally in tallies.items()}
+        found = {tx_hash: outcome for tx_hash, outcome in outcomes.items() if outcome is not None}
+        if not found:
+            if told := max(len(tally.told) for tally in tallies.values()):
+                failures.append(
+                    f"{told} of the nodes know the transaction, {panel.agreement_min} must agree on it"
+                )
+            raise panel.unavailable(failures)
+        return found
 
     async def call_contract(
         self,
@@ -191,126 +199,141 @@ class RpcReader:
         deadline_s: float,
     ) -> ContractAnswer:
         """The first usable node decides. Whatever the contract does wrong is `reverted`, out of gas included."""
-        call: dict[str, object] = {"data": "0x" + calldata.hex(), "gas": hex(gas)}
-        if to is not None:
-            call["to"] = str(to)
 
         async def read(node: Node) -> ContractAnswer:
-            (answer,) = await node.ask(self._open_session, [("eth_call", [call, "latest"])])
-            reverted, payload = parse_call(answer, bytes_max=bytes_max)
-            return ContractAnswer(reverted=reverted, payload=payload)
+            return await read_call(
+                node, self._open_session, to=to, calldata=calldata, gas=gas, bytes_max=bytes_max
+            )
 
-        return await self._read_first(chain_id, read, deadline_s=deadline_s)
+        return await self._panel(chain_id).ask_first(read, deadline_s=deadline_s)
 
     async def fetch_code_size(self, chain_id: ChainId, address: Address) -> int:
         async def read(node: Node) -> int:
-            (code,) = await node.ask(self._open_session, [("eth_getCode", [str(address), "latest"])])
-            return len(parse_bytes(code))
+            return await read_code_size(node, self._open_session, address)
 
-        return await self._read_first(chain_id, read, deadline_s=self._limits.rpc_deadline_s)
+        return await self._panel(chain_id).ask_first(read, deadline_s=self._limits.rpc_deadline_s)
 
     async def check_chain(self, chain_id: ChainId) -> None:
-        """Asks all nodes at once. Raises `ChainUnavailable` when fewer than `agreement_min` answer, and `ChainMismatch`
-        when any of them serves another chain: that is a mistake in the settings which fail-over would hide.
-        """
-        failures: list[str] = []
-        strays: list[str] = []
+        async def read(node: Node) -> object:
+            return await node.ask(self._open_session, [])
 
-        async def check(node: Node) -> bool:
-            try:
-                async with node.attempt(self._limits.rpc_deadline_s):
-                    await node.ask(self._open_session, [])
-            except WrongChain as exc:
-                strays.append(f"{node.label}: {exc}")
-            except Unusable as exc:
-                failures.append(f"{node.label}: {exc}")
-            else:
-                return True
-            return False
+        await self._panel(chain_id).check(read, deadline_s=self._limits.rpc_deadline_s)
 
-        async with asyncio.TaskGroup() as group:
-            checks = [group.create_task(check(node)) for node in self._nodes.get(chain_id, ())]
-        if strays:
-            mismatch = ChainMismatch(f"a node of {format_network(chain_id)} serves another chain")
-            for stray in strays:
-                mismatch.add_note(stray)
-            raise mismatch
-        if sum(task.result() for task in checks) < self._agreement_min.get(chain_id, 1):
-            raise _unavailable(chain_id, failures)
-
-    async def _read_first(
-        self, chain_id: ChainId, read: Callable[[Node], Awaitable[T]], *, deadline_s: float
-    ) -> T:
-        failures: list[str] = []
-        for node in self._in_order(chain_id):
-            answer = await self._try(node, read, failures=failures, deadline_s=deadline_s)
-            if answer is not None:
-                return answer
-        raise _unavailable(chain_id, failures)
-
-    async def _try(
+    async def fetch_authorization(
         self,
-        node: Node,
-        read: Callable[[Node], Awaitable[T]],
+        chain_id: ChainId,
         *,
-        failures: list[str],
-        deadline_s: float,
-    ) -> T | None:
-        """None when the node's answer cannot be used; the reason joins `failures`."""
-        try:
-            async with node.attempt(deadline_s):
-                return await read(node)
-        except Unusable as exc:
-            failures.append(f"{node.label}: {exc}")
-            return None
+        token: Address,
+        payer: Address,
+        nonce: bytes,
+        sender: Address,
+        calldata: bytes,
+        gas: int,
+    ) -> AuthorizationFacts:
+        """`agreement_min` nodes must say the same of the payer and of the transfer; one is enough by default. Of head
+        and gas the most cautious is taken."""
 
-    def _in_order(self, chain_id: ChainId) -> list[Node]:
-        return sorted(self._nodes.get(chain_id, ()), key=lambda node: node.is_last_choice)
+        async def read(node: Node) -> AuthorizationFacts:
+            return await read_authorization(
+                node,
+                self._open_session,
+                chain_id,
+                token=token,
+                payer=payer,
+                nonce=nonce,
+                sender=sender,
+                calldata=calldata,
+                gas=gas,
+                bytes_max=self._limits.erc1271_bytes_max,
+            )
+
+        def essence(facts: AuthorizationFacts) -> object:
+            return (
+                facts.code_size,
+                facts.balance,
+                facts.is_used,
+                facts.simulation.reverted,
+                facts.gas_estimate is None,
+            )
+
+        alike = await self._panel(chain_id).ask_alike(
+            read, essence=essence, deadline_s=self._limits.rpc_deadline_s
+        )
+        slowest = min(alike, key=lambda facts: facts.head_number)
+        gas_estimates = [facts.gas_estimate for facts in alike if facts.gas_estimate is not None]
+        return replace(slowest, gas_estimate=max(gas_estimates, default=None))
+
+    async def find_authorization_use(
+        self, chain_id: ChainId, *, token: Address, payer: Address, nonce: bytes, from_block: int
+    ) -> TxHash | None:
+        """The first node that knows one decides: what it did is for its receipt to say. "None" counts like "not mined":
+        when every node says so that can be reached."""
+        panel = self._panel(chain_id)
+
+        async def read(node: Node) -> list[TxHash]:
+            return await read_authorization_ends(
+                node, self._open_session, token=token, payer=payer, nonce=nonce, from_block=from_block
+            )
+
+        failures: list[str] = []
+        unseen = 0
+        for node in panel.in_order:
+            if unseen >= panel.agreement_min and node.is_last_choice:
+                continue
+            found = await panel.attempt(node, read, failures=failures, deadline_s=self._limits.rpc_deadline_s)
+            if found:
+                return found[-1]
+            unseen += found is not None
+        if unseen < panel.agreement_min:
+            raise panel.unavailable(failures)
+        return None
+
+    async def fetch_fees(self, chain_id: ChainId) -> Fees:
+        """The first usable node decides, so its word is to be capped by whoever pays by it."""
+
+        async def read(node: Node) -> Fees:
+            return await read_fees(node, self._open_session, chain_id)
+
+        return await self._panel(chain_id).ask_first(read, deadline_s=self._limits.rpc_deadline_s)
+
+    async def fetch_account(self, chain_id: ChainId, address: Address) -> AccountFacts:
+        """The lowest of what `agreement_min` nodes say: they need not be equally far."""
+
+        async def read(node: Node) -> AccountFacts:
+            return await read_account(node, self._open_session, address)
+
+        told = await self._panel(chain_id).ask_alike(
+            read, essence=lambda account: None, deadline_s=self._limits.rpc_deadline_s
+        )
+        return AccountFacts(
+            balance_wei=min(account.balance_wei for account in told),
+            mined_nonce=min(account.mined_nonce for account in told),
+        )
+
+    async def send_transaction(self, chain_id: ChainId, raw: bytes) -> SendRefused | None:
+        panel = self._panel(chain_id)
+        refusals: list[SendRefused] = []
+        failures: list[str] = []
+
+        async def offer(node: Node) -> SendRefused | bool:
+            return await offer_transaction(node, self._open_session, raw) or True
+
+        for node in panel.in_order:
+            answer = await panel.attempt(
+                node, offer, failures=failures, deadline_s=self._limits.rpc_deadline_s
+            )
+            if answer is True:
+                return None
+            if isinstance(answer, SendRefused):
+                refusals.append(answer)
+        if not refusals:
+            raise panel.unavailable(failures)
+        return refusals[0]
+
+    def _panel(self, chain_id: ChainId) -> NodePanel:
+        return self._panels.get(chain_id) or NodePanel(chain_id, ())
 
     @property
     def _open_session(self) -> aiohttp.ClientSession:
         assert self._session is not None, "the reader is not open"
         return self._session
-
-
-def _assemble(
-    chain_id: ChainId, tx_hash: TxHash, mined: Mined, *, block: Block, head: Block, finalized_number: int
-) -> ChainFacts:
-    return ChainFacts(
-        chain_id=chain_id,
-        tx_hash=tx_hash,
-        succeeded=mined.succeeded,
-        sender=mined.sender,
-        recipient=mined.recipient,
-        value=mined.value,
-        logs=mined.logs,
-        block_number=mined.block_number,
-        block_hash=mined.block_hash,
-        block_time=block.time,
-        canonical_hash=block.block_hash,
-        head_number=head.number,
-        head_time=head.time,
-        finalized_number=finalized_number,
-    )
-
-
-def _find_agreement(told: list[ChainFacts], needed: int) -> ChainFacts | None:
-    """The facts that the newest answer shares with enough others, seen from the most cautious of them."""
-    alike = [facts for facts in told if _strip_progress(facts) == _strip_progress(told[-1])]
-    if len(alike) < needed:
-        return None
-    slowest = min(alike, key=lambda facts: facts.head_number)
-    return replace(slowest, finalized_number=min(facts.finalized_number for facts in alike))
-
-
-def _strip_progress(facts: ChainFacts) -> ChainFacts:
-    """Without what honest nodes may differ in."""
-    return replace(facts, head_number=0, head_time=0, finalized_number=0)
-
-
-def _unavailable(chain_id: ChainId, failures: list[str]) -> ChainUnavailable:
-    """The detail is public, so the nodes' names and faults go into notes, which only the operator's log shows."""
-    exc = ChainUnavailable(f"no node of {format_network(chain_id)} gave a usable answer")
-    for failure in failures or ["no node is configured"]:
-        exc.add_note(failure)
-    return exc

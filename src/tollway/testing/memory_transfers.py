@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from eth_account import Account
 from eth_account.typed_transactions.typed_transaction import TypedTransaction
+from hexbytes import HexBytes
 
 from tollway.chain.tokens import TRANSFER_BY_BYTES_SELECTOR, TRANSFER_BY_VRS_SELECTOR
 from tollway.identifiers import Address, TxHash, keccak256
@@ -56,15 +57,13 @@ def parse_authorized_transfer(calldata: bytes) -> AuthorizedTransfer | None:
 
 def parse_sent(raw: bytes) -> SentTransaction:
     """Raises what eth_account raises on anything but a signed typed transaction."""
-    fields = TypedTransaction.from_bytes(raw).as_dict()  # type: ignore[arg-type]  # plain bytes do
+    fields = TypedTransaction.from_bytes(HexBytes(raw)).as_dict()
     return SentTransaction(
         tx_hash=TxHash(keccak256(raw)),
         sender=Address.parse(Account.recover_transaction(raw)),
         nonce=fields["nonce"],
         recipient=Address(bytes(fields["to"])),
-        calldata=bytes.fromhex(fields["data"][2:])
-        if isinstance(fields["data"], str)
-        else bytes(fields["data"]),
+        calldata=bytes(HexBytes(fields["data"])),
         gas=fields["gas"],
         max_fee_wei=fields["maxFeePerGas"],
         tip_wei=fields["maxPriorityFeePerGas"],

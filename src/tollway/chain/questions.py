@@ -1,0 +1,241 @@
+"""The questions that one node is asked, each in as few JSON-RPC batches as it takes, and their answers as facts.
+
+What is not plainly answered is `Unusable`. Which nodes are asked, and how many must agree, is not known here.
+"""
+
+from collections.abc import Sequence
+
+import aiohttp
+
+from tollway.chain.answers import (
+    Mined,
+    RpcFault,
+    Unmined,
+    Unusable,
+    parse_base_fee,
+    parse_block,
+    parse_bytes,
+    parse_call,
+    parse_estimate,
+    parse_finalized,
+    parse_log_transactions,
+    parse_mined,
+    parse_quantity,
+    parse_tip,
+    parse_word,
+)
+from tollway.chain.node import Node, RpcCall
+from tollway.chain.reader import (
+    AccountFacts,
+    AuthorizationFacts,
+    ChainFacts,
+    ContractAnswer,
+    Fees,
+    NotMined,
+    SendRefused,
+)
+from tollway.chain.receipts import assemble_facts
+from tollway.chain.tokens import (
+    AUTHORIZATION_CANCELED_TOPIC,
+    AUTHORIZATION_USED_TOPIC,
+    encode_authorization_state,
+    encode_balance_of,
+)
+from tollway.identifiers import Address, ChainId, TxHash, keccak256
+
+LOG_WINDOW_BLOCKS = 500
+_LOG_WINDOWS_MAX = 40
+_PAD = bytes(12)
+
+Session = aiohttp.ClientSession
+
+
+async def read_receipts(
+    node: Node, session: Session, chain_id: ChainId, tx_hashes: Sequence[TxHash]
+) -> dict[TxHash, ChainFacts | NotMined]:
+    """At most two round trips, however many there are. One whose answers are unusable does not spoil the others: it is
+    left out, unless that would leave nothing."""
+    calls: list[RpcCall] = []
+    for tx_hash in tx_hashes:
+        calls.append(("eth_getTransactionReceipt", [str(tx_hash)]))
+        calls.append(("eth_getTransactionByHash", [str(tx_hash)]))
+    calls.append(("eth_getBlockByNumber", ["latest", False]))
+    calls.append(("eth_getBlockByNumber", ["finalized", False]))
+    *halves, latest, finalized = await node.ask(session, calls)
+    head = parse_block(latest)
+    finalized_number = parse_finalized(finalized, head=head)
+    read = _parse_usable(tx_hashes, halves)
+    blocks = {head.number: head}
+    heights = {mined.block_number for mined in read.values() if not isinstance(mined, Unmined)} - {
+        head.number
+    }
+    if heights:
+        raws = await node.ask(session, [("eth_getBlockByNumber", [hex(height), False]) for height in heights])
+        blocks |= {height: parse_block(raw) for height, raw in zip(heights, raws, strict=True)}
+    if any(block.number != height for height, block in blocks.items()):
+        raise Unusable("the block is not the one that was asked for")
+    return {
+        tx_hash: NotMined(chain_id=chain_id, is_pending=mined.is_pending)
+        if isinstance(mined, Unmined)
+        else assemble_facts(
+            chain_id,
+            tx_hash,
+            mined,
+            block=blocks[mined.block_number],
+            head=head,
+            finalized_number=finalized_number,
+        )
+        for tx_hash, mined in read.items()
+    }
+
+
+def _parse_usable(tx_hashes: Sequence[TxHash], halves: Sequence[object]) -> dict[TxHash, Mined | Unmined]:
+    read: dict[TxHash, Mined | Unmined] = {}
+    faults: list[Unusable] = []
+    for tx_hash, receipt, transaction in zip(tx_hashes, halves[::2], halves[1::2], strict=True):
+        try:
+            read[tx_hash] = parse_mined(receipt, transaction, tx_hash=tx_hash)
+        except Unusable as exc:
+            faults.append(exc)
+    if faults and not read:
+        raise faults[0]
+    return read
+
+
+async def read_call(
+    node: Node, session: Session, *, to: Address | None, calldata: bytes, gas: int, bytes_max: int
+) -> ContractAnswer:
+    call: dict[str, object] = {"data": "0x" + calldata.hex(), "gas": hex(gas)}
+    if to is not None:
+        call["to"] = str(to)
+    (answer,) = await node.ask(session, [("eth_call", [call, "latest"])])
+    reverted, payload = parse_call(answer, bytes_max=bytes_max)
+    return ContractAnswer(reverted=reverted, payload=payload)
+
+
+async def read_code_size(node: Node, session: Session, address: Address) -> int:
+    (code,) = await node.ask(session, [("eth_getCode", [str(address), "latest"])])
+    return len(parse_bytes(code))
+
+
+async def read_authorization(
+    node: Node,
+    session: Session,
+    chain_id: ChainId,
+    *,
+    token: Address,
+    payer: Address,
+    nonce: bytes,
+    sender: Address,
+    calldata: bytes,
+    gas: int,
+    bytes_max: int,
+) -> AuthorizationFacts:
+    """One round trip. The estimate counts only beside a simulation that passes."""
+    transfer = {"from": str(sender), "to": str(token), "data": "0x" + calldata.hex(), "gas": hex(gas)}
+    balance_of = {"to": str(token), "data": "0x" + encode_balance_of(payer).hex()}
+    state = {"to": str(token), "data": "0x" + encode_authorization_state(payer=payer, nonce=nonce).hex()}
+    latest, code, balance, used, simulation, estimate = await node.ask(
+        session,
+        [
+            ("eth_getBlockByNumber", ["latest", False]),
+            ("eth_getCode", [str(payer), "latest"]),
+            ("eth_call", [balance_of, "latest"]),
+            ("eth_call", [state, "latest"]),
+            ("eth_call", [transfer, "latest"]),
+            ("eth_estimateGas", [transfer]),
+        ],
+    )
+    head = parse_block(latest)
+    reverted, payload = parse_call(simulation, bytes_max=bytes_max)
+    return AuthorizationFacts(
+        chain_id=chain_id,
+        head_number=head.number,
+        head_time=head.time,
+        code_size=len(parse_bytes(code)),
+        balance=parse_word(balance),
+        is_used=parse_word(used) != 0,
+        simulation=ContractAnswer(reverted=reverted, payload=payload),
+        gas_estimate=None if reverted else parse_estimate(estimate),
+    )
+
+
+async def read_authorization_ends(
+    node: Node, session: Session, *, token: Address, payer: Address, nonce: bytes, from_block: int
+) -> list[TxHash]:
+    """The transactions in which the token says that the authorisation was used or cancelled, oldest first."""
+    topics = ((AUTHORIZATION_USED_TOPIC, AUTHORIZATION_CANCELED_TOPIC), (_PAD + payer,), (nonce,))
+    raws = await _read_logs(node, session, token, topics, from_block)
+    return [tx_hash for raw in raws for tx_hash in parse_log_transactions(raw, address=token, topics=topics)]
+
+
+async def _read_logs(
+    node: Node, session: Session, address: Address, topics: Sequence[Sequence[bytes]], from_block: int
+) -> list[object]:
+    """All in one question; in windows where the node refuses so many blocks."""
+    ways = [["0x" + way.hex() for way in one] for one in topics]
+
+    def ask(first: str, last: str) -> RpcCall:
+        question = {"address": str(address), "topics": ways, "fromBlock": first, "toBlock": last}
+        return ("eth_getLogs", [question])
+
+    whole, number = await node.ask(session, [ask(hex(from_block), "latest"), ("eth_blockNumber", [])])
+    if not isinstance(whole, RpcFault):
+        return [whole]
+    head = parse_quantity(number)
+    starts = range(from_block, head + 1, LOG_WINDOW_BLOCKS)
+    if not 1 < len(starts) <= _LOG_WINDOWS_MAX:
+        raise Unusable(f"the node answered with error {whole.code} instead of logs")
+    return await node.ask(
+        session, [ask(hex(start), hex(min(start + LOG_WINDOW_BLOCKS - 1, head))) for start in starts]
+    )
+
+
+async def read_fees(node: Node, session: Session, chain_id: ChainId) -> Fees:
+    latest, tip, gas_price = await node.ask(
+        session,
+        [
+            ("eth_getBlockByNumber", ["latest", False]),
+            ("eth_maxPriorityFeePerGas", []),
+            ("eth_gasPrice", []),
+        ],
+    )
+    base_fee_wei = parse_base_fee(latest)
+    tip_wei = parse_tip(tip, gas_price, base_fee_wei=base_fee_wei)
+    return Fees(chain_id=chain_id, base_fee_wei=base_fee_wei, tip_wei=tip_wei)
+
+
+async def read_account(node: Node, session: Session, address: Address) -> AccountFacts:
+    balance, count = await node.ask(
+        session,
+        [
+            ("eth_getBalance", [str(address), "latest"]),
+            ("eth_getTransactionCount", [str(address), "latest"]),
+        ],
+    )
+    return AccountFacts(balance_wei=parse_quantity(balance), mined_nonce=parse_quantity(count))
+
+
+async def offer_transaction(node: Node, session: Session, raw: bytes) -> SendRefused | None:
+    """One node's word on a transaction; None: it has it.
+
+    Before a refusal counts the node is asked whether it has the transaction all the same: "nonce too low" is also said
+    of one that is mined already.
+    """
+    tx_hash = TxHash(keccak256(raw))
+    (answer,) = await node.ask(session, [("eth_sendRawTransaction", ["0x" + raw.hex()])], sends_max=1)
+    if not isinstance(answer, RpcFault):
+        if parse_bytes(answer, length=32) != tx_hash:
+            raise Unusable("the node took another transaction than the one that was sent")
+        return None
+    if answer.is_already_known:
+        return None
+    fault = answer.send_fault
+    if fault is None:
+        raise Unusable(f"the node answered with error {answer.code} to a transaction")
+    (known,) = await node.ask(session, [("eth_getTransactionByHash", [str(tx_hash)])])
+    if isinstance(known, RpcFault):
+        raise Unusable(f"the node answered with error {known.code} instead of a transaction")
+    if known is not None:
+        return None
+    return SendRefused(reason=f"{node.label}: error {answer.code} ({fault})", fault=fault)
