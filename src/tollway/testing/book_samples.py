@@ -1,5 +1,6 @@
 """Sample payments, claims and closes for tests of the books and of whoever keeps them. Every field can be given."""
 
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -107,7 +108,7 @@ def authorized_claim(
         "authorization": authorization,
         "cover": Cover(balance_units=balance_units, block_number=block_number),
     }
-    return claim_on(None, **{**defaults, **fields})
+    return replace(claim_on(None), **{**defaults, **fields})
 
 
 def attempt_of(claim: Claim, nonce: int = 0, name: str = "", **fields: Any) -> SettlementAttempt:
