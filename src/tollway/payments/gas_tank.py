@@ -27,7 +27,7 @@ BUDGET_WINDOW_MS = 86_400_000
 LISTINGS_KEPT = 10_000
 LOOKS_UNTIL_STALE = 6
 """After so many intervals without an answer nothing is known any more, and nothing is offered."""
-MINED_DEPTH_LOOKS = 12
+MINED_DEPTH_LOOKS = 3
 """A nonce counts as mined for good only when it was so at a look this long ago: a reorganisation may take it back."""
 COSTS_KEPT = 10_000
 TROUBLE_PAUSE_S = 1.0

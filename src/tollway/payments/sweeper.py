@@ -1,0 +1,347 @@
+"""Finishes the settlements that nobody waits for: what a crash, a deadline or a silent chain has left in `settling`.
+
+A call is `released` only when its authorisation can surely never pay any more; anything else waits. Every gateway sweeps,
+and several at once do no harm: the books decide who moves a call, and the token takes an authorisation once. It pays
+nobody, and signs nothing that was not stored before.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from tollway.chain.reader import AuthorizationFacts, ChainFacts, NotMined, SettlementChain
+from tollway.chain.rules import ChainRules
+from tollway.errors import ChainUnavailable
+from tollway.identifiers import ZERO_ADDRESS, Address, CallId, ChainId, TxHash
+from tollway.ledger.authorization import AuthorizedCall, SettledTransfer, SettlementAttempt
+from tollway.ledger.book import Book
+from tollway.ledger.gas import GasBook
+from tollway.limits import Limits
+from tollway.money import Asset
+from tollway.payments.authorization_use import NotFound, Paid, Spoiled, find_transfer, find_use
+from tollway.payments.follower import is_deep
+from tollway.payments.gas_tank import GasTank
+from tollway.payments.remote_facilitator import RemoteFacilitator
+from tollway.payments.settlement_signing import (
+    Carriage,
+    bump_fee,
+    encode_call,
+    limit_gas,
+    offer_fee,
+    read_offer,
+    sign_attempt,
+)
+
+REVERTED_MAX = 2
+"""A transfer that passes simulation and reverts so often in blocks will not do better the next time."""
+LANE_TRIES = 8
+FILL_MAX = 64
+FILL_AFTER_MS = 5_000
+"""A transaction gets this long to reach the node that is asked about it."""
+RETELL_MS = 30_000
+"""Between two times that a facilitator is told to settle the same authorisation."""
+REMEMBERED_MAX = 10_000
+
+_log = structlog.get_logger(__name__)
+
+Receipts = Mapping[TxHash, ChainFacts | NotMined]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Case:
+    """One call adrift, with what is known of its transactions."""
+
+    call: AuthorizedCall
+    asset: Asset
+    depth: int
+    attempts: tuple[SettlementAttempt, ...]
+    receipts: Receipts
+
+    @property
+    def chain_id(self) -> ChainId:
+        return self.asset.chain_id
+
+
+class Sweeper:
+    """One per process. `run_once` is a chore of the house."""
+
+    def __init__(
+        self,
+        *,
+        book: Book,
+        gas: GasBook,
+        chains: SettlementChain,
+        rules: Mapping[ChainId, ChainRules],
+        tank: GasTank,
+        facilitators: Mapping[ChainId, RemoteFacilitator],
+        limits: Limits,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._book = book
+        self._gas = gas
+        self._chains = chains
+        self._rules = rules
+        self._tank = tank
+        self._facilitators = facilitators
+        self._limits = limits
+        self._now_ms = now_ms
+        self._expired: dict[
+            CallId, int
+        ] = {}  # the head at which an unused authorisation was first seen expired
+        self._told_ms: dict[CallId, int] = {}
+
+    async def run_once(self) -> None:
+        """One look at the calls adrift, and at the lanes of our keys. Raises StorageUnavailable."""
+        calls = await self._book.unsettled(limit=self._limits.sweep_batch_max)
+        turns = asyncio.Semaphore(self._limits.sweep_in_flight_max)
+        async with asyncio.TaskGroup() as group:
+            for call in calls:
+                group.create_task(self._sweep_in_turn(call, turns))
+        for chain_id in self._tank.chain_ids:
+            for lane in self._tank.lanes(chain_id):
+                await self._fill_lane(chain_id, lane.key.address)
+
+    async def _sweep_in_turn(self, call: AuthorizedCall, turns: asyncio.Semaphore) -> None:
+        async with turns:
+            try:
+                await self._sweep(call)
+            except ChainUnavailable as exc:
+                _log.warning("sweep_postponed", call_id=call.call_id, detail=str(exc))
+            except Exception:  # noqa: BLE001 - a task root: one bad call must not stop the others
+                _log.exception("sweep_failed", call_id=call.call_id)
+
+    async def _sweep(self, call: AuthorizedCall) -> None:
+        case = await self._open_case(call)
+        if case is None:
+            return
+        for facts in case.receipts.values():
+            transfer = find_transfer(facts, call.authorization) if isinstance(facts, ChainFacts) else None
+            if transfer is not None:
+                if is_deep(facts, depth=case.depth):
+                    await self._conclude(case, transfer)
+                return  # mined, and only not deep enough yet
+        facts_now = await self._look(case)
+        if facts_now.is_used:
+            await self._conclude_used(case)
+        elif facts_now.head_time >= call.authorization.valid_before:
+            await self._conclude_expired(case, facts_now)
+        else:
+            self._expired.pop(call.call_id, None)
+            await self._push(case, facts_now)
+
+    async def _open_case(self, call: AuthorizedCall) -> _Case | None:
+        authorization = call.authorization
+        rules = self._rules.get(authorization.chain_id)
+        assets = () if rules is None else rules.assets
+        asset = next((asset for asset in assets if asset.key == authorization.asset), None)
+        if rules is None or asset is None:
+            _log.warning("sweep_without_network", call_id=call.call_id, chain_id=authorization.chain_id)
+            return None
+        attempts = await self._book.attempts_of(call.call_id)
+        hashes = [attempt.tx_hash for attempt in attempts]
+        receipts = await self._chains.fetch_receipts(asset.chain_id, hashes) if hashes else {}
+        for attempt in attempts:
+            facts = receipts.get(attempt.tx_hash)
+            if isinstance(facts, ChainFacts) and facts.fee_wei is not None:
+                self._tank.note_cost(attempt, facts.fee_wei)
+        return _Case(
+            call=call,
+            asset=asset,
+            depth=rules.confirmations_for(asset, call.price_units),
+            attempts=attempts,
+            receipts=receipts,
+        )
+
+    async def _look(self, case: _Case) -> AuthorizationFacts:
+        authorization = case.call.authorization
+        lane = self._tank.choose_lane(case.chain_id, is_claimed=True)
+        return await self._chains.fetch_authorization(
+            case.chain_id,
+            token=authorization.token,
+            payer=authorization.payer,
+            nonce=authorization.nonce,
+            sender=ZERO_ADDRESS if lane is None else lane.key.address,
+            calldata=encode_call(authorization),
+            gas=self._limits.settlement_gas_max,
+        )
+
+    # ---- Ends.
+
+    async def _conclude(self, case: _Case, transfer: SettledTransfer | None) -> None:
+        call = case.call
+        state = await self._book.conclude(
+            call.call_id, epoch=call.epoch, transfer=transfer, is_adrift=True, now_ms=self._now_ms()
+        )
+        self._expired.pop(call.call_id, None)
+        self._told_ms.pop(call.call_id, None)
+        if state is not None:
+            _log.info(
+                "settlement_swept",
+                call_id=call.call_id,
+                state=state.value,
+                transaction=None if transfer is None else str(transfer.tx_hash),
+            )
+
+    async def _conclude_used(self, case: _Case) -> None:
+        use = await find_use(
+            self._chains, case.call.authorization, from_block=case.call.seen_block, depth=case.depth
+        )
+        match use:
+            case Paid(transfer=transfer):
+                await self._conclude(case, transfer)
+            case Spoiled():
+                await self._conclude(case, None)
+            case NotFound():
+                return
+
+    async def _conclude_expired(self, case: _Case, facts: AuthorizationFacts) -> None:
+        """Nothing can land in a block that is not before `validBefore`, so the first head of that kind counts. The state
+        is believed at a later look only: within one look it may be older than the head."""
+        call_id, head = case.call.call_id, facts.head_number
+        first = self._expired.get(call_id)
+        if first is None or head < first:
+            while len(self._expired) >= REMEMBERED_MAX:
+                self._expired.pop(next(iter(self._expired)))
+            self._expired[call_id] = head
+        elif head - first + 1 >= case.depth:
+            await self._conclude(case, None)
+
+    # ---- Not used and still valid: help it along.
+
+    async def _push(self, case: _Case, facts: AuthorizationFacts) -> None:
+        facilitator = self._facilitators.get(case.chain_id)
+        if facilitator is not None:
+            await self._tell_again(case, facilitator)
+            return
+        waiting = await self._find_waiting(case)
+        if waiting is not None:
+            attempt, is_next = waiting
+            told = case.receipts.get(attempt.tx_hash)
+            if not isinstance(told, NotMined) or not told.is_pending:
+                await self._send(attempt)
+            if is_next and self._now_ms() - attempt.created_ms >= self._limits.fee_bump_after_s * 1000:
+                await self._bump(case, attempt)
+            return
+        reverted = sum(isinstance(told, ChainFacts) for told in case.receipts.values())
+        if facts.gas_estimate is not None and not facts.simulation.reverted and reverted < REVERTED_MAX:
+            await self._sign_anew(case, facts.gas_estimate)
+
+    async def _tell_again(self, case: _Case, facilitator: RemoteFacilitator) -> None:
+        call_id, now_ms = case.call.call_id, self._now_ms()
+        if now_ms - self._told_ms.get(call_id, 0) < RETELL_MS:
+            return
+        while len(self._told_ms) >= REMEMBERED_MAX:
+            self._told_ms.pop(next(iter(self._told_ms)))
+        self._told_ms[call_id] = now_ms
+        authorization = case.call.authorization
+        timeout_s = max(1, authorization.valid_before - now_ms // 1000)
+        await facilitator.settle(authorization, case.asset, timeout_s=timeout_s)
+
+    async def _find_waiting(self, case: _Case) -> tuple[SettlementAttempt, bool] | None:
+        """The newest transaction that can still be mined, and whether its lane waits for it and nothing else."""
+        for attempt in reversed(case.attempts):
+            if isinstance(case.receipts.get(attempt.tx_hash), ChainFacts):
+                continue
+            account = await self._chains.fetch_account(case.chain_id, attempt.sender)
+            if attempt.nonce >= account.mined_nonce:
+                return attempt, attempt.nonce == account.mined_nonce
+        return None
+
+    async def _bump(self, case: _Case, attempt: SettlementAttempt) -> None:
+        """The same transfer with the same nonce for more: at most one of the two can be mined."""
+        chain_id = case.chain_id
+        lane = next((o for o in self._tank.lanes(chain_id) if o.key.address == attempt.sender), None)
+        fees = self._tank.quote(chain_id)
+        if lane is None or fees is None or len(case.attempts) >= self._limits.settlement_attempts_max:
+            return
+        earlier, gas = read_offer(attempt)
+        offer = bump_fee(earlier, fees, price_max_wei=self._tank.price_max_wei(chain_id))
+        if offer is None:
+            return
+        bumped = sign_attempt(
+            self._carriage(case, gas), lane.key, nonce=attempt.nonce, offer=offer, now_ms=self._now_ms()
+        )
+        if await self._book.add_attempt(bumped) is True:
+            _log.info("settlement_fee_bumped", call_id=attempt.call_id, transaction=str(bumped.tx_hash))
+            await self._send(bumped)
+
+    async def _sign_anew(self, case: _Case, estimate: int) -> None:
+        """A first transaction, or one after others that can never be mined or have reverted."""
+        lane = self._tank.choose_lane(case.chain_id, is_claimed=True)
+        if lane is None or len(case.attempts) >= self._limits.settlement_attempts_max:
+            return
+        gas = limit_gas(estimate, gas_max=self._limits.settlement_gas_max)
+        for _ in range(LANE_TRIES):
+            if not lane.is_known:
+                lane.start_at(await self._gas.next_nonce(lane.chain_id, lane.key.address))
+            fees = self._tank.quote(case.chain_id)
+            if fees is None:
+                return
+            offer = offer_fee(fees, price_max_wei=self._tank.price_max_wei(case.chain_id))
+            taken = lane.take()
+            try:
+                attempt = sign_attempt(
+                    self._carriage(case, gas),
+                    lane.key,
+                    nonce=taken.nonce,
+                    offer=offer,
+                    now_ms=self._now_ms(),
+                )
+                stored = await self._book.add_attempt(attempt)
+            except BaseException:
+                lane.forget(taken)
+                raise
+            if stored is True:
+                await self._send(attempt)
+                return
+            if stored is False:
+                lane.correct(taken, next_nonce=taken.nonce)
+                return
+            lane.correct(taken, next_nonce=stored.next_nonce)
+
+    def _carriage(self, case: _Case, gas: int) -> Carriage:
+        call = case.call
+        return Carriage(
+            authorization=call.authorization, call_id=call.call_id, listing_id=call.listing_id, gas=gas
+        )
+
+    async def _send(self, attempt: SettlementAttempt) -> None:
+        refused = await self._chains.send_transaction(attempt.chain_id, attempt.raw)
+        if refused is not None:
+            _log.warning(
+                "settlement_send_refused",
+                call_id=attempt.call_id,
+                transaction=str(attempt.tx_hash),
+                fault=refused.fault.value,
+            )
+
+    # ---- Lanes: a nonce that no node knows keeps everything behind it waiting, whatever became of its own call.
+
+    async def _fill_lane(self, chain_id: ChainId, sender: Address) -> None:
+        open_attempts = await self._gas.open_attempts(chain_id, sender, limit=FILL_MAX)
+        before_ms = self._now_ms() - FILL_AFTER_MS
+        old = [attempt for attempt in open_attempts if attempt.created_ms <= before_ms]
+        if not old:
+            return
+        try:
+            mined_nonce = (await self._chains.fetch_account(chain_id, sender)).mined_nonce
+            await self._rebroadcast(chain_id, [attempt for attempt in old if attempt.nonce >= mined_nonce])
+        except ChainUnavailable as exc:
+            _log.warning("lane_unseen", chain_id=chain_id, address=str(sender), detail=str(exc))
+
+    async def _rebroadcast(self, chain_id: ChainId, attempts: Sequence[SettlementAttempt]) -> None:
+        if not attempts:
+            return
+        told = await self._chains.fetch_receipts(chain_id, [attempt.tx_hash for attempt in attempts])
+        newest = {attempt.nonce: attempt for attempt in attempts}
+        known = {
+            attempt.nonce
+            for attempt in attempts
+            if (answer := told.get(attempt.tx_hash)) is not None
+            and (isinstance(answer, ChainFacts) or answer.is_pending)
+        }
+        for nonce, attempt in newest.items():
+            if nonce not in known:
+                await self._send(attempt)
