@@ -126,7 +126,7 @@ async def test_a_granted_claim_takes_the_price_and_says_what_is_left(desk: Desk)
     tender = await desk.tender()
     ticket = await desk.counter.take(desk.order(), [desk.purchase(tender)])
     assert (ticket.units, ticket.claimed.rest_units, ticket.claimed.epoch) == (10_000, 20_000, 1)
-    assert (ticket.price.text, ticket.currency, ticket.transaction) == ("0.01", "USDC", str(TX))
+    assert (ticket.price.text, ticket.currency, ticket.transaction) == ("0.01", "USDC", TX)
     assert desk.till.forgotten == []
 
 
@@ -187,7 +187,7 @@ async def test_the_second_payment_is_asked_when_the_first_is_empty(desk: Desk) -
     (payment,) = await desk.book.record_payments([desk.small.sample_payment()], now_ms=NOW_MS)
     full = replace(empty, payment=payment)
     ticket = await desk.counter.take(desk.order(), [desk.purchase(empty), desk.purchase(full)])
-    assert ticket.transaction == str(payment.tx_hash)
+    assert ticket.transaction == payment.tx_hash
 
 
 GRANTED_ELSEWHERE = CallId("call_other")
@@ -360,7 +360,7 @@ DIFFERENT: tuple[Change, ...] = (
     lambda order: replace(order, call=replace(order.call, method="HEAD")),
     lambda order: replace(order, call=replace(order.call, target=replace(order.call.target, rest="/Q"))),
     lambda order: replace(order, call=replace(order.call, target=replace(order.call.target, query=""))),
-    lambda order: replace(order, listing=replace(order.listing, id=ListingId("api_2"))),
+    lambda order: replace(order, call=replace(order.call, listing_id=ListingId("api_2"))),
     lambda order: replace(order, cargo=replace(order.cargo, body_hash=keccak256(b"other"))),
 )
 

@@ -162,7 +162,7 @@ def test_reads_an_idempotency_key(value: str, key: str, is_refused: bool) -> Non
 def test_compares_with_the_most_that_is_allowed(text: str, code: Code | None) -> None:
     price = Price.parse("0.01")
     due = Due(asset=USDC, price=price, units=price.units_in(USDC), charge_on=ChargeOn.SUCCESS)
-    assert code_of(check_price_max(call(tollway_max_price=text), due)) is code
+    assert code_of(check_price_max(call(tollway_max_price=text), due.price, due.asset)) is code
 
 
 MAY_ASK = {Code.PAYMENT_REQUIRED, Code.PAYMENT_INSUFFICIENT, Code.PAYMENT_VERIFICATION_FAILED}

@@ -5,7 +5,7 @@ withheld until then. Nothing here decides what a body costs.
 """
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from Crypto.Hash import keccak
 
@@ -17,13 +17,26 @@ from tollway.limits import Limits
 EMPTY_BODY_HASH = keccak256(b"")
 
 
+@dataclass(slots=True, kw_only=True)
+class RunningHash:
+    """Of a body that is streamed. `body_hash` is there once its last byte has passed."""
+
+    body_hash: bytes | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cargo:
-    """`content` for the dialer and its `length` when known. `body_hash` None: streamed, so known only at its end."""
+    """`content` for the dialer and its `length` when known. `body_hash` None: streamed, so known only at its end, and
+    then from `running` where somebody asked for it."""
 
     content: bytes | AsyncIterator[bytes] | None
     length: int | None
     body_hash: bytes | None
+    running: RunningHash = field(default_factory=RunningHash)
+
+    @property
+    def final_hash(self) -> bytes | None:
+        return self.body_hash or self.running.body_hash
 
 
 NO_CARGO = Cargo(content=None, length=0, body_hash=EMPTY_BODY_HASH)
@@ -81,6 +94,29 @@ async def load_plain(body: RequestBody, *, limits: Limits) -> Cargo:
     return Cargo(content=_stream(body, limits.upload_bytes_max), length=body.length, body_hash=None)
 
 
+async def load_hashed(body: RequestBody, *, is_whole: bool, limits: Limits) -> Cargo | Problem:
+    """The body of a call paid by an authorisation: read ahead when it is small, else streamed, and hashed on its way.
+
+    `is_whole`: whatever its length it is read first (at most 1 MiB), because it has to be compared with an earlier one.
+    """
+    if not body.is_present:
+        return NO_CARGO
+    if is_whole:
+        whole = await _read_whole(body, limits.bound_body_bytes_max)
+        if whole is None:
+            return _too_large(limits.bound_body_bytes_max)
+        return Cargo(content=whole, length=len(whole), body_hash=keccak256(whole))
+    if body.length is not None and body.length <= limits.buffer_bytes:
+        return await load_plain(body, limits=limits)
+    running = RunningHash()
+    return Cargo(
+        content=_stream_hashed(body, running, limits.upload_bytes_max),
+        length=body.length,
+        body_hash=None,
+        running=running,
+    )
+
+
 async def _read_whole(body: RequestBody, bytes_max: int) -> bytes | None:
     chunks: list[bytes] = []
     size = 0
@@ -99,6 +135,14 @@ async def _stream(body: RequestBody, bytes_max: int) -> AsyncIterator[bytes]:
         if size > bytes_max:
             raise BodyRefused(_too_large(bytes_max))
         yield chunk
+
+
+async def _stream_hashed(body: RequestBody, running: RunningHash, bytes_max: int) -> AsyncIterator[bytes]:
+    digest = keccak.new(digest_bits=256)
+    async for chunk in _stream(body, bytes_max):
+        digest.update(chunk)
+        yield chunk
+    running.body_hash = digest.digest()
 
 
 async def _stream_promised(body: RequestBody, promised: bytes, bytes_max: int) -> AsyncIterator[bytes]:

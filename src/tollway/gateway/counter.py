@@ -7,7 +7,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from hashlib import sha256
 from typing import assert_never
 
 from tollway.gateway.cargo import Cargo
@@ -22,13 +21,14 @@ from tollway.gateway.refusals import (
     check_price_max,
     decline,
     find_idempotency_key,
-    in_debt,
+    in_debt_to,
     insufficient,
     nonce_used,
 )
 from tollway.gateway.trip import ClaimRefused, Ticket
 from tollway.identifiers import Address, CallId, format_id
 from tollway.ledger.book import (
+    AuthorizationTaken,
     Book,
     Claim,
     Claimed,
@@ -36,6 +36,7 @@ from tollway.ledger.book import (
     Exhausted,
     InDebt,
     NonceUsed,
+    NotCovered,
     NotFirst,
     PlainEnded,
     UnfinalLimit,
@@ -127,7 +128,7 @@ class Counter:
         """Takes the price from the first payment that can give it. Raises ClaimRefused; then nothing was taken."""
         refused: list[tuple[Purchase, ClaimOutcome]] = []
         for purchase in purchases:
-            too_dear = check_price_max(order.call, purchase.due)
+            too_dear = check_price_max(order.call, purchase.due.price, purchase.due.asset)
             if too_dear is not None:  # the price of now, after a first price that was not to be had any more
                 raise ClaimRefused(Declined(problem=too_dear))
             claim = self._claim_of(order, purchase)
@@ -183,7 +184,7 @@ class Counter:
             asset=purchase.tender.asset,
             units=purchase.due.units,
             payer=payment.payer,
-            transaction=str(payment.tx_hash),
+            transaction=payment.tx_hash,
             note_unsettled=partial(self._note_unsettled, payment),
         )
 
@@ -263,10 +264,8 @@ class Counter:
         )
 
     def _digest_of(self, order: Order, payer: Address) -> bytes:
-        """What makes two requests the same. A streamed body that nobody promised is never the same as another."""
-        body_hash = order.cargo.body_hash or self._entropy(32)
-        parts = (order.listing.id.encode(), order.call.method.encode(), order.call.target.signed.encode())
-        return sha256(payer + body_hash + b"".join(len(p).to_bytes(4, "big") + p for p in parts)).digest()
+        """A streamed body that nobody promised is never the same as another."""
+        return order.call.digest_for(payer, order.cargo.body_hash or self._entropy(32))
 
     def _new_call_id(self) -> CallId:
         return CallId(format_id("call", now_ms=self._now_ms(), entropy=self._entropy(10)))
@@ -287,13 +286,13 @@ class Counter:
             case Unspendable(is_held=is_held):
                 return Declined(problem=HELD if is_held else GONE)
             case InDebt(units=units):
-                return Declined(problem=in_debt(payment, asset, units))
+                return Declined(problem=in_debt_to(payment.payee, asset, units))
             case UnfinalLimit():
                 return Declined(problem=UNFINAL_LIMIT)
             case NotFirst():
                 return decline(OTHER_CURRENCY, order.offer)
-            case Claimed():
-                raise AssertionError("a granted claim is no refusal")
+            case Claimed() | AuthorizationTaken() | NotCovered():
+                raise AssertionError("no refusal of a claim on a payment")
             case _:
                 assert_never(outcome)
 

@@ -2,13 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Protocol
 
 from tollway.errors import Problem
 from tollway.gateway.target import Target
-from tollway.identifiers import ListingId
+from tollway.identifiers import Address, ListingId
 from tollway.ledger.call import Delivery
 from tollway.money import Price
+from tollway.payments.requirement import Requirement
 from tollway.registry.listing import Shelf
 
 Headers = list[tuple[bytes, bytes]]
@@ -58,6 +60,11 @@ class IncomingCall:
     def find_header(self, name: bytes) -> bytes | None:
         return next((value for key, value in self.headers if key == name), None)
 
+    def digest_for(self, payer: Address, body_hash: bytes) -> bytes:
+        """What makes two requests the same: payer, listing, method, target bytes and body."""
+        parts = (self.listing_id.encode(), self.method.encode(), self.target.signed.encode())
+        return sha256(payer + body_hash + b"".join(len(p).to_bytes(4, "big") + p for p in parts)).digest()
+
 
 class AnswerBody(Protocol):
     """The rest of an upstream's answer, on its way."""
@@ -83,11 +90,13 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """The terms that an unpaid call is answered with."""
+    """The terms that an unpaid call is answered with. `requirements`: what an authorisation (x402, MPP) would have to
+    say, in the listing's order of preference; empty where none can be settled now."""
 
     shelf: Shelf
     price: Price
     expires_ms: int
+    requirements: tuple[Requirement, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

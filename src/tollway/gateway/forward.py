@@ -7,6 +7,7 @@ these steps is named here once, in the words of the table of outcomes. No body i
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import assert_never
 
 from tollway.errors import (
     Code,
@@ -14,14 +15,12 @@ from tollway.errors import (
     Refusal,
     StorageUnavailable,
     TollwayError,
-    UpstreamBadResponse,
     UpstreamTimeout,
     UpstreamUnreachable,
 )
 from tollway.gateway.breaker import Breaker
 from tollway.gateway.exchange import (
     Abandoned,
-    Answer,
     BodyRefused,
     CallerGone,
     Declined,
@@ -29,16 +28,25 @@ from tollway.gateway.exchange import (
     IncomingCall,
     Outcome,
 )
-from tollway.gateway.headers import caller_headers, proxy_status, upstream_headers
+from tollway.gateway.headers import proxy_status, upstream_headers
 from tollway.gateway.refusals import OUTCOME_UNKNOWN, UPSTREAM_ASKS_PAYMENT, explain_failure, name_proxy_error
+from tollway.gateway.relay import Relay
 from tollway.gateway.target import add_query_secret, build_upstream_target
-from tollway.gateway.trip import ClaimRefused, Shipment, Ticket, Trip, UpstreamBody, call_headers
+from tollway.gateway.trip import (
+    ClaimRefused,
+    Settling,
+    Shipment,
+    Ticket,
+    Trip,
+    call_headers,
+)
 from tollway.ledger.book import Book, Close, Closed
-from tollway.ledger.call import CallState, Delivery
+from tollway.ledger.call import CallState
 from tollway.limits import Limits
 from tollway.outbound.dialer import Dialer
 from tollway.outbound.policy import Endpoint
 from tollway.outbound.upstream import UpstreamRequest, UpstreamResponse
+from tollway.payments.settlement import FencedOff, NotSettled, Settled, Undecided
 from tollway.registry.listing import Listing, is_charged
 
 _WIRE_STATES = {
@@ -80,6 +88,7 @@ class Passage:
         self._public_url = public_url
         self._name = name
         self._note_upstream_s = note_upstream_s
+        self._relay = Relay(book=book, limits=limits, now_ms=now_ms)
         self._breaker = Breaker(limits=limits, now_ms=now_ms)
 
     def wait_s(self, endpoint: Endpoint) -> int | None:
@@ -169,7 +178,7 @@ class Passage:
                 call_id=ticket.call_id,
                 members=self._locate(ticket) if after is CallState.UNKNOWN else {},
             ),
-            headers=[told, *call_headers(ticket, state, rest_units=rest_units)],
+            headers=[told, *self._call_headers(ticket, state, rest_units=rest_units)],
         )
 
     def _fail_untaken(self, trip: Trip, problem: Problem, told: tuple[bytes, bytes]) -> Declined:
@@ -201,6 +210,13 @@ class Passage:
         assert ticket is not None  # the dialer sends nothing without its hook
         after = CallState.CONSUMED if is_charged(ticket.charge_on, status) else CallState.RELEASED
         is_foreign_402 = status == _PAYMENT_ASKED
+        # A repeat of a call whose money has moved already has nothing to settle.
+        if (
+            after is CallState.CONSUMED
+            and ticket.settling
+            and ticket.claimed.before is not CallState.CONSUMED
+        ):
+            return await self._settle(trip, ticket, ticket.settling, response)
         try:
             closed = await self._close(
                 trip,
@@ -217,44 +233,55 @@ class Passage:
             response.close()
             return closed
         state = _name_state(after, ticket)
-        own = call_headers(ticket, state, rest_units=closed.rest_units)
+        own = self._call_headers(ticket, state, rest_units=closed.rest_units)
         own.append(proxy_status(self._name, f"received-status={status}"))
         if is_foreign_402:
             response.close()
             problem = replace(UPSTREAM_ASKS_PAYMENT, call_id=ticket.call_id, payment_state=state)
             return Declined(problem=problem, headers=own)
-        return await self._begin_stream(trip.shipment, ticket, response, own)
+        if after is CallState.RELEASED:
+            ticket = replace(ticket, keep=None)  # a repeat of what cost nothing is a call of its own
+        return await self._relay.begin(trip.shipment, ticket, response, own)
 
-    async def _begin_stream(
-        self, shipment: Shipment, ticket: Ticket, response: UpstreamResponse, own: Headers
-    ) -> Answer:
-        """The head, with the body's first piece where it is short and whole already."""
-        listing, auth = shipment.listing, shipment.listing.upstream_auth
-        headers = caller_headers(
-            response.headers,
-            keep_length=True,  # taken off again below where the body fits one message
-            endpoint=shipment.endpoint,
-            target=shipment.target,
-            gateway_path=f"/api/v2/gateway/{listing.id}",
-            secret=auth.name if auth is not None and auth.location == "query" else "",
+    async def _settle(
+        self, trip: Trip, ticket: Ticket, settling: Settling, response: UpstreamResponse
+    ) -> Outcome:
+        """The head costs: the money moves now, while the body waits at the upstream."""
+        close = self._describe(
+            trip,
+            ticket,
+            CallState.SETTLING,
+            error=None,
+            http_status=response.status,
+            upstream_status=response.status,
         )
-        headers += own
-        body = UpstreamBody(response, book=self._book, call=shipment.call, ticket=ticket, now_ms=self._now_ms)
-        if shipment.call.method == "HEAD" or response.status in _BODILESS:
-            body.end(Delivery.COMPLETE, 0)
-            return Answer(status=response.status, headers=headers)
-        length = _find_length(headers)
-        if length is None or length > self._limits.buffer_bytes:
-            return Answer(status=response.status, headers=headers, rest=body)
+        is_kept = False
         try:
-            first = await body.read_chunk() if length else b""
-            if len(first) == length:
-                await body.read_chunk()  # the end, which frees the connection for the next call
-                body.end(Delivery.COMPLETE, length)
-                return Answer(status=response.status, headers=_without_length(headers), first=first)
-        except (UpstreamBadResponse, UpstreamTimeout):
-            first = b""  # the stream below meets the same failure and cuts the answer visibly
-        return Answer(status=response.status, headers=headers, first=first, rest=body)
+            outcome = await settling.settle(close)
+            match outcome:
+                case Settled(transfer=transfer):
+                    is_kept = True
+                    paid = replace(ticket, transaction=transfer.tx_hash)
+                    own = self._call_headers(paid, "charged", rest_units=None)
+                    own.append(proxy_status(self._name, f"received-status={response.status}"))
+                    return await self._relay.begin(trip.shipment, paid, response, own)
+                case NotSettled(reason=reason):
+                    declined = settling.refuse(reason)
+                    told = [*self._call_headers(ticket, "released", rest_units=None), *declined.headers]
+                    problem = replace(declined.problem, call_id=ticket.call_id)
+                    return replace(declined, problem=problem, headers=told)
+                case Undecided():
+                    await settling.leave(await self._relay.collect(trip.shipment, response))
+                case FencedOff():
+                    pass
+                case _:
+                    assert_never(outcome)
+        except StorageUnavailable:
+            pass  # the books cannot say; whoever comes back for it asks them again
+        finally:
+            if not is_kept:  # also when this very task is cancelled: the sweeper finishes what the books say
+                response.close()
+        return self._say_unknown(ticket)
 
     async def _close(
         self,
@@ -267,11 +294,32 @@ class Passage:
         upstream_status: int | None,
     ) -> Closed | Declined:
         """Writes the outcome. Declined: the books could not say, or somebody else moved the call on."""
+        close = self._describe(
+            trip, ticket, after, error=error, http_status=http_status, upstream_status=upstream_status
+        )
+        try:
+            closed = await self._book.close(close)
+            if isinstance(closed, Closed):
+                return closed
+        except StorageUnavailable:
+            pass  # told below: the price stays taken until recovery finds the call
+        return self._say_unknown(ticket)
+
+    def _describe(
+        self,
+        trip: Trip,
+        ticket: Ticket,
+        after: CallState,
+        *,
+        error: str | None,
+        http_status: int | None,
+        upstream_status: int | None,
+    ) -> Close:
         now_ms, upstream_ms = self._now_ms(), None
         if upstream_status is not None and trip.sent_ms is not None:
             upstream_ms = now_ms - trip.sent_ms
             self._note_upstream_s(upstream_ms / 1000)
-        close = Close(
+        return Close(
             call_id=ticket.call_id,
             epoch=ticket.claimed.epoch,
             after=after,
@@ -281,17 +329,17 @@ class Passage:
             upstream_latency_ms=upstream_ms,
             error=error,
         )
-        try:
-            closed = await self._book.close(close)
-            if isinstance(closed, Closed):
-                return closed
-        except StorageUnavailable:
-            pass  # told below: the price stays taken until recovery finds the call
+
+    def _call_headers(self, ticket: Ticket, state: str, *, rest_units: int | None) -> Headers:
+        return call_headers(ticket, state, rest_units=rest_units, now_ms=self._now_ms())
+
+    def _say_unknown(self, ticket: Ticket) -> Declined:
+        """Never with terms: nobody is asked to pay again for what may be paid."""
         state = _name_state(CallState.UNKNOWN, ticket)
         problem = replace(
             OUTCOME_UNKNOWN, call_id=ticket.call_id, members=self._locate(ticket), payment_state=state
         )
-        return Declined(problem=problem, headers=call_headers(ticket, state, rest_units=None))
+        return Declined(problem=problem, headers=self._call_headers(ticket, state, rest_units=None))
 
 
 def _give_back(ticket: Ticket) -> CallState:
@@ -301,12 +349,3 @@ def _give_back(ticket: Ticket) -> CallState:
 
 def _name_state(state: CallState, ticket: Ticket) -> str:
     return "none" if ticket.asset is None else _WIRE_STATES[state]
-
-
-def _find_length(headers: Headers) -> int | None:
-    return next((int(value) for name, value in headers if name == b"content-length"), None)
-
-
-def _without_length(headers: Headers) -> Headers:
-    """A wrong length beside a single message would go out as it stands; the server knows the right one."""
-    return [header for header in headers if header[0] != b"content-length"]

@@ -9,7 +9,7 @@ from aiohttp import ServerDisconnectedError
 
 from tollway.errors import Code, FieldError, Problem, TollwayError, UpstreamBadResponse
 from tollway.gateway.exchange import BodyRefused, CallerGone, Declined, IncomingCall, Offer
-from tollway.identifiers import CallId
+from tollway.identifiers import Address, CallId
 from tollway.ledger.call import CallState, Payment
 from tollway.money import Asset, Price
 from tollway.payments.terms import Due
@@ -119,7 +119,7 @@ def find_idempotency_key(call: IncomingCall) -> str | None:
     return text[1:-1] if is_quoted else text
 
 
-def check_price_max(call: IncomingCall, due: Due) -> Problem | None:
+def check_price_max(call: IncomingCall, price: Price, asset: Asset) -> Problem | None:
     text = call.find_header(b"tollway-max-price")
     if text is None:
         return None
@@ -133,21 +133,24 @@ def check_price_max(call: IncomingCall, due: Due) -> Problem | None:
             errors=(FieldError(code="malformed", detail=detail, parameter="Tollway-Max-Price"),),
             payment_state="none",
         )
-    if due.price.nano <= price_max.nano:
+    if price.nano <= price_max.nano:
         return None
     return Problem(
         code=Code.PRICE_ABOVE_MAX,
-        detail=f"The call costs {due.price.text} {due.asset.symbol}, more than the {price_max.text} that was allowed.",
+        detail=f"The call costs {price.text} {asset.symbol}, more than the {price_max.text} that was allowed.",
         payment_state="released",
     )
 
 
 def ask_payment(offer: Offer) -> Problem:
     listing = offer.shelf.listing
+    other = (
+        " Or sign an x402 payment and repeat the call with PAYMENT-SIGNATURE." if offer.requirements else ""
+    )
     return Problem(
         code=Code.PAYMENT_REQUIRED,
         detail=f"This call costs {offer.price.text} {listing.currency}. Send the amount to payTo on one of the networks "
-        "in payment.options, then repeat the call with X-Payment-Tx and X-Signature.",
+        f"in payment.options, then repeat the call with X-Payment-Tx and X-Signature.{other}",
         payment_state="none",
     )
 
@@ -190,7 +193,7 @@ def already_used(call_ids: Sequence[CallId], *, is_unsettled: bool) -> Problem:
     )
 
 
-def in_debt(payment: Payment, asset: Asset, units: int) -> Problem:
+def in_debt_to(payee: Address, asset: Asset, units: int) -> Problem:
     return Problem(
         code=Code.PAYER_IN_DEBT,
         detail="A payment of this wallet left the chain after it had bought calls; pay what is owed first.",
@@ -199,8 +202,38 @@ def in_debt(payment: Payment, asset: Asset, units: int) -> Problem:
             "debt": asset.format_units(units),
             "currency": asset.symbol,
             "network": asset.network,
-            "payTo": str(payment.payee),
+            "payTo": str(payee),
         },
+    )
+
+
+def authorization_used(call_id: CallId | None, state: CallState) -> Problem:
+    """It pays another call, or this one in a way that cannot be run again. Never with terms."""
+    is_unsettled = state in (CallState.FORWARDING, CallState.SETTLING, CallState.UNKNOWN)
+    detail = "This authorisation has paid a call already; sign a new one for another call."
+    if is_unsettled:
+        detail = (
+            "This authorisation is held by a call that is still running, or whose outcome is unknown; ask for its "
+            "record, and do not pay again."
+        )
+    return Problem(
+        code=Code.PAYMENT_ALREADY_USED,
+        detail=detail,
+        reason="authorization_used",
+        retry_after_s=5 if is_unsettled else None,
+        call_id=call_id,
+        payment_state="held" if is_unsettled else "charged",
+        members={"callIds": [] if call_id is None else [call_id]},
+    )
+
+
+def in_progress(call_id: CallId) -> Problem:
+    return Problem(
+        code=Code.IDEMPOTENCY_IN_PROGRESS,
+        detail="This very request is still running; ask again in a moment with the same proof.",
+        retry_after_s=1,
+        call_id=call_id,
+        payment_state="held",
     )
 
 
@@ -221,7 +254,17 @@ def nonce_used(call_id: CallId, state: CallState) -> Problem:
     )
 
 
-_ASKING = frozenset({Code.PAYMENT_REQUIRED, Code.PAYMENT_INSUFFICIENT, Code.PAYMENT_VERIFICATION_FAILED})
+_ASKING = frozenset(
+    {
+        Code.PAYMENT_REQUIRED,
+        Code.PAYMENT_MALFORMED,
+        Code.PAYMENT_EXPIRED,
+        Code.PAYMENT_METHOD_UNSUPPORTED,
+        Code.PAYMENT_SETTLEMENT_FAILED,
+        Code.PAYMENT_INSUFFICIENT,
+        Code.PAYMENT_VERIFICATION_FAILED,
+    }
+)
 NOT_FOUND = Problem(code=Code.API_NOT_FOUND, detail="There is no API of this id.", payment_state="none")
 UNREACHABLE = Problem(
     code=Code.UPSTREAM_UNREACHABLE,
@@ -234,6 +277,23 @@ BOUND_REQUIRED = Problem(
     reason="bound_signature_required",
     errors=(FieldError(code="missing", detail="is required here", parameter="X-Signature-Params"),),
     payment_state="released",
+)
+RAIL_WITHDRAWN = Problem(
+    code=Code.PAYMENT_METHOD_UNSUPPORTED,
+    detail="This gateway cannot settle signed payments of this amount on this network at present; nothing was spent.",
+    reason="rail_withdrawn",
+    payment_state="none",
+)
+NOT_COVERED = Problem(
+    code=Code.PAYMENT_VERIFICATION_FAILED,
+    detail="The wallet's balance does not cover this payment beside those of its calls that are on their way.",
+    reason="insufficient_balance",
+    payment_state="none",
+)
+KEY_REUSED = Problem(
+    code=Code.IDEMPOTENCY_KEY_REUSED,
+    detail="This wallet has used the idempotency key for another request; nothing was spent.",
+    payment_state="none",
 )
 OTHER_CURRENCY = Problem(
     code=Code.PAYMENT_VERIFICATION_FAILED,

@@ -2,6 +2,8 @@
 
     find listing -> closed? say so -> free? pass -> no proof? answer terms -> till (facts, verdict) -> price
       -> dial -> claim, committed -> send -> close, written -> stream
+    a signed authorisation instead of a proof? cashier (our own terms, facts, verdict) -> dial -> claim -> send
+      -> settle -> stream
 
 Every exit is a named outcome. The default refuses. Nothing is asked of the chain, and nothing taken, before all that
 can be refused for free has been checked.
@@ -11,15 +13,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from tollway.errors import Code, Problem, describe_rate
-from tollway.gateway.cargo import EMPTY_BODY_HASH, Cargo, check_size, load_plain, load_promised
+from tollway.errors import Code, Problem
+from tollway.gateway.cargo import (
+    EMPTY_BODY_HASH,
+    Cargo,
+    check_size,
+    load_hashed,
+    load_plain,
+    load_promised,
+)
+from tollway.gateway.cashier import Admission, Cashier, Sale
 from tollway.gateway.counter import Counter, Order, Purchase
+from tollway.gateway.customers import Customers
 from tollway.gateway.exchange import (
     Abandoned,
     BodyRefused,
     CallerGone,
     Declined,
-    Headers,
     IncomingCall,
     Offer,
     Outcome,
@@ -29,7 +39,6 @@ from tollway.gateway.headers import check_control_headers, is_loop
 from tollway.gateway.meters import Meters
 from tollway.gateway.parameters import Manual
 from tollway.gateway.refusals import (
-    BLOCKED,
     BOUND_REQUIRED,
     LOOP,
     NO_OPERATION,
@@ -38,16 +47,15 @@ from tollway.gateway.refusals import (
     UNREACHABLE,
     ask_payment,
     check_idempotency_key,
-    check_price_max,
     check_rails,
     decline,
     find_closed,
+    find_idempotency_key,
 )
 from tollway.gateway.target import match_operation
 from tollway.gateway.trip import Shipment
 from tollway.identifiers import Address, ListingId
 from tollway.ledger.book import Book
-from tollway.ledger.call import Payment
 from tollway.limits import Limits
 from tollway.outbound.policy import Endpoint, EndpointRefused, parse_endpoint
 from tollway.payments.payers import Request
@@ -90,6 +98,7 @@ class Gateway:
         catalog: Catalog,
         book: Book,
         till: Till,
+        cashier: Cashier,
         passage: Passage,
         meters: Meters,
         limits: Limits,
@@ -100,10 +109,10 @@ class Gateway:
         self._name = name
         self._catalog = catalog
         self._till = till
+        self._cashier = cashier
         self._passage = passage
-        self._meters = meters
         self._limits = limits
-        self._is_blocked = is_blocked
+        self._customers = Customers(meters, limits=limits, is_blocked=is_blocked)
         self._now_ms = now_ms
         self._counter = Counter(book=book, till=till, limits=limits, now_ms=now_ms, entropy=entropy)
         self._endpoints: dict[str, Endpoint | EndpointRefused] = {}
@@ -164,22 +173,18 @@ class Gateway:
         proof = parse_proof(call.headers)
         if isinstance(proof, Problem):
             return Declined(problem=proof)
+        problem = check_rails(call, has_proof=proof is not None)
+        if problem is not None:
+            return Declined(problem=problem)
         offer = Offer(
             shelf=shelf,
             price=tariffs[0].price,
             expires_ms=call.received_ms + self._limits.price_memory_s * 1000,
+            requirements=self._cashier.quote(tariffs[0], shelf.listing),
         )
-        problem = check_rails(call, has_proof=proof is not None)
-        if problem is not None:
-            return Declined(problem=problem)
         if proof is None:
-            return Declined(problem=ask_payment(offer), offer=offer)
-        problem = (
-            check_size(call.body, self._limits)
-            or check_idempotency_key(call)
-            or self._check_parameters(call, shelf.listing)
-            or self._check_form(proof, shelf.listing)
-        )
+            return await self._serve_authorized(call, offer, way, tariffs)
+        problem = self._check_request(call, shelf.listing) or self._check_form(proof, shelf.listing)
         if problem is not None:
             return Declined(problem=problem)
         cargo = await self._load(call, proof)
@@ -207,8 +212,54 @@ class Gateway:
             return decline(problem, order.offer)
         shipment = _ship(call, listing, way, cargo, is_paid=True)
         outcome = await self._passage.carry(shipment, partial(self._counter.take, order, purchases))
-        self._note_failure(call, listing, tenders[0].payment, outcome)
+        self._customers.note_outcome(call, listing, tenders[0].payment.payer, outcome)
         return outcome
+
+    # ---- Paid by an authorisation.
+
+    async def _serve_authorized(
+        self, call: IncomingCall, offer: Offer, way: _Way, tariffs: Sequence[Tariff]
+    ) -> Outcome:
+        presented = self._cashier.read(call)
+        if presented is None:
+            return Declined(problem=ask_payment(offer), offer=offer)
+        if isinstance(presented, Problem):
+            return decline(presented, offer)
+        listing = offer.shelf.listing
+        problem = self._check_request(call, listing)
+        if problem is not None:
+            return Declined(problem=problem)
+        key = find_idempotency_key(call) or presented.identifier
+        known = await self._cashier.find_known(presented)
+        is_compared = key is not None or known is not None
+        cargo = await load_hashed(call.body, is_whole=is_compared, limits=self._limits)
+        if isinstance(cargo, Problem):
+            return Declined(problem=cargo)
+        sale = Sale(
+            call=call,
+            listing=listing,
+            presented=presented,
+            offer=offer,
+            cargo=cargo,
+            key=key,
+            known=known,
+        )
+        admitted = await self._cashier.admit(sale, tariffs, partial(self._customers.check, call, listing))
+        if not isinstance(admitted, Admission):
+            return admitted
+        shipment = _ship(call, listing, way, cargo, is_paid=True)
+        outcome = await self._passage.carry(shipment, admitted.take)
+        self._customers.note_outcome(call, listing, admitted.payer, outcome)
+        return outcome
+
+    # ---- What is checked before money is looked at.
+
+    def _check_request(self, call: IncomingCall, listing: Listing) -> Problem | None:
+        return (
+            check_size(call.body, self._limits)
+            or check_idempotency_key(call)
+            or self._check_parameters(call, listing)
+        )
 
     def _check_parameters(self, call: IncomingCall, listing: Listing) -> Problem | None:
         """The provider's document is read once per revision of a listing."""
@@ -262,68 +313,18 @@ class Gateway:
     ) -> Problem | None:
         if not purchases:
             return OTHER_CURRENCY
-        payer = tenders[0].payment.payer
-        if self._is_blocked(payer):
-            return BLOCKED
-        problem = check_price_max(call, purchases[0].due)
-        if problem is not None:
-            return problem
-        wait_s = self._meters.failed_budget_wait_s(
-            payer=payer, client_address=call.client_address, listing_id=listing.id
-        )
-        if wait_s is not None:
-            return Problem(
-                code=Code.FAILED_CALL_BUDGET_EXHAUSTED,
-                detail="Too many calls of this wallet or address to this listing failed lately. The payment is untouched.",
-                retry_after_s=wait_s,
-                payment_state="released",
-                members=describe_rate(
-                    "failed-calls",
-                    limit=self._limits.failed_calls_per_window,
-                    window_s=self._limits.failed_calls_window_s,
-                ),
-            )
-        return self._charge_rate(listing, payer)
-
-    def _charge_rate(self, listing: Listing, payer: Address) -> Problem | None:
-        rate = listing.rate_limit
-        wait_s = None if rate is None else self._meters.charge_listing(rate, listing.id, payer)
-        if rate is None or wait_s is None:
-            return None
-        return Problem(
-            code=Code.RATE_LIMITED,
-            detail=f"The provider allows {rate.calls} calls in {rate.per_s} seconds.",
-            retry_after_s=wait_s,
-            payment_state="released",
-            members=describe_rate("listing", limit=rate.calls, window_s=rate.per_s),
-        )
-
-    def _note_failure(self, call: IncomingCall, listing: Listing, payment: Payment, outcome: Outcome) -> None:
-        """Runs that ended unbilled or unknown count against a budget: they cost the provider and pay nobody."""
-        headers: Headers = [] if isinstance(outcome, Abandoned) else outcome.headers
-        state = next((value for name, value in headers if name == b"tollway-payment-state"), None)
-        if isinstance(outcome, Abandoned) or state in (b"released", b"held"):
-            self._meters.note_failed(
-                payer=payment.payer, client_address=call.client_address, listing_id=listing.id
-            )
+        due = purchases[0].due
+        return self._customers.check(call, listing, tenders[0].payment.payer, due.price, due.asset)
 
     # ---- Free.
 
     async def _serve_free(self, call: IncomingCall, listing: Listing, way: _Way, tariff: Tariff) -> Outcome:
-        wait_s = self._meters.charge_free_call(call.client_address, listing.id)
-        if wait_s is not None:
-            most = self._limits.free_calls_per_minute
-            problem = Problem(
-                code=Code.RATE_LIMITED,
-                detail=f"Free calls are limited to {most} a minute.",
-                retry_after_s=wait_s,
-                payment_state="none",
-                members=describe_rate("free-calls", limit=most, window_s=60),
-            )
+        problem = self._customers.check_free(call, listing)
+        if problem is not None:
             return Declined(problem=problem)
-        problem_of_size = check_size(call.body, self._limits) or check_idempotency_key(call)
-        if problem_of_size is not None:
-            return Declined(problem=problem_of_size)
+        problem = check_size(call.body, self._limits) or check_idempotency_key(call)
+        if problem is not None:
+            return Declined(problem=problem)
         cargo = await load_plain(call.body, limits=self._limits)
         shipment = _ship(call, listing, way, cargo, is_paid=False)
         return await self._passage.carry(shipment, partial(self._counter.take_free, call, listing, tariff))

@@ -2,20 +2,23 @@
 of that answer while it streams. Nothing here decides an outcome.
 """
 
-import base64
-import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from tollway.errors import UpstreamBadResponse, UpstreamTimeout
 from tollway.gateway.cargo import Cargo
 from tollway.gateway.exchange import AnswerBody, Declined, Headers, IncomingCall
-from tollway.identifiers import Address, CallId
-from tollway.ledger.book import Book, Claimed, Finish
+from tollway.identifiers import Address, CallId, TxHash
+from tollway.ledger.authorization import Dialect
+from tollway.ledger.book import Book, Claimed, Close, Finish
 from tollway.ledger.call import Delivery
+from tollway.ledger.kept_answers import StoredAnswer
 from tollway.money import Asset, Price
 from tollway.outbound.policy import Endpoint
 from tollway.outbound.upstream import Progress, UpstreamResponse
+from tollway.payments.challenge import encode_receipt
+from tollway.payments.settlement import SettlementOutcome
 from tollway.registry.listing import ChargeOn, Listing
 
 
@@ -31,11 +34,28 @@ class Shipment:
     is_paid: bool
 
 
+class Settling(Protocol):
+    """The payment of a call whose money moves only when its upstream has answered."""
+
+    async def settle(self, close: Close) -> SettlementOutcome:
+        """Lets the money move. `close`: what the upstream's head said, on its way into `settling`."""
+        ...
+
+    async def leave(self, answer: StoredAnswer | None) -> None:
+        """Nobody can wait any longer for the settlement: keeps the answer for whoever shows the same proof again."""
+        ...
+
+    def refuse(self, reason: str) -> Declined:
+        """The money surely did not move."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ticket:
     """A granted claim: which call this is, and what it may say about its payment. `asset` None: a free call.
 
-    `note_unsettled` is called when the same request may run again under this claim.
+    `note_unsettled` is called when the same request may run again under this claim. `settling`: the price is paid by an
+    authorisation that still has to be settled. `keep` stores the whole answer under the caller's idempotency key.
     """
 
     call_id: CallId
@@ -46,8 +66,12 @@ class Ticket:
     asset: Asset | None
     units: int
     payer: Address | None
-    transaction: str | None
+    transaction: TxHash | None
     note_unsettled: Callable[[], None]
+    dialect: Dialect = Dialect.X402_V2  # a transaction's receipt has the shape of x402's too
+    challenge_id: str = ""
+    settling: Settling | None = None
+    keep: Callable[[StoredAnswer], Awaitable[None]] | None = None
 
 
 class ClaimRefused(Exception):
@@ -69,9 +93,9 @@ class Trip:
 
 
 class UpstreamBody:
-    """The rest of an answer. See `AnswerBody`."""
+    """The rest of an answer. See `AnswerBody`. `keeper` gets the whole body before its end is told."""
 
-    __slots__ = ("_book", "_call", "_is_cut", "_is_ended", "_now_ms", "_response", "_ticket")
+    __slots__ = ("_book", "_call", "_is_cut", "_is_ended", "_keeper", "_now_ms", "_response", "_ticket")
 
     def __init__(
         self,
@@ -81,22 +105,27 @@ class UpstreamBody:
         call: IncomingCall,
         ticket: Ticket,
         now_ms: Callable[[], int],
+        keeper: "Keeper | None" = None,
     ) -> None:
         self._response = response
         self._book = book
         self._call = call
         self._ticket = ticket
         self._now_ms = now_ms
+        self._keeper = keeper
         self._is_cut = False
         self._is_ended = False
 
     async def read_chunk(self) -> bytes:
         try:
-            return await self._response.read_chunk()
+            chunk = await self._response.read_chunk()
         except (UpstreamBadResponse, UpstreamTimeout):
             # A caller that breaks its own upload off breaks the connection too; that earns no repeat.
             self._is_cut = not self._call.body.is_broken
             raise
+        if self._keeper is not None:
+            await self._keeper.take(chunk)
+        return chunk
 
     def end(self, delivery: Delivery, response_bytes: int) -> None:
         if self._is_ended:
@@ -118,10 +147,42 @@ class UpstreamBody:
             self._ticket.note_unsettled()
 
 
+class Keeper:
+    """Collects an answer while it streams, and keeps it when it is whole and not too large."""
+
+    __slots__ = ("_body", "_bytes_max", "_headers", "_keep", "_status")
+
+    def __init__(
+        self,
+        keep: Callable[[StoredAnswer], Awaitable[None]],
+        *,
+        status: int,
+        headers: Headers,
+        bytes_max: int,
+    ) -> None:
+        self._keep = keep
+        self._status = status
+        self._headers = tuple(headers)
+        self._bytes_max = bytes_max
+        self._body: bytearray | None = bytearray()
+
+    async def take(self, chunk: bytes) -> None:
+        """The next bytes; b"" at the true end, once."""
+        if self._body is None:
+            return
+        if chunk:
+            self._body += chunk
+            if len(self._body) > self._bytes_max:
+                self._body = None
+            return
+        body, self._body = bytes(self._body), None
+        await self._keep(StoredAnswer(status=self._status, headers=self._headers, body=body))
+
+
 _: type[AnswerBody] = UpstreamBody
 
 
-def call_headers(ticket: Ticket, state: str, *, rest_units: int | None) -> Headers:
+def call_headers(ticket: Ticket, state: str, *, rest_units: int | None, now_ms: int) -> Headers:
     """What every answer to a claimed call says. `state`: `none`, `charged`, `released` or `held`."""
     headers: Headers = [
         (b"tollway-call-id", ticket.call_id.encode()),
@@ -133,18 +194,17 @@ def call_headers(ticket: Ticket, state: str, *, rest_units: int | None) -> Heade
     if rest_units is not None:
         rest = ticket.asset.format_units(rest_units)
         headers.append((b"tollway-credit-remaining", f"{rest} {ticket.currency}".encode()))
-    if state == "charged":
-        headers.append((b"payment-response", _receipt(ticket, ticket.asset)))
+    if state == "charged" and ticket.transaction is not None:
+        assert ticket.payer is not None  # a charged call has one
+        headers.append(
+            encode_receipt(
+                ticket.dialect,  # the answer speaks the one that paid
+                transaction=ticket.transaction,
+                network_chain_id=ticket.asset.chain_id,
+                payer=ticket.payer,
+                base_units=ticket.asset.to_base_units(ticket.units),
+                challenge_id=ticket.challenge_id,
+                now=now_ms / 1000,
+            )
+        )
     return headers
-
-
-def _receipt(ticket: Ticket, asset: Asset) -> bytes:
-    """`PAYMENT-RESPONSE` in the shape of x402 v2's settlement response."""
-    receipt = {
-        "success": True,
-        "transaction": ticket.transaction,
-        "network": asset.network,
-        "payer": str(ticket.payer),
-        "amount": str(asset.to_base_units(ticket.units)),
-    }
-    return base64.b64encode(json.dumps(receipt, separators=(",", ":")).encode())

@@ -16,6 +16,7 @@ import coincurve
 from tollway.chain.reader import ChainFacts, ContractAnswer, NotMined
 from tollway.chain.rules import PRESETS, ChainRules
 from tollway.errors import ChainUnavailable
+from tollway.gateway.cashier import Cashier
 from tollway.gateway.forward import Passage
 from tollway.gateway.meters import Meters
 from tollway.gateway.serve import Gateway, GatewayName
@@ -33,10 +34,12 @@ from tollway.testing.asgi_exchange import Exchange
 from tollway.testing.loopback import LoopbackUpstream, run_upstream
 from tollway.testing.memory_book import MemoryBook
 from tollway.testing.memory_catalog import MemoryCatalog
+from tollway.testing.small_settlement import SmallSettlement
 from tollway.web.app import build_app
 from tollway.web.call_routes import CallRoutes
 from tollway.web.load_gauge import LoadGauge
 from tollway.web.server import HttpServer
+from tollway.web.terms_wire import TermsWire
 
 PUBLIC_URL = "https://gw.example.com"
 NOW_MS = 1_800_000_000_000
@@ -151,6 +154,20 @@ class SmallGateway:
             name="gw.example.com",
             note_upstream_s=self.upstream_s.append,
         )
+        self.settling = SmallSettlement(
+            RULES, book=self.book, limits=limits, now_ms=self._clock, host="gw.example.com"
+        )
+        self.cashier = Cashier(
+            book=self.book,
+            answers=self.settling.answers,
+            settlement=self.settling.settlement,
+            challenger=self.settling.challenger,
+            rules=self.rules,
+            limits=limits,
+            public_url=PUBLIC_URL,
+            now_ms=self._clock,
+            entropy=self._entropy,
+        )
         name = GatewayName(
             origin=PUBLIC_URL,
             host="gw.example.com",
@@ -162,6 +179,7 @@ class SmallGateway:
             catalog=self.catalog,
             book=self.book,
             till=self.till,
+            cashier=self.cashier,
             passage=self.passage,
             meters=self.meters,
             limits=limits,
@@ -175,7 +193,12 @@ class SmallGateway:
         self.gauge = LoadGauge(limits=self.limits, clock=lambda: 0.0, read_memory_bytes=lambda: 0)
         self.calls = CallRoutes(
             self.gateway,
-            rules=self.rules,
+            terms=TermsWire(
+                self.rules,
+                public_url=PUBLIC_URL,
+                challenger=self.settling.challenger,
+                now_ms=self._clock,
+            ),
             limits=self.limits,
             public_url=PUBLIC_URL,
             now_ms=self._clock,
@@ -396,7 +419,8 @@ async def open_gateway(*, is_bound_required: bool = False, **limits: Any) -> Asy
             is_bound_required=is_bound_required,
         )
         try:
-            yield gate
+            async with gate.settling.running():
+                yield gate
         finally:
             await gate.dialer.close()
 

@@ -8,13 +8,11 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
 from urllib.parse import urlsplit
 
 import structlog
 from starlette.types import Message, Receive, Scope, Send
 
-from tollway.chain.rules import ChainRules
 from tollway.errors import Code, Problem, TollwayError, UpstreamBadResponse, UpstreamTimeout
 from tollway.gateway.exchange import (
     Abandoned,
@@ -24,22 +22,19 @@ from tollway.gateway.exchange import (
     CallerGone,
     Declined,
     IncomingCall,
-    Offer,
     Outcome,
 )
 from tollway.gateway.headers import proxy_status
 from tollway.gateway.refusals import name_proxy_error
 from tollway.gateway.serve import Gateway
 from tollway.gateway.target import split_target
-from tollway.identifiers import ChainId, ListingId
+from tollway.identifiers import ListingId
 from tollway.ledger.call import Delivery
 from tollway.limits import Limits
-from tollway.registry.pricing import tx_options
-from tollway.web.listing_wire import option_json
 from tollway.web.load_gauge import LoadGauge
 from tollway.web.middleware import check_request_line
 from tollway.web.problems import instance_of, render_problem
-from tollway.web.wire import format_time
+from tollway.web.terms_wire import TermsWire
 
 _log = structlog.get_logger(__name__)
 
@@ -51,7 +46,7 @@ class CallRoutes:
         self,
         gateway: Gateway,
         *,
-        rules: dict[ChainId, ChainRules],
+        terms: TermsWire,
         limits: Limits,
         public_url: str,
         now_ms: Callable[[], int],
@@ -61,7 +56,7 @@ class CallRoutes:
         gauge: LoadGauge,
     ) -> None:
         self._gateway = gateway
-        self._rules = rules
+        self._terms = terms
         self._limits = limits
         self._public_url = public_url
         self._name = urlsplit(public_url).netloc
@@ -87,30 +82,33 @@ class CallRoutes:
     async def _handle(
         self, scope: Scope, body: "IncomingBody", send: Send, request_id: str, client_address: str
     ) -> None:
-        outcome = await self._serve(scope, body, request_id, client_address)
+        call = self._read_call(scope, body, request_id, client_address)
+        outcome: Outcome = (
+            await self._serve(call) if isinstance(call, IncomingCall) else Declined(problem=call)
+        )
         self._note_outcome(_name_outcome(outcome))
         if isinstance(outcome, Answer):
             outcome.headers.append((b"x-request-id", request_id.encode()))
             await self._answer(outcome, body, send)
         elif isinstance(outcome, Declined):
-            await self._decline(scope, body, send, request_id, outcome)
+            await self._decline(scope, body, send, request_id, self._with_terms(outcome, call))
         else:
             state = outcome.payment_state
             told = Declined(problem=replace(_BROKEN_OFF, payment_state=state))
             await self._decline(scope, body, send, request_id, told)
 
-    async def _serve(
+    def _read_call(
         self, scope: Scope, body: "IncomingBody", request_id: str, client_address: str
-    ) -> Outcome:
+    ) -> IncomingCall | Problem:
         problem = check_request_line(scope, limits=self._limits)
         if problem is not None:
-            return Declined(problem=problem)
+            return problem
         target = split_target(scope["raw_path"], scope["query_string"])
         if isinstance(target, Problem):
-            return Declined(problem=target)
+            return target
         if target is None:
-            return Declined(problem=_NO_ROUTE)
-        call = IncomingCall(
+            return _NO_ROUTE
+        return IncomingCall(
             method=scope["method"],
             listing_id=ListingId(target.api_id),
             target=target,
@@ -120,13 +118,28 @@ class CallRoutes:
             request_id=request_id,
             received_ms=self._now_ms(),
         )
+
+    async def _serve(self, call: IncomingCall) -> Outcome:
         try:
             return await self._gateway.serve(call)
         except TollwayError as exc:
             return Declined(problem=exc.problem)
         except Exception:  # noqa: BLE001 - the door: logged once, answered honestly
-            _log.exception("call_failed", request_id=request_id, api_id=target.api_id)
+            _log.exception("call_failed", request_id=call.request_id, api_id=call.listing_id)
             return Declined(problem=_INTERNAL)
+
+    def _with_terms(self, declined: Declined, call: IncomingCall | Problem) -> Declined:
+        """A 402 in all its dialects."""
+        if declined.offer is None or not isinstance(call, IncomingCall):
+            return declined
+        problem, offer = declined.problem, declined.offer
+        challenge = self._terms.challenge(offer, call, problem)
+        members = {**problem.members, "payment": self._terms.terms_json(offer), **challenge.members}
+        return replace(
+            declined,
+            problem=replace(problem, members=members),
+            headers=[*declined.headers, *challenge.headers],
+        )
 
     # ---- Answers.
 
@@ -176,9 +189,6 @@ class CallRoutes:
         self, scope: Scope, body: "IncomingBody", send: Send, request_id: str, declined: Declined
     ) -> None:
         problem = declined.problem
-        if declined.offer is not None:
-            terms = self._terms_json(declined.offer)
-            problem = replace(problem, members={**problem.members, "payment": terms})
         status, headers, content = render_problem(
             problem, public_url=self._public_url, request_id=request_id, instance=instance_of(scope)
         )
@@ -196,27 +206,6 @@ class CallRoutes:
             headers.append((b"connection", b"close"))
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else content})
-
-    def _terms_json(self, offer: Offer) -> dict[str, Any]:
-        """Every number that a client needs in order to pay."""
-        listing = offer.shelf.listing
-        options = [
-            option_json(option)
-            for chain_id in listing.networks
-            if chain_id in self._rules
-            for option in tx_options(
-                listing,
-                offer.price,
-                assets=self._rules[chain_id].assets,
-                confirmations_for=self._rules[chain_id].confirmations_for,
-            )
-        ]
-        return {
-            "amount": offer.price.text,
-            "currency": listing.currency,
-            "expiresAt": format_time(offer.expires_ms),
-            "options": options,
-        }
 
 
 class _Stream:

@@ -1,0 +1,354 @@
+"""The cashier: takes a call that is paid by a signed authorisation (x402, MPP), from the header to the claim.
+
+    read -> known already? answer from the record -> match our own terms -> may this wallet? -> can it be settled?
+      -> chain facts, verdict -> the same idempotency key? -> (dial) -> claim
+
+What was shown decides nothing but itself: the terms are rebuilt from our own rows. An authorisation that is known to
+the books is never answered with terms, because its money may have moved.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import structlog
+
+from tollway.chain.rules import ChainRules
+from tollway.errors import Code, Problem, StorageUnavailable
+from tollway.gateway.cargo import Cargo
+from tollway.gateway.exchange import Answer, Declined, IncomingCall, Offer
+from tollway.gateway.refusals import (
+    NOT_COVERED,
+    RAIL_WITHDRAWN,
+    authorization_used,
+    decline,
+    in_debt_to,
+)
+from tollway.gateway.replays import Replays, find_token_asset
+from tollway.gateway.trip import ClaimRefused, Ticket
+from tollway.identifiers import Address, CallId, ChainId, format_id
+from tollway.ledger.authorization import Authorization, AuthorizedCall, Cover
+from tollway.ledger.book import AuthorizationTaken, Book, Claim, Claimed, Close, InDebt, NotCovered
+from tollway.ledger.call import CallState
+from tollway.ledger.kept_answers import Answers, StoredAnswer
+from tollway.limits import Limits
+from tollway.money import Asset, Price
+from tollway.payments.challenge import encode_failure
+from tollway.payments.mpp import Challenger, Route
+from tollway.payments.presented import Presented, match_requirement, parse_presented
+from tollway.payments.requirement import Requirement, current_requirements, list_requirements
+from tollway.payments.settlement import Settlement, SettlementOrder, SettlementOutcome
+from tollway.payments.terms import Tariff
+from tollway.registry.listing import Listing
+
+_log = structlog.get_logger(__name__)
+
+PATH_LENGTH_MAX = 2_048
+
+CheckCustomer = Callable[[Address, Price, Asset], Problem | None]
+"""Whether this wallet may make this call now at that price: blocked, too dear, too many failures, too fast."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sale:
+    """One call that shows an authorisation. `key`: of idempotency, from its header or x402's payment-identifier.
+    `known`: the call that holds this very authorisation already."""
+
+    call: IncomingCall
+    listing: Listing
+    presented: Presented
+    offer: Offer
+    cargo: Cargo
+    key: str | None
+    known: AuthorizedCall | None
+
+
+class Cashier:
+    """One per process; safe to use from many tasks at once."""
+
+    def __init__(
+        self,
+        *,
+        book: Book,
+        answers: Answers,
+        settlement: Settlement,
+        challenger: Challenger,
+        rules: Mapping[ChainId, ChainRules],
+        limits: Limits,
+        public_url: str,
+        now_ms: Callable[[], int],
+        entropy: Callable[[int], bytes],
+    ) -> None:
+        self._book = book
+        self._answers = answers
+        self._replays = Replays(
+            book=book, answers=answers, rules=rules, limits=limits, public_url=public_url, now_ms=now_ms
+        )
+        self._settlement = settlement
+        self._challenger = challenger
+        self._rules = rules
+        self._limits = limits
+        self._now_ms = now_ms
+        self._entropy = entropy
+
+    def quote(self, tariff: Tariff, listing: Listing) -> tuple[Requirement, ...]:
+        """What a 402 offers: the current price, on every rail that can be settled now."""
+        quoted = current_requirements(tariff, self._rules, timeout_s=listing.timeout_s)
+        return tuple(one for one in quoted if self._settlement.is_offered(one.asset, one.units, listing.id))
+
+    def read(self, call: IncomingCall) -> Presented | Problem | None:
+        """What the call shows on these rails; None when it shows nothing there."""
+        return parse_presented(
+            call.headers,
+            challenger=self._challenger,
+            route=find_route(call),
+            now_s=self._now_ms() // 1000,
+            limits=self._limits,
+        )
+
+    async def find_known(self, presented: Presented) -> AuthorizedCall | None:
+        """The call that holds this very authorisation. Raises `StorageUnavailable`."""
+        known = await self._replays.find_known(presented)
+        return None if known is None or known.state is CallState.RELEASED else known
+
+    async def admit(
+        self, sale: Sale, tariffs: Sequence[Tariff], check_customer: CheckCustomer
+    ) -> "Answer | Declined | Admission":
+        """Everything up to the claim. Raises `ChainUnavailable` and `StorageUnavailable`: nothing was taken."""
+        if sale.known is not None:
+            answer = await self._replays.answer(sale.call, sale.cargo, sale.known)
+            return answer or await self._admit_again(sale, sale.known, tariffs)
+        matched = match_requirement(sale.presented, self._requirements(sale, tariffs))
+        if isinstance(matched, Problem):
+            return decline(matched, sale.offer)
+        requirement, authorization = matched
+        problem = check_customer(authorization.payer, requirement.price, requirement.asset)
+        if problem is not None:
+            return decline(problem, sale.offer)
+        cover = await self._check(sale, requirement, authorization)
+        if isinstance(cover, Problem):
+            return decline(cover, sale.offer)
+        if sale.key is not None:
+            earlier = await self._replays.find_keyed(sale.call, sale.cargo, authorization.payer, sale.key)
+            if earlier is not None:
+                return earlier
+        purchase = _Purchase(sale=sale, requirement=requirement, authorization=authorization)
+        return Admission(payer=authorization.payer, take=partial(self._take, purchase, cover))
+
+    def _requirements(self, sale: Sale, tariffs: Sequence[Tariff]) -> tuple[Requirement, ...]:
+        return list_requirements(
+            tariffs,
+            self._rules,
+            timeout_s=sale.listing.timeout_s,
+            now_ms=self._now_ms(),
+            limits=self._limits,
+        )
+
+    async def _check(
+        self, sale: Sale, requirement: Requirement, authorization: Authorization
+    ) -> Cover | Problem:
+        if not self._settlement.is_offered(requirement.asset, requirement.units, sale.listing.id):
+            return RAIL_WITHDRAWN
+        return await self._settlement.check(
+            authorization,
+            requirement,
+            timeout_s=sale.listing.timeout_s,
+            client_address=sale.call.client_address,
+        )
+
+    # ---- The claim, once a connection is held.
+
+    async def _take(self, purchase: "_Purchase", cover: Cover) -> Ticket:
+        """Claims the authorisation for this call. Raises ClaimRefused; then nothing was taken."""
+        claim = self._claim_of(purchase, cover)
+        outcome = await self._book.claim(claim)
+        match outcome:
+            case Claimed():
+                return self._ticket(claim.call_id, outcome, purchase)
+            case AuthorizationTaken(call_id=call_id, state=state):
+                raise ClaimRefused(await self._say_taken(purchase, call_id, state, claim.digest))
+            case NotCovered():
+                raise ClaimRefused(decline(NOT_COVERED, purchase.sale.offer))
+            case InDebt(units=units):
+                authorization, asset = purchase.authorization, purchase.requirement.asset
+                raise ClaimRefused(Declined(problem=in_debt_to(authorization.payee, asset, units)))
+            case _:
+                raise AssertionError(f"no outcome of a claim on an authorisation: {outcome}")
+
+    async def _say_taken(
+        self, purchase: "_Purchase", call_id: CallId, state: CallState, digest: bytes
+    ) -> Declined:
+        """Somebody was faster with the same authorisation; mostly the same request, sent twice at once."""
+        known = await self._book.find_authorized(purchase.authorization.key)
+        if known is not None and known.digest == digest:
+            return self._replays.say_running(known)
+        return Declined(problem=authorization_used(call_id, state))
+
+    def _claim_of(self, purchase: "_Purchase", cover: Cover) -> Claim:
+        sale, requirement, authorization = purchase.sale, purchase.requirement, purchase.authorization
+        call, listing = sale.call, sale.listing
+        return Claim(
+            call_id=CallId(format_id("call", now_ms=self._now_ms(), entropy=self._entropy(10))),
+            listing_id=listing.id,
+            listing_name=listing.name,
+            provider=listing.provider,
+            payer=authorization.payer,
+            method=call.method,
+            path=call.target.rest[:PATH_LENGTH_MAX],
+            digest=call.digest_for(authorization.payer, sale.cargo.body_hash or self._entropy(32)),
+            price=requirement.price.text,
+            price_units=requirement.units,
+            currency=requirement.asset.symbol,
+            payment_id=None,
+            chain_id=authorization.chain_id,
+            asset=requirement.asset.key,
+            decimals=requirement.asset.decimals,
+            tx_hash=None,
+            pay_to=authorization.payee,
+            nonce=None,
+            ends_plain=False,
+            is_plain=False,
+            idempotency_key=sale.key,
+            request_id=call.request_id,
+            created_ms=call.received_ms,
+            authorization=authorization,
+            cover=cover,
+        )
+
+    def _ticket(self, call_id: CallId, claimed: Claimed, purchase: "_Purchase") -> Ticket:
+        requirement, authorization = purchase.requirement, purchase.authorization
+        keep = partial(self._keep, call_id, authorization.payer) if purchase.sale.key is not None else None
+        return Ticket(
+            call_id=call_id,
+            claimed=claimed,
+            price=requirement.price,
+            currency=requirement.asset.symbol,
+            charge_on=requirement.charge_on,
+            asset=requirement.asset,
+            units=requirement.units,
+            payer=authorization.payer,
+            transaction=None,
+            note_unsettled=_nothing,
+            dialect=authorization.dialect,
+            challenge_id=authorization.challenge_id,
+            settling=_PendingSettlement(self, purchase, call_id, claimed.epoch),
+            keep=keep,
+        )
+
+    async def settle(self, purchase: "_Purchase", close: Close) -> SettlementOutcome:
+        sale, authorization = purchase.sale, purchase.authorization
+        body_hash = sale.cargo.final_hash
+        digest = None if body_hash is None else sale.call.digest_for(authorization.payer, body_hash)
+        order = SettlementOrder(
+            authorization=authorization,
+            asset=purchase.requirement.asset,
+            close=close,
+            listing_id=sale.listing.id,
+            digest=digest,
+        )
+        return await self._settlement.settle(order)
+
+    async def leave(
+        self, purchase: "_Purchase", call_id: CallId, epoch: int, answer: StoredAnswer | None
+    ) -> None:
+        if answer is not None:
+            await self._keep(call_id, purchase.authorization.payer, answer)
+        await self._book.set_adrift(call_id, epoch=epoch)
+
+    async def _keep(self, call_id: CallId, payer: Address, answer: StoredAnswer) -> None:
+        """Losing an answer costs a repeat, never money: it must not break the answer that is on its way."""
+        try:
+            await self._answers.keep(call_id, payer, answer, now_ms=self._now_ms())
+        except StorageUnavailable:
+            _log.warning("answer_not_kept", call_id=call_id)
+
+    # ---- The same proof again.
+
+    async def _admit_again(
+        self, sale: Sale, known: AuthorizedCall, tariffs: Sequence[Tariff]
+    ) -> "Declined | Admission":
+        """The same request runs under the claim that it has, at the price that it had."""
+        authorization = known.authorization
+        asset = find_token_asset(self._rules, authorization)
+        if asset is None:
+            return Declined(problem=authorization_used(known.call_id, known.state))
+        requirement = Requirement(
+            asset=asset,
+            price=Price.parse(known.price),
+            units=known.price_units,
+            pay_to=authorization.payee,
+            charge_on=tariffs[0].terms.charge_on,
+            max_timeout_s=sale.listing.timeout_s,
+        )
+        if known.state is CallState.UNKNOWN:  # its money has not moved yet, and must still be able to
+            cover = await self._check(sale, requirement, authorization)
+            if isinstance(cover, Problem):
+                return decline(cover, sale.offer)
+        purchase = _Purchase(sale=sale, requirement=requirement, authorization=authorization)
+        return Admission(payer=authorization.payer, take=partial(self._take_again, purchase, known))
+
+    async def _take_again(self, purchase: "_Purchase", known: AuthorizedCall) -> Ticket:
+        outcome = await self._book.reopen(known.call_id, epoch=known.epoch, now_ms=self._now_ms())
+        if not isinstance(outcome, Claimed):
+            raise ClaimRefused(Declined(problem=authorization_used(known.call_id, known.state)))
+        ticket = self._ticket(known.call_id, outcome, purchase)
+        return replace(ticket, transaction=known.transfer)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admission:
+    """A call that may be carried: `take` claims it, or reopens it, once a connection is held."""
+
+    payer: Address
+    take: Callable[[], Awaitable[Ticket]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Purchase:
+    sale: Sale
+    requirement: Requirement
+    authorization: Authorization
+
+
+class _PendingSettlement:
+    """See `Settling`."""
+
+    __slots__ = ("_call_id", "_cashier", "_epoch", "_purchase")
+
+    def __init__(self, cashier: Cashier, purchase: _Purchase, call_id: CallId, epoch: int) -> None:
+        self._cashier = cashier
+        self._purchase = purchase
+        self._call_id = call_id
+        self._epoch = epoch
+
+    async def settle(self, close: Close) -> SettlementOutcome:
+        return await self._cashier.settle(self._purchase, close)
+
+    async def leave(self, answer: StoredAnswer | None) -> None:
+        await self._cashier.leave(self._purchase, self._call_id, self._epoch, answer)
+
+    def refuse(self, reason: str) -> Declined:
+        authorization = self._purchase.authorization
+        problem = Problem(
+            code=Code.PAYMENT_SETTLEMENT_FAILED,
+            detail="The payment surely did not move any money, so the answer was dropped.",
+            reason=reason,
+            payment_state="released",
+        )
+        failure = encode_failure(
+            authorization.dialect,
+            network_chain_id=authorization.chain_id,
+            payer=authorization.payer,
+            reason=reason,
+        )
+        headers = [] if failure is None else [failure]
+        return Declined(problem=problem, offer=self._purchase.sale.offer, headers=headers)
+
+
+def find_route(call: IncomingCall) -> Route:
+    """What an MPP challenge is bound to."""
+    return Route(api_id=call.listing_id, method=call.method, target=call.target.signed)
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,101 @@
+"""The way back: an upstream's answer on its way to the caller, or into the store for later. Under limits both ways.
+
+A body is never held whole, except one that is kept and small enough. What the answer means for the payment was decided
+before.
+"""
+
+from collections.abc import Callable
+
+from tollway.errors import UpstreamBadResponse, UpstreamTimeout
+from tollway.gateway.exchange import Answer, Headers
+from tollway.gateway.headers import caller_headers
+from tollway.gateway.trip import Keeper, Shipment, Ticket, UpstreamBody
+from tollway.ledger.book import Book
+from tollway.ledger.call import Delivery
+from tollway.ledger.kept_answers import StoredAnswer
+from tollway.limits import Limits
+from tollway.outbound.upstream import UpstreamResponse
+
+_BODILESS = frozenset({204, 304})
+
+
+class Relay:
+    """One per process; safe to use from many tasks at once."""
+
+    def __init__(self, *, book: Book, limits: Limits, now_ms: Callable[[], int]) -> None:
+        self._book = book
+        self._limits = limits
+        self._now_ms = now_ms
+
+    async def begin(
+        self, shipment: Shipment, ticket: Ticket, response: UpstreamResponse, own: Headers
+    ) -> Answer:
+        """The head, with the body's first piece where it is short and whole already."""
+        headers = self._caller_headers(shipment, response)
+        keeper = None
+        if ticket.keep is not None:
+            keeper = Keeper(
+                ticket.keep,
+                status=response.status,
+                headers=_without_length(headers),
+                bytes_max=self._limits.answer_bytes_max,
+            )
+        headers += own
+        body = UpstreamBody(
+            response,
+            book=self._book,
+            call=shipment.call,
+            ticket=ticket,
+            now_ms=self._now_ms,
+            keeper=keeper,
+        )
+        if shipment.call.method == "HEAD" or response.status in _BODILESS:
+            if keeper is not None:
+                await keeper.take(b"")
+            body.end(Delivery.COMPLETE, 0)
+            return Answer(status=response.status, headers=headers)
+        length = _find_length(headers)
+        if length is None or length > self._limits.buffer_bytes:
+            return Answer(status=response.status, headers=headers, rest=body)
+        try:
+            first = await body.read_chunk() if length else b""
+            if len(first) == length:
+                await body.read_chunk()  # the end, which frees the connection for the next call
+                body.end(Delivery.COMPLETE, length)
+                return Answer(status=response.status, headers=_without_length(headers), first=first)
+        except (UpstreamBadResponse, UpstreamTimeout):
+            first = b""  # the stream below meets the same failure and cuts the answer visibly
+        return Answer(status=response.status, headers=headers, first=first, rest=body)
+
+    async def collect(self, shipment: Shipment, response: UpstreamResponse) -> StoredAnswer | None:
+        """The whole answer, for later; None when it is too large, or breaks off."""
+        body = bytearray()
+        try:
+            while chunk := await response.read_chunk():
+                body += chunk
+                if len(body) > self._limits.answer_bytes_max:
+                    return None
+        except (UpstreamBadResponse, UpstreamTimeout):
+            return None
+        headers = _without_length(self._caller_headers(shipment, response))
+        return StoredAnswer(status=response.status, headers=tuple(headers), body=bytes(body))
+
+    def _caller_headers(self, shipment: Shipment, response: UpstreamResponse) -> Headers:
+        listing, auth = shipment.listing, shipment.listing.upstream_auth
+        return caller_headers(
+            response.headers,
+            keep_length=True,  # taken off again where the body fits one message
+            endpoint=shipment.endpoint,
+            target=shipment.target,
+            gateway_path=f"/api/v2/gateway/{listing.id}",
+            secret=auth.name if auth is not None and auth.location == "query" else "",
+        )
+
+
+def _find_length(headers: Headers) -> int | None:
+    return next((int(value) for name, value in headers if name == b"content-length"), None)
+
+
+def _without_length(headers: Headers) -> Headers:
+    """A wrong length beside a single message would go out as it stands; the server knows the right one."""
+    return [header for header in headers if header[0] != b"content-length"]

@@ -1,0 +1,145 @@
+"""Answers from the record: the same authorisation shown again, or another one under the same idempotency key.
+
+An authorisation that the books know is never answered with terms, because its money may have moved. An answer that is
+stored costs nothing; nothing here claims, reopens or settles.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from tollway.chain.rules import ChainRules
+from tollway.gateway.cargo import Cargo
+from tollway.gateway.exchange import Answer, Declined, Headers, IncomingCall
+from tollway.gateway.refusals import KEY_REUSED, OUTCOME_UNKNOWN, authorization_used, in_progress
+from tollway.identifiers import Address, CallId, ChainId
+from tollway.ledger.authorization import Authorization, AuthorizationKey, AuthorizedCall
+from tollway.ledger.book import Book, KeyedCall
+from tollway.ledger.call import CallState
+from tollway.ledger.kept_answers import Answers, StoredAnswer
+from tollway.limits import Limits
+from tollway.money import Asset
+from tollway.payments.challenge import encode_receipt
+from tollway.payments.presented import Presented
+
+SAFE_METHODS = frozenset({"GET", "HEAD"})
+
+
+class Replays:
+    """One per process; safe to use from many tasks at once. Raises `StorageUnavailable`."""
+
+    def __init__(
+        self,
+        *,
+        book: Book,
+        answers: Answers,
+        rules: Mapping[ChainId, ChainRules],
+        limits: Limits,
+        public_url: str,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._book = book
+        self._answers = answers
+        self._rules = rules
+        self._limits = limits
+        self._public_url = public_url
+        self._now_ms = now_ms
+
+    # ---- The same proof.
+
+    async def find_known(self, presented: Presented) -> AuthorizedCall | None:
+        """The call that this authorisation was claimed for. Its nonce is public on the chain; only the signature
+        proves that it is the authorisation itself which is shown."""
+        tokens = (presented.token,) if presented.token is not None else self._tokens_on(presented.chain_id)
+        for token in tokens:
+            key = AuthorizationKey(presented.chain_id, "0x" + token.hex(), presented.payer, presented.nonce)
+            known = await self._book.find_authorized(key)
+            if known is not None and known.authorization.signature == presented.signature:
+                return known
+        return None
+
+    async def answer(
+        self, call: IncomingCall, cargo: Cargo, known: AuthorizedCall
+    ) -> Answer | Declined | None:
+        """What a repeat gets from the record. None: it may run again under the claim that it has."""
+        payer, body_hash = known.authorization.payer, cargo.body_hash
+        if body_hash is None or call.digest_for(payer, body_hash) != known.digest:
+            return Declined(problem=authorization_used(known.call_id, known.state))
+        if known.state in (CallState.FORWARDING, CallState.SETTLING):
+            return self.say_running(known)
+        if known.state is CallState.CONSUMED and known.has_answer:
+            stored = await self._answers.find(known.call_id, now_ms=self._now_ms())
+            if stored is not None:
+                return _replay(call, stored, known.call_id, self._receipt(known))
+        is_open = known.state is CallState.UNKNOWN or (known.state is CallState.CONSUMED and known.is_lost)
+        if is_open and known.method in SAFE_METHODS:
+            return None
+        return Declined(problem=authorization_used(known.call_id, known.state))
+
+    def say_running(self, known: AuthorizedCall) -> Declined:
+        if known.state is not CallState.SETTLING:
+            return Declined(problem=in_progress(known.call_id))
+        members = {"call": f"{self._public_url}/api/v2/history/{known.call_id}"}
+        problem = replace(OUTCOME_UNKNOWN, call_id=known.call_id, members=members, payment_state="held")
+        return Declined(problem=problem)
+
+    def _tokens_on(self, chain_id: ChainId) -> tuple[Address, ...]:
+        rules = self._rules.get(chain_id)
+        assets = () if rules is None else rules.assets
+        return tuple(asset.token for asset in assets if asset.token is not None and asset.domain is not None)
+
+    def _receipt(self, known: AuthorizedCall) -> Headers:
+        authorization = known.authorization
+        if known.transfer is None:
+            return []
+        receipt = encode_receipt(
+            authorization.dialect,
+            transaction=known.transfer,
+            network_chain_id=authorization.chain_id,
+            payer=authorization.payer,
+            base_units=authorization.base_units,
+            challenge_id=authorization.challenge_id,
+            now=self._now_ms() / 1000,
+        )
+        return [receipt]
+
+    # ---- The same idempotency key.
+
+    async def find_keyed(
+        self, call: IncomingCall, cargo: Cargo, payer: Address, key: str
+    ) -> Answer | Declined | None:
+        """An earlier call of this wallet with that key: its answer, free, and what is shown now stays unused. None
+        when there is none that counts."""
+        since_ms = self._now_ms() - self._limits.answer_ttl_s * 1000
+        earlier = await self._book.find_keyed(payer, key, since_ms=since_ms)
+        if earlier is None or earlier.state is CallState.RELEASED:
+            return None
+        body_hash = cargo.body_hash
+        if body_hash is None or call.digest_for(payer, body_hash) != earlier.digest:
+            return Declined(problem=replace(KEY_REUSED, call_id=earlier.call_id))
+        return await self._say_keyed(call, earlier)
+
+    async def _say_keyed(self, call: IncomingCall, earlier: KeyedCall) -> Answer | Declined:
+        if earlier.state is CallState.FORWARDING:
+            return Declined(problem=in_progress(earlier.call_id))
+        if earlier.state is CallState.CONSUMED:
+            stored = await self._answers.find(earlier.call_id, now_ms=self._now_ms())
+            if stored is not None:
+                return _replay(call, stored, earlier.call_id, [])
+        return Declined(problem=authorization_used(earlier.call_id, earlier.state))
+
+
+def _replay(call: IncomingCall, stored: StoredAnswer, call_id: CallId, receipt: Headers) -> Answer:
+    own: Headers = [
+        (b"idempotency-replayed", b"true"),
+        (b"tollway-call-id", call_id.encode()),
+        (b"tollway-payment-state", b"charged"),
+        *receipt,
+    ]
+    body = b"" if call.method == "HEAD" else stored.body
+    return Answer(status=stored.status, headers=[*stored.headers, *own], first=body)
+
+
+def find_token_asset(rules: Mapping[ChainId, ChainRules], authorization: Authorization) -> Asset | None:
+    here = rules.get(authorization.chain_id)
+    assets = () if here is None else here.assets
+    return next((asset for asset in assets if asset.token == authorization.token), None)

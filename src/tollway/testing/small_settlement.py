@@ -1,0 +1,90 @@
+"""Settlement for a small gateway: the real rooms over a chain in memory that mines what is sent.
+
+`street` is the script: it can stop mining, let transfers revert or be front-run, and go away.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from tollway.chain.gas_key import GasKey
+from tollway.chain.rules import ChainRules
+from tollway.limits import Limits
+from tollway.payments.follower import Follower
+from tollway.payments.gas_tank import GasTank
+from tollway.payments.mpp import Challenger
+from tollway.payments.settlement import Settlement
+from tollway.payments.settlement_rules import SettlementRules
+from tollway.testing.memory_answers import MemoryAnswers
+from tollway.testing.memory_book import MemoryBook
+from tollway.testing.memory_chain import MemoryChain
+from tollway.testing.memory_gas import MemoryGas
+
+GAS_KEY = GasKey.parse("11" * 32)
+ETHER = 10**18
+
+
+class SmallSettlement:
+    """One network, one gas key."""
+
+    def __init__(
+        self,
+        rules: ChainRules,
+        *,
+        book: MemoryBook,
+        limits: Limits,
+        now_ms: Callable[[], int],
+        host: str,
+    ) -> None:
+        self.street = MemoryChain(rules.chain_id)
+        self.street.fill_tank(rules.chain_id, GAS_KEY.address, ETHER)
+        self.street.mine(rules.chain_id, time=now_ms() // 1000)
+        self.answers = MemoryAnswers(book.rows, limits=limits)
+        self.gas = MemoryGas(book.rows)
+        self.challenger = Challenger(secret=b"\x07" * 32, realm=host)
+        self.tank = GasTank(
+            rules={rules.chain_id: self._allow(rules)},
+            assets=rules.assets,
+            chains=self.street,
+            gas=self.gas,
+            limits=limits,
+            clock=lambda: now_ms() / 1000,
+            now_ms=now_ms,
+        )
+        self.follower = Follower(self.street, [rules.chain_id], pause_min_s=0.001, pause_max_s=0.01)
+        chains = {rules.chain_id: rules}
+        self.settlement = Settlement(
+            book=book,
+            gas=self.gas,
+            chains=self.street,
+            rules=chains,
+            tank=self.tank,
+            follower=self.follower,
+            facilitators={},
+            limits=limits,
+            now_ms=now_ms,
+        )
+
+    def _allow(self, rules: ChainRules) -> SettlementRules:
+        return SettlementRules(
+            chain_id=rules.chain_id,
+            gas_keys=(GAS_KEY,),
+            min_nano=10**6,
+            gas_price_max_wei=500 * 10**9,
+            gas_floor_wei=ETHER // 1000,
+            listing_budget_wei=ETHER,
+        )
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """What the house runs beside the calls; the sweeper is a test's own to run."""
+        await self.tank.refresh()
+        async with asyncio.TaskGroup() as group:
+            following = group.create_task(self.follower.run())
+            try:
+                yield
+            finally:
+                following.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await following
