@@ -11,6 +11,7 @@ import tollway
 from tollway.errors import SettingsInvalid
 from tollway.identifiers import Address
 from tollway.limits import DEFAULT_LIMITS
+from tollway.money import TokenDomain
 from tollway.settings import (
     KEYS,
     TRADER_KEYS,
@@ -23,6 +24,10 @@ from tollway.settings import (
 
 KEY = "00112233445566778899aabbccddeeff" * 2
 RPC = {"TOLLWAY_RPC_BASE": "https://node.example.com/v1/hush-hush"}
+GAS_KEY = "0x" + "4d" * 32
+RPC_TOKEN = "0x" + "12" * 20
+DEVELOPMENT_KEY = "0xac0974bec39a17e36ba4a6b4d238ff944bacb478cbed5efcae784d7bf4f2ff80"
+OPTIMISM = '[[networks]]\npreset = "optimism"\nrpc_urls = ["https://n.example"]\n'
 WALLET = "0x036CbD53842c5426634e7929541eC2318f3dCF7e"
 
 
@@ -123,6 +128,26 @@ REFUSED = [
     ({}, '[[networks]]\npreset = "optimism"\nrpc_urls = ["https://n.example"]\nconfirmations = [["1", 1]]', "start at value 0"),
     ({}, '[[networks]]\npreset = "optimism"\nrpc_urls = ["https://n.example"]\nagreement_min = 2', "2 nodes cannot agree"),
     ({}, '[[networks]]\npreset = "optimism"\nrpc_urls = ["https://n.example"]\nagreement_min = 0', "more than 0"),
+    ({}, f'{OPTIMISM}gas_keys = "abc"', "gas_keys[0]: a gas key is 32 bytes"),
+    ({}, f'{OPTIMISM}gas_keys = ["{GAS_KEY}", "{GAS_KEY}"]', "stands twice"),
+    ({}, f'{OPTIMISM}gas_keys = "nowhere/gas.key"', "cannot be used"),
+    ({}, f"{OPTIMISM}gas_keys = 5", "list of keys"),
+    ({}, f'{OPTIMISM}gas_keys = "{DEVELOPMENT_KEY}"', "a development key that everybody has"),
+    ({"TOLLWAY_GAS_KEYS_BASE": DEVELOPMENT_KEY}, "", "a development key that everybody has"),
+    ({"TOLLWAY_GAS_KEYS_OPTIMISM": GAS_KEY}, "", "the network optimism is not configured"),
+    ({"TOLLWAY_GAS_KEY_BASE": GAS_KEY}, "", "did you mean GAS_KEYS_BASE"),
+    ({}, f'{OPTIMISM}settlement_min = "a little"', "settlement_min: "),
+    ({}, f'{OPTIMISM}gas_price_max_gwei = "-1"', "gas_price_max_gwei: "),
+    ({}, f'{OPTIMISM}gas_floor = "1e9"', "gas_floor: "),
+    ({}, f'{OPTIMISM}facilitator = "https://f.example"', "facilitator: has the keys"),
+    ({}, f'{OPTIMISM}facilitator = {{url = "ftp://f.example"}}', "facilitator.url"),
+    ({}, f'{OPTIMISM}facilitator = {{url = "https://f.example?key=x"}}', "without query"),
+    ({}, f'{OPTIMISM}facilitator = {{url = "https://f.example", settle_headers = {{"a b" = "x"}}}}', "is not a header"),
+    ({}, f'{OPTIMISM}facilitator = {{url = "https://f.example", verify_headers = {{A = "x\\ny"}}}}', "is not a header"),
+    ({}, f'{OPTIMISM}gas_keys = "{GAS_KEY}"\nfacilitator = {{url = "https://f.example"}}', "either one or the other"),
+    ({}, f'{OPTIMISM}assets = [{{symbol = "A", token = "{WALLET}", decimals = 6, name = "A"}}]', "go together"),
+    ({}, f'{OPTIMISM}assets = [{{symbol = "ETH", name = "A", version = "1"}}]', "takes no authorisations"),
+    ({"TOLLWAY_X402": "perhaps"}, "", "true or false"),
     ({}, "this is not TOML", "tollway.toml"),
 ]  # fmt: skip
 
@@ -251,3 +276,82 @@ def test_a_key_file_of_ones_own_serves_on_a_public_address() -> None:
     )
     assert settings.secret_key == Secret(bytes.fromhex(KEY))
     assert str(settings.listen) == "[::]:80"
+
+
+# ---- Settling authorisations.
+
+
+def test_a_network_without_a_key_settles_nothing_and_says_what_it_would_cost() -> None:
+    rules = load().networks[0].settlement
+    assert not rules.has_rail
+    assert (rules.min_nano, rules.gas_price_max_wei) == (10**6, 2 * 10**9)
+    assert (rules.gas_floor_wei, rules.listing_budget_wei) == (5 * 10**14, 10**17)
+    assert load().x402
+    assert load().mpp
+
+
+def test_ethereum_settles_from_a_whole_dollar() -> None:
+    toml = '[[networks]]\npreset = "ethereum"\nrpc_urls = ["https://n.example"]'
+    assert load(toml=toml).networks[0].settlement.min_nano == 10**9
+
+
+def test_gas_keys_come_from_hex_from_files_and_from_the_environment(tmp_path: Path) -> None:
+    path = tmp_path / "gas.key"
+    path.write_text("0x" + "5e" * 32 + "\n")
+    path.chmod(0o600)
+    settings = load(
+        {"TOLLWAY_GAS_KEYS_BASE": f"{GAS_KEY}, {path}", "TOLLWAY_X402": "off"},
+        OPTIMISM + f'gas_keys = ["{path}"]\nsettlement_min = "0.02"\ngas_price_max_gwei = 0.5\n'
+        'gas_floor = "0.01"\nlisting_gas_budget = "0.2"',
+    )
+    optimism, base = settings.networks
+    assert len(base.settlement.gas_keys) == 2
+    assert base.settlement.gas_keys[1].address == optimism.settlement.gas_keys[0].address
+    rules = optimism.settlement
+    assert (rules.min_nano, rules.gas_price_max_wei) == (2 * 10**7, 5 * 10**8)
+    assert (rules.gas_floor_wei, rules.listing_budget_wei) == (10**16, 2 * 10**17)
+    assert not settings.x402
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604])
+def test_a_gas_key_file_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "gas.key"
+    path.write_text(GAS_KEY)
+    path.chmod(mode)
+    assert "chmod 600" in "\n".join(problems({"TOLLWAY_GAS_KEYS_BASE": str(path)}))
+
+
+def test_a_development_key_serves_on_a_test_network() -> None:
+    toml = '[[networks]]\npreset = "local"\nrpc_urls = ["http://127.0.0.1:8545"]'
+    settings = load({"TOLLWAY_GAS_KEYS_LOCAL": DEVELOPMENT_KEY, "TOLLWAY_ALLOW_MIXED_NETWORKS": "yes"}, toml)
+    assert settings.networks[0].settlement.has_rail
+
+
+def test_neither_gas_keys_nor_headers_of_a_facilitator_ever_show() -> None:
+    toml = (
+        OPTIMISM
+        + 'facilitator = {url = "https://f.example/x402", settle_headers = {Authorization = "Bearer hush"}}'
+    )
+    settings = load({"TOLLWAY_GAS_KEYS_BASE": GAS_KEY}, toml)
+    facilitator = settings.networks[0].settlement.facilitator
+    assert facilitator is not None
+    assert facilitator.settle_headers == (("Authorization", "Bearer hush"),)
+    assert GAS_KEY[2:] not in repr(settings)
+    assert "hush" not in repr(facilitator)
+    wrong = "\n".join(problems({"TOLLWAY_GAS_KEYS_BASE": GAS_KEY + "f"}))
+    assert "4d4d" not in wrong
+
+
+def test_a_token_of_ones_own_names_its_domain_and_a_known_one_keeps_it() -> None:
+    usdc = "0x0b2C639c533813f4Aa9D7837CAf62653d097Ff85"
+    settings = load(
+        toml=OPTIMISM
+        + f'assets = [{{symbol = "EURC", token = "{WALLET}", decimals = 6, name = "EURC", version = "2"}},'
+        f'{{symbol = "USDC", token = "{usdc}", decimals = 6}}, {{symbol = "DAI", token = "{RPC_TOKEN}", decimals = 18}}]'
+    )
+    domains = [asset.domain for asset in settings.networks[0].rules.assets]
+    assert domains == [
+        TokenDomain(name="EURC", version="2"),
+        TokenDomain(name="USD Coin", version="2"),
+        None,
+    ]

@@ -24,6 +24,7 @@ from tollway.setting_values import (
     Listen,
     NetworkSettings,
     Secret,
+    gas_keys_name,
     one_of,
     parse_admin_listen,
     parse_database_url,
@@ -60,6 +61,8 @@ KEYS = (
     "registration",
     "allowlist",
     "require_bound_signature",
+    "x402",
+    "mpp",
     "unfinal_spend_max",
     "log_level",
     "log_format",
@@ -78,6 +81,7 @@ TRADER_KEYS = frozenset(
         "STORE",
         "BUDGET",
         "MAX_PRICE",
+        "RAIL",
     }
 )
 """Names after the prefix that other commands read; here they are neither used nor an error."""
@@ -87,7 +91,8 @@ TRADER_KEYS = frozenset(
 class Settings:
     """`secret_key` None: `ensure_secret_key` makes or reads the file at `secret_key_file`.
 
-    `unfinal_spend_max_nano`: by currency; a currency that is not named has no maximum.
+    `unfinal_spend_max_nano`: by currency; a currency that is not named has no maximum. `x402`, `mpp`: whether signed
+    authorisations are taken in these dialects at all, on the networks that can settle them.
     """
 
     public_url: str
@@ -102,6 +107,8 @@ class Settings:
     registration: Literal["open", "allowlist"] = "open"
     allowlist: frozenset[Address] = frozenset()
     require_bound_signature: bool = False
+    x402: bool = True
+    mpp: bool = True
     unfinal_spend_max_nano: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     limits: Limits = DEFAULT_LIMITS
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -196,6 +203,8 @@ class _Reader:
             registration=self._take("registration", one_of("open", "allowlist"), "open"),
             allowlist=self._take("allowlist", parse_wallets, frozenset()),
             require_bound_signature=self._take("require_bound_signature", parse_flag, False),
+            x402=self._take("x402", parse_flag, True),
+            mpp=self._take("mpp", parse_flag, True),
             unfinal_spend_max_nano=self._take("unfinal_spend_max", parse_maxima, MappingProxyType({})),
             limits=self._read_limits(),
             log_level=self._take("log_level", one_of("debug", "info", "warning", "error"), "info"),
@@ -223,7 +232,7 @@ class _Reader:
                 self._problems.append(f"{name}: there is no such setting{suggest(name, known)}")
         plain = {key.upper() for key in KEYS}
         plain |= {"LIMIT_" + entry.name.upper() for entry in fields(Limits)}
-        plain |= {rpc_name(preset) for preset in PRESETS}
+        plain |= {named(preset) for preset in PRESETS for named in (rpc_name, gas_keys_name)}
         for name in self._environment:
             if name not in plain:
                 hint = suggest(name, plain)
@@ -294,18 +303,57 @@ class _Reader:
                 table = {"preset": preset}
                 wanted.append(table)
             table["rpc_urls"] = urls
+        self._add_gas_keys(wanted)
         networks = []
         for position, table in enumerate(wanted):
             try:
+                table["gas_keys"] = _read_gas_keys(table.get("gas_keys", []))
                 networks.append(parse_network(table))
             except (ValueError, TypeError) as exc:
                 self._problems.append(f"networks[{position}]: {exc}")
+        self._check_wanted(wanted)
+        return tuple(networks)
+
+    def _add_gas_keys(self, wanted: list[dict[str, Any]]) -> None:
+        for preset in PRESETS:
+            keys = self._environment.get(gas_keys_name(preset))
+            table = next((table for table in wanted if table.get("preset") == preset), None)
+            if keys is not None and table is not None:
+                table["gas_keys"] = keys
+            elif keys is not None:
+                self._problems.append(
+                    f"{PREFIX}{gas_keys_name(preset)}: the network {preset} is not configured"
+                )
+
+    def _check_wanted(self, wanted: list[dict[str, Any]]) -> None:
         if not wanted:
             self._problems.append(
                 "networks: name at least one node to read payments from, such as "
                 "TOLLWAY_RPC_BASE=https://… (presets: " + ", ".join(PRESETS) + ")"
             )
-        return tuple(networks)
+
+
+def _read_gas_keys(raw: Any) -> list[str]:
+    """Each key in hex: as it stands, or from the file that is named. Raises ValueError without a word of any key."""
+    parts = raw.split(",") if isinstance(raw, str) else raw
+    if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
+        raise ValueError("gas_keys: must be a list of keys in hex, or of files with one")
+    keys = [part.strip() for part in parts if part.strip()]
+    return [_read_gas_key_file(Path(key)) if _looks_like_a_path(key) else key for key in keys]
+
+
+def _looks_like_a_path(text: str) -> bool:
+    """A wrong key must not be taken for a file and shown in an error: only what has a slash or a dot is one."""
+    return "/" in text or "." in text
+
+
+def _read_gas_key_file(path: Path) -> str:
+    try:
+        if stat.S_IMODE(path.stat().st_mode) & 0o077:
+            raise ValueError(f"gas_keys: {path} holds a key and others may read it: chmod 600 {path}")
+        return path.read_text("ascii").strip()
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ValueError(f"gas_keys: the file {path} cannot be used: {_reason(exc)}") from None
 
 
 def _check_together(settings: Settings, problems: list[str]) -> None:
