@@ -1,0 +1,287 @@
+"""The Bazaar: how a call is made, for the 402 and for catalogs of paid resources (x402 extension `bazaar`). Pure.
+
+The provider's document is a stranger's: whatever it says, nothing here fails, and only its small and plain parts are
+passed on. What a call costs is not known here; the requirements say it.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from tollway.identifiers import Address, Network
+from tollway.payments.requirement import Requirement
+from tollway.payments.x402 import SCHEME, Resource, requirement_json, resource_json
+from tollway.registry.listing import Listing
+
+BAZAAR = "bazaar"
+RESOURCE_TYPE = "http"
+LIMIT_DEFAULT, LIMIT_MAX = 20, 100
+
+_QUERY_METHODS = ("GET", "HEAD", "DELETE")
+_BODY_METHODS = ("POST", "PUT", "PATCH")
+_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_HINTS_MAX, _PATHS_MAX = 12, 200
+_NAME = re.compile(r"[A-Za-z0-9_.\[\]-]{1,64}")
+_TEXT_MAX, _CHOICES_MAX = 80, 6
+_TYPES: Mapping[str, type | tuple[type, ...]] = {
+    "string": str,
+    "integer": int,
+    "number": (int, float),
+    "boolean": bool,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Hint:
+    """One plain parameter, or one plain member of a body. `example` None: the document gives none that fits."""
+
+    name: str
+    schema: Mapping[str, Any]
+    example: str | int | float | bool | None
+    is_required: bool
+
+
+def describe_call(
+    method: str, *, path: str = "", openapi: Mapping[str, Any] | None = None
+) -> dict[str, Any] | None:
+    """The extension of one call: `info` that is valid by its `schema`, always. None for a method that it has no word for.
+
+    `path`: below the listing's endpoint, as in the provider's document.
+    """
+    operation = _find_operation(openapi, method, path)
+    if method in _QUERY_METHODS:
+        return _describe("queryParams", {"type": RESOURCE_TYPE, "method": method}, _query_hints(operation))
+    if method in _BODY_METHODS:
+        known = {"type": RESOURCE_TYPE, "method": method, "bodyType": "json"}
+        return _describe("body", known, _body_hints(operation))
+    return None
+
+
+def _describe(place: str, known: Mapping[str, str], hints: Sequence[_Hint]) -> dict[str, Any]:
+    """`place`: where the hints stand in `input`; a body stands there even when it is empty."""
+    examples = {hint.name: hint.example for hint in hints if hint.example is not None}
+    needed = [hint.name for hint in hints if hint.is_required and hint.example is not None]
+    is_shown = bool(examples) or place == "body"
+    given: dict[str, Any] = {**known, place: examples} if is_shown else dict(known)
+    properties: dict[str, Any] = {name: {"type": "string", "const": value} for name, value in known.items()}
+    properties[place] = {"type": "object"}
+    if hints:
+        properties[place]["properties"] = {hint.name: dict(hint.schema) for hint in hints}
+    if needed:
+        properties[place]["required"] = needed
+    return {
+        "info": {"input": given},
+        "schema": {
+            "$schema": _DIALECT,
+            "type": "object",
+            "properties": {"input": {"type": "object", "properties": properties, "required": list(known)}},
+            "required": ["input"],
+        },
+    }
+
+
+# ---- The records of a catalog.
+
+
+def describe_resource(
+    listing: Listing, requirements: Sequence[Requirement], *, gateway_url: str
+) -> dict[str, Any] | None:
+    """One listing as a discovered resource; None when no authorisation can pay for it, or it is not served.
+
+    `gateway_url`: of the listing, without a final slash. `requirements`: what `find_entry`'s call costs now.
+    """
+    if not requirements or listing.status != "active" or listing.retired_ms or listing.suspended_ms:
+        return None
+    entry = find_entry(listing)
+    resource = Resource(
+        url=gateway_url + entry.path,
+        description=listing.description,
+        service_name=listing.name,
+        tags=listing.tags,
+    )
+    described = resource_json(resource)
+    call = describe_call(entry.method, path=entry.path, openapi=listing.openapi)
+    updated = datetime.fromtimestamp(listing.updated_ms // 1000, UTC)
+    return {
+        "resource": described.pop("url"),
+        "type": RESOURCE_TYPE,
+        "x402Version": 2,
+        "accepts": [requirement_json(requirement) for requirement in requirements],
+        "lastUpdated": updated.strftime("%Y-%m-%dT%H:%M:%S.000Z"),
+        **described,
+        "extensions": {BAZAAR: call} if call else {},
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """The call that stands for a listing in a catalog. `path` is empty for the endpoint itself."""
+
+    method: str
+    path: str
+
+
+def find_entry(listing: Listing) -> Entry:
+    """The endpoint itself; where a listing serves its operations only, the first of them without parameters."""
+    if listing.other_paths == "refuse" and listing.operations:
+        plain = (one for one in listing.operations if "{" not in one.path)
+        operation = next(plain, listing.operations[0])
+        return Entry(method=operation.method, path="" if operation.path == "/" else operation.path)
+    known = [*_QUERY_METHODS, *_BODY_METHODS]
+    return Entry(method=next((one for one in listing.methods if one in known), "GET"), path="")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResourceFilter:
+    """What a catalog is asked for; None does not narrow. `kind`: the parameter `type`."""
+
+    kind: str | None = None
+    pay_to: Address | None = None
+    scheme: str | None = None
+    network: Network | None = None
+    extension: str | None = None
+
+    @property
+    def is_impossible(self) -> bool:
+        """Nothing here can match, whatever is listed."""
+        return self.kind not in (None, RESOURCE_TYPE) or self.scheme not in (None, SCHEME)
+
+    def is_met_by(self, requirements: Sequence[Requirement]) -> bool:
+        """One requirement must meet all of it. `extension` is looked at in the record."""
+        return not self.is_impossible and any(
+            self.pay_to in (None, one.pay_to) and self.network in (None, one.network) for one in requirements
+        )
+
+    def has_extension(self, record: Mapping[str, Any]) -> bool:
+        return self.extension is None or self.extension in record["extensions"]
+
+
+def resources_json(
+    records: Sequence[Mapping[str, Any]], *, limit: int, offset: int, total: int
+) -> dict[str, Any]:
+    """`GET /x402/discovery/resources`."""
+    return {
+        "x402Version": 2,
+        "items": list(records),
+        "pagination": {"limit": limit, "offset": offset, "total": total},
+    }
+
+
+def search_json(
+    records: Sequence[Mapping[str, Any]], *, limit: int, cursor: str | None, is_partial: bool = False
+) -> dict[str, Any]:
+    """`GET /x402/discovery/search`. `cursor`: of the next page; null says that there is none (the clients' own type)."""
+    return {
+        "x402Version": 2,
+        "resources": list(records),
+        "partialResults": is_partial,
+        "pagination": {"limit": limit, "cursor": cursor},
+    }
+
+
+# ---- Reading the provider's document.
+
+
+def _find_operation(openapi: Mapping[str, Any] | None, method: str, path: str) -> Mapping[str, Any]:
+    paths = _mapping((openapi or {}).get("paths"))
+    wanted = path.partition("?")[0].rstrip("/") or "/"
+    chosen = _mapping(paths.get(wanted)) or _find_template(paths, wanted)
+    key = "get" if method == "HEAD" and "head" not in chosen else method.lower()
+    operation = dict(_mapping(chosen.get(key)))
+    shared = chosen.get("parameters")
+    if operation and isinstance(shared, list):
+        own = operation.get("parameters")
+        operation["parameters"] = [*(own if isinstance(own, list) else []), *shared]
+    return operation
+
+
+def _find_template(paths: Mapping[str, Any], wanted: str) -> Mapping[str, Any]:
+    segments = wanted.split("/")
+    for _, (template, item) in zip(range(_PATHS_MAX), paths.items(), strict=False):
+        parts = str(template).split("/")
+        if len(parts) == len(segments) and all(
+            part == segment or (part.startswith("{") and part.endswith("}"))
+            for part, segment in zip(parts, segments, strict=True)
+        ):
+            return _mapping(item)
+    return {}
+
+
+def _query_hints(operation: Mapping[str, Any]) -> list[_Hint]:
+    hints: dict[str, _Hint] = {}
+    parameters = operation.get("parameters")
+    for raw in parameters[: 4 * _HINTS_MAX] if isinstance(parameters, list) else ():
+        parameter = _mapping(raw)
+        if parameter.get("in") != "query":
+            continue
+        several = _mapping(parameter.get("schema")).get("examples")
+        examples = [parameter.get("example"), *(several[:1] if isinstance(several, list) else [])]
+        hint = _read_hint(
+            parameter.get("name"),
+            _mapping(parameter.get("schema")),
+            examples=examples,
+            is_required=parameter.get("required") is True,
+        )
+        if hint is not None and len(hints) < _HINTS_MAX:
+            hints.setdefault(hint.name, hint)
+    return list(hints.values())
+
+
+def _body_hints(operation: Mapping[str, Any]) -> list[_Hint]:
+    content = _mapping(_mapping(operation.get("requestBody")).get("content"))
+    media = _mapping(content.get("application/json"))
+    schema = _mapping(media.get("schema"))
+    example = _mapping(media.get("example")) or _mapping(schema.get("example"))
+    required = schema.get("required")
+    needed = required if isinstance(required, list) else []
+    found = _read_members(_mapping(schema.get("properties")), example, needed)
+    return [hint for hint, _ in zip(found, range(_HINTS_MAX), strict=False)]
+
+
+def _read_members(
+    properties: Mapping[str, Any], example: Mapping[str, Any], needed: Sequence[object]
+) -> Iterator[_Hint]:
+    for name, raw in properties.items():
+        hint = _read_hint(name, _mapping(raw), examples=[example.get(name)], is_required=name in needed)
+        if hint is not None:
+            yield hint
+
+
+def _read_hint(
+    name: object, schema: Mapping[str, Any], *, examples: Sequence[object], is_required: bool
+) -> _Hint | None:
+    """Only names and types that are plain; of their values only those that fit the type and are short."""
+    kind = schema.get("type")
+    if (
+        not isinstance(name, str)
+        or not _NAME.fullmatch(name)
+        or not isinstance(kind, str)
+        or kind not in _TYPES
+    ):
+        return None
+    plain: dict[str, Any] = {"type": kind}
+    choices = schema.get("enum")
+    fitting = [one for one in choices if _fits(one, kind)] if isinstance(choices, list) else []
+    is_closed = isinstance(choices, list) and 0 < len(fitting) == len(choices) <= _CHOICES_MAX
+    if is_closed:
+        plain["enum"] = fitting
+    description = schema.get("description")
+    if isinstance(description, str) and description and _fits(description, "string"):
+        plain["description"] = description
+    wanted = [*examples, schema.get("example"), schema.get("default"), *fitting[:1]]
+    usable = (one for one in wanted if _fits(one, kind) and (not is_closed or one in fitting))
+    return _Hint(name=name, schema=plain, example=next(usable, None), is_required=is_required)
+
+
+def _fits(value: object, kind: str) -> bool:
+    if isinstance(value, bool):
+        return kind == "boolean"
+    if isinstance(value, str) and (len(value) > _TEXT_MAX or not value.isprintable()):
+        return False
+    return isinstance(value, _TYPES[kind])
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

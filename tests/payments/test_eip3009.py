@@ -1,0 +1,113 @@
+"""What is hashed here is what wallets sign: held against eth-account, and against stock clients elsewhere."""
+
+from dataclasses import replace
+
+import pytest
+from eth_account.messages import _hash_eip191_message, encode_typed_data
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tollway.identifiers import Address, ChainId
+from tollway.ledger.authorization import Authorization
+from tollway.money import TokenDomain
+from tollway.payments.eip3009 import authorization_digest, is_wrapped, recover_signer
+from tollway.testing.authorization_samples import USDC, Payer
+
+DOMAIN = TokenDomain(name="USDC", version="2")
+UINT256 = st.integers(0, 2**256 - 1)
+ADDRESS = st.binary(min_size=20, max_size=20).map(Address)
+
+
+def reference_digest(authorization: Authorization, domain: TokenDomain) -> bytes:
+    names = ("from", "to", "value", "validAfter", "validBefore", "nonce")
+    kinds = ("address", "address", "uint256", "uint256", "uint256", "bytes32")
+    signable = encode_typed_data(
+        domain_data={
+            "name": domain.name,
+            "version": domain.version,
+            "chainId": authorization.chain_id,
+            "verifyingContract": str(authorization.token),
+        },
+        message_types={
+            "TransferWithAuthorization": [
+                {"name": name, "type": kind} for name, kind in zip(names, kinds, strict=True)
+            ]
+        },
+        message_data={
+            "from": str(authorization.payer),
+            "to": str(authorization.payee),
+            "value": authorization.base_units,
+            "validAfter": authorization.valid_after,
+            "validBefore": authorization.valid_before,
+            "nonce": authorization.nonce,
+        },
+    )
+    return bytes(_hash_eip191_message(signable))
+
+
+@given(
+    st.builds(
+        lambda **fields: replace(Payer().authorize(signature=b"\0" * 65), **fields),
+        chain_id=st.integers(1, 10**12).map(ChainId),
+        token=ADDRESS,
+        payer=ADDRESS,
+        payee=ADDRESS,
+        base_units=UINT256,
+        valid_after=UINT256,
+        valid_before=UINT256,
+        nonce=st.binary(min_size=32, max_size=32),
+    ),
+    st.builds(
+        TokenDomain, name=st.sampled_from(["USDC", "USD Coin", "USD₮0"]), version=st.sampled_from(["1", "2"])
+    ),
+)
+def test_the_digest_is_the_one_of_the_typed_data(authorization: Authorization, domain: TokenDomain) -> None:
+    assert authorization_digest(authorization, domain) == reference_digest(authorization, domain)
+
+
+def test_the_signer_is_who_signed() -> None:
+    payer = Payer()
+    assert recover_signer(payer.authorize(), DOMAIN) == payer.address
+
+
+def test_v_counts_in_both_spellings() -> None:
+    signature = Payer().signature
+    low = signature[:64] + bytes([signature[64] - 27])
+    assert recover_signer(Payer().authorize(signature=low), DOMAIN) == Payer().address
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"base_units": 9_999},
+        {"payee": Address(b"\x01" * 20)},
+        {"valid_after": 1},
+        {"valid_before": 2**40},
+        {"nonce": b"\x08" * 32},
+        {"token": Address(b"\x02" * 20)},
+        {"chain_id": ChainId(1)},
+    ],
+)
+def test_every_field_is_under_the_signature(changes: dict[str, object]) -> None:
+    changed = replace(Payer().authorize(), **changes)  # type: ignore[arg-type] # a field of the record each
+    assert recover_signer(changed, DOMAIN) != Payer().address
+
+
+def test_the_domain_is_under_the_signature() -> None:
+    assert recover_signer(Payer().authorize(), TokenDomain(name="USD Coin", version="2")) != Payer().address
+    assert recover_signer(Payer().authorize(), TokenDomain(name="USDC", version="1")) != Payer().address
+
+
+def test_no_key_stands_behind_other_shapes() -> None:
+    order = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
+    signature = Payer().signature
+    s = int.from_bytes(signature[32:64], "big")
+    high = signature[:32] + (order - s).to_bytes(32, "big") + bytes([55 - signature[64]])
+    for other in (high, signature[:64], signature + b"\0", b"\0" * 65, signature[:64] + b"\x1d"):
+        assert recover_signer(Payer().authorize(signature=other), DOMAIN) is None
+
+
+def test_a_wrapped_signature_is_told_by_its_end() -> None:
+    assert is_wrapped(b"anything" + bytes.fromhex("6492" * 16))
+    assert not is_wrapped(Payer().signature)
+    assert USDC.domain == DOMAIN

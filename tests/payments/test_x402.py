@@ -1,0 +1,219 @@
+"""x402 on the wire, held against the models of the `x402` package."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from x402.extensions.payment_identifier import declare_payment_identifier_extension
+from x402.schemas import PaymentPayload, PaymentRequirements, ResourceInfo
+from x402.schemas.v1 import PaymentPayloadV1, PaymentRequirementsV1
+
+from tollway.errors import Code, Refusal
+from tollway.identifiers import ChainId
+from tollway.limits import DEFAULT_LIMITS
+from tollway.money import Price
+from tollway.payments.x402 import (
+    PAYMENT_IDENTIFIER_EXTENSION,
+    Resource,
+    network_name_v1,
+    parse_payment,
+    parse_payment_v1,
+    requirement_json,
+    requirement_json_v1,
+    resource_json,
+)
+from tollway.testing.authorization_samples import CHAIN, USDC, Payer, encode_header, requirement_of
+
+RESOURCE = Resource(url="https://gw.example.com/api/v2/gateway/api_1/quote?city=Wien", description="Quotes")
+
+
+def refusal_of(content: Any, *, is_v1: bool = False) -> tuple[Code, str | None]:
+    parse = parse_payment_v1 if is_v1 else parse_payment
+    with pytest.raises(Refusal) as caught:
+        parse(encode_header(content), limits=DEFAULT_LIMITS)
+    return caught.value.problem.code, caught.value.problem.reason
+
+
+def test_a_payment_of_version_2_is_read() -> None:
+    payment = Payer().payment()
+    PaymentPayload.model_validate(payment)
+    shown = parse_payment(encode_header(payment), limits=DEFAULT_LIMITS)
+    assert (shown.chain_id, shown.token, shown.identifier) == (CHAIN, USDC.token, None)
+    assert (shown.transfer.payer, shown.transfer.base_units) == (Payer().address, 10_000)
+
+
+def test_a_payment_of_version_1_names_no_token() -> None:
+    payment = Payer().payment_v1()
+    PaymentPayloadV1.model_validate(payment)
+    shown = parse_payment_v1(encode_header(payment), limits=DEFAULT_LIMITS)
+    assert (shown.chain_id, shown.token, shown.identifier) == (CHAIN, None, None)
+
+
+def test_extra_fields_are_passed_over() -> None:
+    payment = {**Payer().payment(), "price": "0", "extensions": {"unknown": 5}, "isValid": True}
+    payment["accepted"] |= {"amount": "1", "payTo": "nobody", "maxTimeoutSeconds": -1.5}
+    shown = parse_payment(encode_header(payment), limits=DEFAULT_LIMITS)
+    assert shown.transfer.base_units == 10_000
+
+
+MALFORMED, UNSUPPORTED = Code.PAYMENT_MALFORMED, Code.PAYMENT_METHOD_UNSUPPORTED
+VERSION = (MALFORMED, "invalid_x402_version")
+SHAPE = (MALFORMED, "invalid_payload")
+
+
+def changed(path: str, value: Any) -> dict[str, Any]:
+    content: dict[str, Any] = Payer().payment()
+    *steps, last = path.split(".")
+    place = content
+    for step in steps:
+        place = place[step]
+    place[last] = value
+    return content
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (Payer().payment_v1(), VERSION),
+        ({}, VERSION),
+        (changed("x402Version", "2"), VERSION),
+        (changed("x402Version", 2.0), VERSION),
+        (changed("x402Version", True), VERSION),
+        (changed("x402Version", 3), VERSION),
+        (changed("accepted", None), SHAPE),
+        (changed("accepted", []), SHAPE),
+        (changed("accepted.scheme", "upto"), (UNSUPPORTED, "unsupported_scheme")),
+        (changed("accepted.scheme", 5), SHAPE),
+        (changed("accepted.network", "base-sepolia"), (UNSUPPORTED, "invalid_network")),
+        (changed("accepted.network", "solana:5eykt4UsFv8P8NJdTREpY1vzqKqZKvdp"), (UNSUPPORTED, "invalid_network")),
+        (changed("accepted.network", 84532), SHAPE),
+        (changed("accepted.asset", "USDC"), SHAPE),
+        (changed("accepted.asset", "0x036cBD53842c5426634e7929541eC2318f3dCF7e"), SHAPE),
+        (changed("payload", "0x"), SHAPE),
+        (changed("payload", {}), SHAPE),
+        (changed("payload.authorization", []), SHAPE),
+        (changed("payload.signature", None), SHAPE),
+        (changed("payload", {"permit2Authorization": {}, "signature": "0x00"}), (UNSUPPORTED, "unsupported_transfer_method")),
+        (changed("extensions", {"payment-identifier": {"info": {"id": "short"}}}), (Code.INVALID_REQUEST, "invalid_payment_identifier")),
+        (changed("extensions", {"payment-identifier": {"info": {"id": 5}}}), (Code.INVALID_REQUEST, "invalid_payment_identifier")),
+        (changed("extensions", {"payment-identifier": {"info": {"id": "x" * 129}}}), (Code.INVALID_REQUEST, "invalid_payment_identifier")),
+        (changed("extensions", {"payment-identifier": {"info": {"id": "no spaces please"}}}), (Code.INVALID_REQUEST, "invalid_payment_identifier")),
+    ],
+)  # fmt: skip
+def test_refusals_of_version_2(content: Any, expected: tuple[Code, str]) -> None:
+    assert refusal_of(content) == expected
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (Payer().payment(), VERSION),
+        ({**Payer().payment_v1(), "scheme": "upto"}, (UNSUPPORTED, "unsupported_scheme")),
+        ({**Payer().payment_v1(), "network": "eip155:84532"}, (UNSUPPORTED, "invalid_network")),
+        ({**Payer().payment_v1(), "network": "solana"}, (UNSUPPORTED, "invalid_network")),
+        ({**Payer().payment_v1(), "network": None}, SHAPE),
+        ({**Payer().payment_v1(), "payload": None}, SHAPE),
+    ],
+)
+def test_refusals_of_version_1(content: Any, expected: tuple[Code, str]) -> None:
+    assert refusal_of(content, is_v1=True) == expected
+
+
+@pytest.mark.parametrize("identifier", ["pay_0123456789ab", "x" * 128, "A-Z_a-z_0-9_16ch"])
+def test_the_clients_own_identifier_is_read(identifier: str) -> None:
+    payment = changed("extensions", {"payment-identifier": {"info": {"required": False, "id": identifier}}})
+    assert parse_payment(encode_header(payment), limits=DEFAULT_LIMITS).identifier == identifier
+
+
+@pytest.mark.parametrize(
+    "extensions",
+    [None, [], {}, {"payment-identifier": None}, {"payment-identifier": {"info": []}},
+     {"payment-identifier": {"info": {"required": False}}}],
+)  # fmt: skip
+def test_an_echo_without_an_identifier_names_none(extensions: Any) -> None:
+    payment = changed("extensions", extensions)
+    assert parse_payment(encode_header(payment), limits=DEFAULT_LIMITS).identifier is None
+
+
+def test_the_identifier_extension_is_declared_as_the_package_declares_it() -> None:
+    assert declare_payment_identifier_extension() == PAYMENT_IDENTIFIER_EXTENSION
+
+
+def test_a_requirement_is_what_the_package_reads() -> None:
+    content = requirement_json(requirement_of())
+    assert content == {
+        "scheme": "exact",
+        "network": "eip155:84532",
+        "amount": "10000",
+        "asset": "0x036CbD53842c5426634e7929541eC2318f3dCF7e",
+        "payTo": str(requirement_of().pay_to),
+        "maxTimeoutSeconds": 90,
+        "extra": {"name": "USDC", "version": "2"},
+    }
+    assert PaymentRequirements.model_validate(content).model_dump(by_alias=True) == content
+
+
+def test_a_requirement_of_version_1_has_every_field_that_its_clients_insist_on() -> None:
+    content = requirement_json_v1(requirement_of(), replace(RESOURCE, description=""))
+    assert content is not None
+    PaymentRequirementsV1.model_validate(content)
+    assert (content["network"], content["maxAmountRequired"]) == ("base-sepolia", "10000")
+    assert (content["description"], content["mimeType"]) == ("", "application/json")
+    assert content["resource"] == RESOURCE.url
+    assert None not in content.values()
+
+
+@pytest.mark.parametrize("chain_id", [1, 10, 42161, 56, 31337, 988])
+def test_a_network_that_version_1_does_not_know_is_left_out(chain_id: int) -> None:
+    elsewhere = requirement_of(replace(USDC, chain_id=ChainId(chain_id)))
+    assert requirement_json_v1(elsewhere, RESOURCE) is None
+    assert network_name_v1(ChainId(chain_id)) == f"eip155:{chain_id}"
+
+
+def test_an_amount_that_version_1_cannot_hold_is_left_out() -> None:
+    coarse = replace(USDC, decimals=18)
+    assert requirement_json_v1(requirement_of(coarse, price=Price.parse("0.9")), RESOURCE) is not None
+    assert requirement_json_v1(requirement_of(coarse, price=Price.parse("1")), RESOURCE) is None
+
+
+def test_a_resource_is_what_the_package_reads() -> None:
+    content = resource_json(replace(RESOURCE, service_name="Weather", tags=("weather", "eu")))
+    assert ResourceInfo.model_validate(content).model_dump(by_alias=True, exclude_none=True) == content
+
+
+def test_names_and_tags_that_facilitators_drop_are_left_out() -> None:
+    content = resource_json(
+        replace(
+            RESOURCE,
+            service_name="Wetter — für alle, die es brauchen können",
+            tags=("ok", "für", "x" * 33, *"abcdef"),
+        )
+    )
+    assert content["serviceName"] == "Wetter  fr alle, die es brauchen"
+    assert content["tags"] == ["ok", "a", "b", "c", "d"]
+    assert "serviceName" not in resource_json(replace(RESOURCE, service_name="天気"))
+    assert "tags" not in resource_json(replace(RESOURCE, tags=("天気",)))
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.text(max_size=8)
+    | st.floats(allow_nan=False, allow_infinity=False),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(st.sampled_from(["x402Version", "accepted", "accepted.network", "accepted.asset", "payload",
+                        "payload.authorization", "payload.authorization.value", "payload.signature", "extensions",
+                        "resource"]), JSON)  # fmt: skip
+def test_nothing_raises_anything_but_a_refusal(path: str, value: Any) -> None:
+    for parse in (parse_payment, parse_payment_v1):
+        try:
+            parse(encode_header(changed(path, value)), limits=DEFAULT_LIMITS)
+        except Refusal:
+            continue
