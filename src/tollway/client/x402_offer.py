@@ -108,9 +108,9 @@ def _numbers(told: Json) -> tuple[str, str]:
 
 def _as_requirement(option: Json) -> Json:
     """An option without its header, as `accepted` names it."""
-    names = ("network", "amount", "payTo", "maxTimeoutSeconds", "extra")
-    told = {name: option[name] for name in names if name in option}
-    return {"scheme": "exact", "asset": option.get("token"), **told}
+    told = {**option, "scheme": "exact", "asset": option.get("token")}
+    names = ("scheme", "network", "amount", "asset", "payTo", "maxTimeoutSeconds", "extra")
+    return {name: told[name] for name in names if name in told}
 
 
 def _read_requirement(
