@@ -125,10 +125,23 @@ def has_settled(
     return parse_transfers(reported[event + 1 : event + 2], token=token) == (expected,)
 
 
+def has_ended(logs: Iterable[Log], *, token: Address, payer: Address, nonce: bytes) -> bool:
+    """Whether `token` says in this receipt that the authorisation was used or cancelled: it will never move anything
+    again, whatever it has moved."""
+    return any(
+        log.address == token and not log.removed and _is_end(log) and log.topics[1:] == (_PAD + payer, nonce)
+        for log in logs
+    )
+
+
 def _is_authorization_used(log: Log) -> bool:
+    return _is_end(log) and log.topics[0] == AUTHORIZATION_USED_TOPIC
+
+
+def _is_end(log: Log) -> bool:
     return (
         len(log.topics) == 3
-        and log.topics[0] == AUTHORIZATION_USED_TOPIC
+        and log.topics[0] in (AUTHORIZATION_USED_TOPIC, AUTHORIZATION_CANCELED_TOPIC)
         and all(len(topic) == _WORD for topic in log.topics)
         and log.topics[1][:12] == _PAD
         and log.payload == b""

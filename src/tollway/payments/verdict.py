@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from tollway.chain.reader import ChainFacts
 from tollway.chain.rules import ChainRules
-from tollway.chain.tokens import authorizers, parse_transfers
+from tollway.chain.tokens import authorizers, parse_authorizations_used, parse_transfers
 from tollway.identifiers import ZERO_ADDRESS, Address
 from tollway.ledger.call import NewPayment, Payment
 from tollway.limits import Limits
@@ -223,23 +223,43 @@ class Void:
 def judge_again(facts: ChainFacts, payment: Payment, rules: ChainRules) -> Standing | Displaced | Void:
     """The verdict's basics on a payment that is in the books: what the chain says of it now.
 
-    Who signed, the listing's terms and the age were judged when it was recorded, and do not change.
+    Who signed, the listing's terms and the age were judged when it was recorded, and do not change. A payment that an
+    authorisation made stands by an authorised transfer, and every other one never does.
     """
     asset = next((asset for asset in rules.assets if asset.key == payment.asset), None)
     if facts.canonical_hash != facts.block_hash or asset is None:
         return Displaced()
     if not facts.succeeded:
         return Void(reason=Reason.TRANSACTION_FAILED)
-    question = Question(
-        rules=rules, assets=(asset,), payees=(Payee(address=payment.payee, since_s=0),), now_s=0
-    )
-    for movement in find_movements(facts, question):
-        if movement.payer == payment.payer and not movement.is_by_authorization:
+    for movement in _find_recorded(facts, payment, asset, rules):
+        if movement.payer == payment.payer and movement.is_by_authorization == payment.is_authorized:
             found = _new_payment(facts, movement)
             if 0 < found.value_units <= UNITS_MAX:
                 needed = rules.confirmations_for(asset, found.value_units)
                 return Standing(payment=found, is_deep=facts.confirmations >= needed)
     return Void(reason=Reason.NO_TRANSFER)
+
+
+def _find_recorded(
+    facts: ChainFacts, payment: Payment, asset: Asset, rules: ChainRules
+) -> tuple[Movement, ...]:
+    """What moved in the payment's asset to its payee. An authorised transfer is taken whole, as it was when it settled
+    its call: nothing is subtracted that came back beside it."""
+    payee = Payee(address=payment.payee, since_s=0)
+    if not payment.is_authorized or asset.token is None:
+        return find_movements(facts, Question(rules=rules, assets=(asset,), payees=(payee,), now_s=0))
+    way = (payment.payer, payment.payee)
+    transfers = parse_transfers(facts.logs, token=asset.token)
+    moved = Movement(
+        asset=asset,
+        payer=payment.payer,
+        payee=payee,
+        base_units=sum(t.base_units for t in transfers if (t.sender, t.recipient) == way),
+        is_by_authorization=any(
+            payer == payment.payer for payer, _ in parse_authorizations_used(facts.logs, token=asset.token)
+        ),
+    )
+    return (moved,)
 
 
 def _token(facts: ChainFacts, asset: Asset, question: Question) -> list[Movement]:
