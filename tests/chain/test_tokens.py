@@ -5,7 +5,8 @@ from eth_abi import encode
 
 from tollway.chain import tokens
 from tollway.chain.reader import Log
-from tollway.identifiers import Address
+from tollway.identifiers import Address, ChainId
+from tollway.money import TokenDomain
 
 TOKEN, OTHER = Address(b"\xc3" * 20), Address(b"\xc4" * 20)
 ALICE, BOB = Address(b"\xa1" * 20), Address(b"\xb2" * 20)
@@ -101,6 +102,183 @@ def test_signature_calldata_is_what_an_abi_encoder_makes(signature: bytes) -> No
 def test_a_digest_of_another_length_is_not_encoded() -> None:
     with pytest.raises(ValueError, match="32 bytes"):
         tokens.encode_is_valid_signature(digest=b"short", signature=b"")
+
+
+FIELDS = {
+    "payer": ALICE,
+    "payee": BOB,
+    "base_units": 10_000,
+    "valid_after": 5,
+    "valid_before": 2**48,
+    "nonce": NONCE,
+}
+FIELD_TYPES = ["address", "address", "uint256", "uint256", "uint256", "bytes32"]
+FIELD_VALUES = [str(ALICE), str(BOB), 10_000, 5, 2**48, NONCE]
+
+
+@pytest.mark.parametrize(("v", "normal"), [(0, 27), (1, 28), (27, 27), (28, 28)])
+def test_an_ecdsa_signature_goes_as_its_three_parts_with_the_v_that_tokens_take(v: int, normal: int) -> None:
+    r, s = b"\x0a" * 32, b"\x0b" * 32
+    calldata = tokens.encode_transfer_with_authorization(**FIELDS, signature=r + s + bytes([v]))
+    types, values = [*FIELD_TYPES, "uint8", "bytes32", "bytes32"], [*FIELD_VALUES, normal, r, s]
+    assert calldata == bytes.fromhex("e3ee160e") + encode(types, values)
+
+
+@pytest.mark.parametrize(
+    "signature",
+    [
+        b"",
+        b"\x01",
+        b"\x07" * 64,
+        b"\x07" * 64 + b"\x02",
+        b"\x07" * 64 + b"\x1d",
+        b"\x07" * 66,
+        b"\x07" * 4096,
+    ],
+    ids=["empty", "one byte", "64 bytes", "v of 2", "v of 29", "66 bytes", "4 KiB"],
+)
+def test_any_other_signature_is_a_contract_wallets_and_goes_as_bytes(signature: bytes) -> None:
+    calldata = tokens.encode_transfer_with_authorization(**FIELDS, signature=signature)
+    expected = encode([*FIELD_TYPES, "bytes"], [*FIELD_VALUES, signature])
+    assert calldata == bytes.fromhex("cf092995") + expected
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"nonce": bytes(31)}, ValueError),
+        ({"base_units": -1}, OverflowError),
+        ({"base_units": 2**256}, OverflowError),
+        ({"valid_before": 2**256}, OverflowError),
+    ],
+)
+def test_a_field_that_does_not_fit_its_word_is_not_encoded(change: dict[str, object], fault: type) -> None:
+    with pytest.raises(fault):
+        tokens.encode_transfer_with_authorization(**{**FIELDS, **change}, signature=b"")
+
+
+def test_the_state_of_an_authorisation_is_asked_by_payer_and_nonce() -> None:
+    calldata = tokens.encode_authorization_state(payer=ALICE, nonce=NONCE)
+    assert calldata == bytes.fromhex("e94a0102") + encode(["address", "bytes32"], [str(ALICE), NONCE])
+    with pytest.raises(ValueError, match="32 bytes"):
+        tokens.encode_authorization_state(payer=ALICE, nonce=b"short")
+
+
+def test_the_getters_of_a_domain_have_their_published_selectors() -> None:
+    assert tokens.encode_name().hex() == "06fdde03"
+    assert tokens.encode_version().hex() == "54fd4d50"
+    assert tokens.encode_domain_separator().hex() == "3644e515"
+
+
+def test_the_domain_separator_of_usdc_is_the_one_that_is_on_chain() -> None:
+    usdc = Address.parse("0xA0b86991c6218b36c1d19D4a2e9Eb0cE3606eB48")
+    domain = TokenDomain(name="USD Coin", version="2")
+    separator = tokens.compute_domain_separator(domain, chain_id=ChainId(1), token=usdc)
+    assert separator.hex() == "06c37168a7db5138defc7866392bb87a741f9b3d104deb5094588ce041cae335"
+
+
+@pytest.mark.parametrize("text", ["", "USD Coin", "x" * 31, "x" * 32, "Träger" * 20])
+def test_a_text_is_read_as_an_abi_encoder_writes_it(text: str) -> None:
+    assert tokens.parse_text(encode(["string"], [text])) == text
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        bytes(63),
+        encode(["bytes32"], [b"MKR"]) * 2,
+        encode(["string"], ["USD Coin"])[:70],
+        encode(["string"], ["x" * 257]),
+        encode(["bytes"], [b"\xff\xfe"]),
+    ],
+    ids=["empty", "too short", "a bytes32", "cut off", "too long", "not UTF-8"],
+)
+def test_what_is_no_text_is_refused(payload: bytes) -> None:
+    with pytest.raises(ValueError, match=r"string|codec"):
+        tokens.parse_text(payload)
+
+
+def test_a_bool_is_exactly_zero_or_one() -> None:
+    assert tokens.parse_bool(encode(["bool"], [True])) is True
+    assert tokens.parse_bool(encode(["bool"], [False])) is False
+    for payload in (b"", b"\x01", encode(["uint256"], [2])):
+        with pytest.raises(ValueError, match=r"bool|word"):
+            tokens.parse_bool(payload)
+
+
+@pytest.mark.parametrize(
+    ("log", "expected"),
+    [
+        pytest.param(USED, ((ALICE, NONCE),), id="as EIP-3009 has it"),
+        pytest.param(replace(USED, address=OTHER), (), id="of another contract"),
+        pytest.param(replace(USED, removed=True), (), id="removed by a reorg"),
+        pytest.param(replace(USED, payload=b"odd"), (), id="an odd payload"),
+        pytest.param(replace(USED, topics=USED.topics[:2]), (), id="without its nonce"),
+        pytest.param(replace(USED, topics=(*USED.topics, NONCE)), (), id="a topic too many"),
+        pytest.param(replace(USED, topics=(USED.topics[0], b"\x01" * 32, NONCE)), (), id="a dirty address"),
+        pytest.param(
+            replace(USED, topics=(tokens.AUTHORIZATION_CANCELED_TOPIC, *USED.topics[1:])), (), id="cancelled"
+        ),
+        pytest.param(TRANSFER, (), id="a plain transfer"),
+    ],
+)
+def test_a_used_authorisation_is_read_strictly(log: Log, expected: tuple[object, ...]) -> None:
+    assert tokens.parse_authorizations_used((log,), token=TOKEN) == expected
+
+
+OTHER_NONCE = b"\x0c" * 32
+CANCELLED = replace(USED, topics=(tokens.AUTHORIZATION_CANCELED_TOPIC, *USED.topics[1:]))
+USED_OTHER = replace(USED, topics=(*USED.topics[:2], OTHER_NONCE))
+TO_OTHER = replace(TRANSFER, topics=(*TRANSFER.topics[:2], pad(OTHER)))
+FOREIGN = replace(TRANSFER, address=OTHER)
+
+
+@pytest.mark.parametrize(
+    ("logs", "is_paid"),
+    [
+        pytest.param((USED, TRANSFER), True, id="Circle's order"),
+        pytest.param((TRANSFER, USED), True, id="the other order"),
+        pytest.param((USED, FOREIGN, TRANSFER), True, id="another contract's event between"),
+        pytest.param((USED_OTHER, TRANSFER, USED, TRANSFER), True, id="two in one bundle, both paid"),
+        pytest.param((TRANSFER,), False, id="no authorisation"),
+        pytest.param((USED,), False, id="no transfer"),
+        pytest.param((USED_OTHER, TRANSFER), False, id="another nonce"),
+        pytest.param((CANCELLED, TRANSFER), False, id="cancelled beside a plain transfer"),
+        pytest.param((USED, TO_OTHER), False, id="the nonce used for another payee"),
+        pytest.param(
+            (USED, replace(TRANSFER, payload=(9_999).to_bytes(32, "big"))), False, id="a smaller amount"
+        ),
+        pytest.param((USED, replace(TRANSFER, removed=True)), False, id="removed by a reorg"),
+        pytest.param((USED, FOREIGN), False, id="another token's transfer"),
+        pytest.param(
+            (USED, TO_OTHER, USED_OTHER, TRANSFER),
+            False,
+            id="the transfer belongs to the other authorisation",
+        ),
+        pytest.param((USED, USED, TRANSFER), False, id="said twice"),
+    ],
+)
+def test_a_receipt_settles_an_authorisation_by_its_own_transfer_only(
+    logs: tuple[Log, ...], is_paid: bool
+) -> None:
+    settled = tokens.has_settled(logs, token=TOKEN, payer=ALICE, payee=BOB, base_units=10_000, nonce=NONCE)
+    assert settled is is_paid
+
+
+@pytest.mark.parametrize(
+    ("log", "is_over"),
+    [
+        pytest.param(USED, True, id="used"),
+        pytest.param(CANCELLED, True, id="cancelled"),
+        pytest.param(USED_OTHER, False, id="another nonce"),
+        pytest.param(replace(USED, address=OTHER), False, id="another token"),
+        pytest.param(replace(USED, removed=True), False, id="removed by a reorg"),
+        pytest.param(TRANSFER, False, id="a transfer"),
+    ],
+)
+def test_an_authorisation_ends_by_its_use_or_its_cancellation(log: Log, is_over: bool) -> None:
+    assert tokens.has_ended((log,), token=TOKEN, payer=ALICE, nonce=NONCE) is is_over
 
 
 def test_erc20_calldata_is_what_an_abi_encoder_makes() -> None:
