@@ -1,0 +1,208 @@
+"""MPP: a challenge is recognised by itself, counts for one route, for a while, and binds the authorisation to itself."""
+
+import base64
+import hmac
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tollway.errors import Code, Refusal
+from tollway.identifiers import keccak256
+from tollway.limits import DEFAULT_LIMITS
+from tollway.payments.mpp import Challenger, Credential, Route, format_moment, parse_moment
+from tollway.testing.authorization_samples import (
+    CHAIN,
+    CHALLENGER,
+    NOW_S,
+    ROUTE,
+    USDC,
+    Payer,
+    decode_header,
+    encode_header,
+    read_challenge,
+    requirement_of,
+)
+
+Content = dict[str, Any]
+
+
+def parse(
+    content: Any, *, challenger: Challenger = CHALLENGER, route: Route = ROUTE, now_s: float = NOW_S
+) -> Credential:
+    value = encode_header(content, is_urlsafe=True)
+    return challenger.parse(value, route, now_s=now_s, limits=DEFAULT_LIMITS)
+
+
+def fault_of(content: Any, **given_: Any) -> tuple[Code, str | None] | None:
+    fault = parse(content, **given_).fault
+    return (fault.code, fault.reason) if fault else None
+
+
+def test_the_challenge_says_what_is_to_be_signed() -> None:
+    challenge = read_challenge(CHALLENGER.challenge(requirement_of(), ROUTE, now_s=NOW_S + 0.9))
+    assert list(challenge) == ["id", "realm", "method", "intent", "request", "expires", "opaque"]
+    assert (challenge["realm"], challenge["method"], challenge["intent"]) == (
+        "gw.example.com",
+        "evm",
+        "charge",
+    )
+    assert challenge["expires"] == "2027-01-15T08:01:30.000Z"
+    assert decode_header(challenge["request"].encode()) == {
+        "amount": "10000",
+        "currency": "0x036CbD53842c5426634e7929541eC2318f3dCF7e",
+        "recipient": str(requirement_of().pay_to),
+        "methodDetails": {"chainId": 84532, "credentialTypes": ["authorization"], "decimals": 6},
+    }
+
+
+def test_the_id_is_the_hmac_of_the_scheme() -> None:
+    challenge = read_challenge(CHALLENGER.challenge(requirement_of(), ROUTE, now_s=NOW_S))
+    slots = [challenge[name] for name in ("realm", "method", "intent", "request", "expires")]
+    text = "|".join([*slots, "", challenge["opaque"]])
+    expected = hmac.digest(CHALLENGER.secret, text.encode(), "sha256")
+    assert challenge["id"].encode() == encode_raw(expected)
+
+
+def encode_raw(raw: bytes) -> bytes:
+
+    return base64.urlsafe_b64encode(raw).rstrip(b"=")
+
+
+def test_a_credential_is_read() -> None:
+    content = Payer().credential()
+    credential = parse(content)
+    assert credential.fault is None
+    assert (credential.chain_id, credential.token) == (CHAIN, USDC.token)
+    assert credential.challenge_id == content["challenge"]["id"]
+    assert credential.transfer.nonce == keccak256((credential.challenge_id + "gw.example.com").encode())
+
+
+def test_another_gateway_of_the_same_secret_recognises_it() -> None:
+    other = Challenger(secret=CHALLENGER.secret, realm=CHALLENGER.realm)
+    assert fault_of(Payer().credential(), challenger=other) is None
+
+
+CHALLENGE = (Code.PAYMENT_VERIFICATION_FAILED, "invalid_challenge")
+EXPIRED = (Code.PAYMENT_EXPIRED, "challenge_expired")
+NONCE = (Code.PAYMENT_VERIFICATION_FAILED, "invalid_challenge_nonce")
+
+
+def test_it_counts_until_it_expires() -> None:
+    assert fault_of(Payer().credential(), now_s=NOW_S + 89.9) is None
+    assert fault_of(Payer().credential(), now_s=NOW_S + 90) == EXPIRED
+
+
+@pytest.mark.parametrize(
+    "route",
+    [
+        replace(ROUTE, api_id="api_2"),
+        replace(ROUTE, method="POST"),
+        replace(ROUTE, target="/v1/quote?city=Graz"),
+        replace(ROUTE, target="/v1/quote"),
+        replace(ROUTE, api_id="api_1/", target="v1/quote?city=Wien"),
+    ],
+)
+def test_it_counts_for_its_own_route_only(route: Route) -> None:
+    assert fault_of(Payer().credential(), route=route) == CHALLENGE
+
+
+def with_request(content: Content, **changes: Any) -> None:
+    request = decode_header(content["challenge"]["request"].encode())
+    content["challenge"]["request"] = encode_header({**request, **changes}, is_urlsafe=True).decode()
+
+
+@pytest.mark.parametrize(
+    "tamper",
+    [
+        lambda c: c["challenge"].update(id="A" * 43),
+        lambda c: c["challenge"].update(id="é"),
+        lambda c: c["challenge"].update(realm="evil.example.com"),
+        lambda c: c["challenge"].update(expires="2099-01-01T00:00:00.000Z"),
+        lambda c: c["challenge"].update(expires="tomorrow"),
+        lambda c: c["challenge"].update(expires=5),
+        lambda c: c["challenge"].pop("expires"),
+        lambda c: c["challenge"].pop("opaque"),
+        lambda c: c["challenge"].update(opaque={"route": "x"}),
+        lambda c: c["challenge"].update(digest="sha-256=:AAAA:"),
+        lambda c: with_request(c, amount="1"),
+        lambda c: with_request(c, recipient="0x" + "11" * 20),
+    ],
+)
+def test_a_challenge_that_was_changed_is_not_ours(tamper: Callable[[Content], None]) -> None:
+    content = Payer().credential()
+    tamper(content)
+    assert fault_of(content) == CHALLENGE
+
+
+def test_a_challenge_of_another_secret_is_not_ours() -> None:
+    forged = Payer().credential(challenger=replace(CHALLENGER, secret=b"t" * 32))
+    assert fault_of(forged) == CHALLENGE
+
+
+def test_the_authorisation_must_be_made_for_the_challenge() -> None:
+    content = Payer().credential()
+    content["payload"]["nonce"] = "0x" + "07" * 32
+    assert fault_of(content) == NONCE
+
+
+UNSUPPORTED = (Code.PAYMENT_METHOD_UNSUPPORTED, "method_unsupported")
+SHAPE = (Code.PAYMENT_MALFORMED, "invalid_payload")
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda c: c["challenge"].update(method="tempo"), UNSUPPORTED),
+        (lambda c: c["challenge"].update(intent="session"), UNSUPPORTED),
+        (lambda c: c["payload"].update(type="hash"), UNSUPPORTED),
+        (lambda c: c["payload"].pop("type"), SHAPE),
+        (lambda c: c.pop("challenge"), SHAPE),
+        (lambda c: c.update(payload=[]), SHAPE),
+        (lambda c: c["challenge"].pop("id"), SHAPE),
+        (lambda c: c["challenge"].update(request="!"), SHAPE),
+        (lambda c: c["challenge"].update(request={}), SHAPE),
+        (lambda c: with_request(c, currency="USDC"), SHAPE),
+        (lambda c: with_request(c, methodDetails={"chainId": "84532"}), SHAPE),
+        (lambda c: with_request(c, methodDetails={"chainId": 10**30}), SHAPE),
+        (lambda c: with_request(c, methodDetails=None), SHAPE),
+        (lambda c: c["payload"].pop("signature"), SHAPE),
+    ],
+)
+def test_refusals(change: Callable[[Content], None], expected: tuple[Code, str]) -> None:
+    content = Payer().credential()
+    change(content)
+    with pytest.raises(Refusal) as caught:
+        parse(content)
+    assert (caught.value.problem.code, caught.value.problem.reason) == expected
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+NAMES = ("id", "realm", "method", "intent", "request", "expires", "opaque", "digest", "header")
+
+
+@given(st.dictionaries(st.sampled_from(NAMES), JSON), st.dictionaries(st.text(max_size=8), JSON))
+def test_nothing_raises_anything_but_a_refusal(challenge: Content, payload: Content) -> None:
+    content = Payer(valid_after=1).credential()
+    content["challenge"].update(challenge)
+    content["payload"].update(payload)
+    try:
+        assert parse(content).transfer
+    except Refusal:
+        return
+
+
+@given(st.integers(0, 4_000_000_000))
+def test_moments_are_read_as_they_are_written(seconds: int) -> None:
+    assert parse_moment(format_moment(seconds)) == seconds
+
+
+def test_the_secret_is_not_shown() -> None:
+    assert "sss" not in repr(CHALLENGER)
