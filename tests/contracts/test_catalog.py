@@ -11,7 +11,7 @@ import pytest
 from tollway.errors import StorageUnavailable
 from tollway.identifiers import Address, ChainId, ListingId
 from tollway.money import Price
-from tollway.registry.catalog import TERMS_MEMORY_S, Catalog, ListingQuery, Revised, Stale
+from tollway.registry.catalog import TERMS_MEMORY_S, Catalog, ListingQuery, Market, Revised, Stale
 from tollway.registry.listing import ChargeOn, Listing, Operation, RateLimit, UpstreamAuth
 from tollway.storage.catalog_store import CatalogStore
 from tollway.storage.database import Database, connect_database
@@ -365,6 +365,12 @@ QUERIES: list[tuple[ListingQuery, list[str]]] = [
     (ListingQuery(sort="name"), ["alpha", "Beta", "delta", "éclair", "Zeta"]),
     (ListingQuery(sort="name", network=BASE, page=2, limit=2), ["éclair", "Zeta"]),
     (ListingQuery(sort="price", currency="USDC", tag="weather"), ["alpha", "éclair"]),
+    (ListingQuery(pay_to=BOB), []),
+    (ListingQuery(pay_to=ALICE, currency="ETH"), ["delta"]),
+    (ListingQuery(skip=2), ["éclair", "Beta", "alpha"]),
+    (ListingQuery(skip=1, limit=2), ["delta", "éclair"]),
+    (ListingQuery(skip=1, limit=2, page=2), ["Beta", "alpha"]),
+    (ListingQuery(words="weather", skip=1), ["alpha"]),
     (ListingQuery(verified=True), []),
     (ListingQuery(verified=False), ["Zeta", "delta", "éclair", "Beta", "alpha"]),
     (ListingQuery(min_success_rate=0.0), []),
@@ -380,8 +386,47 @@ async def test_filters_and_order(catalog: Catalog) -> None:
     for query, names in QUERIES:
         page = await catalog.search(query)
         assert [found.listing.name for found in page.found] == names, query
-        if query.page == 1:
+        if query.page == 1 and not query.skip:
             assert page.total == len(names), query
+
+
+USDC_ON_BASE, USDC_ON_OPTIMISM = (Market(chain_id=chain_id, currency="USDC") for chain_id in (BASE, OPTIMISM))
+ETH_ON_OPTIMISM = Market(chain_id=OPTIMISM, currency="ETH")
+
+MARKETS: list[tuple[ListingQuery, list[str]]] = [
+    (ListingQuery(markets=()), []),
+    (ListingQuery(markets=(USDC_ON_BASE,)), ["operations", "both", "base"]),
+    (ListingQuery(markets=(USDC_ON_OPTIMISM,)), ["both"]),
+    (ListingQuery(markets=(ETH_ON_OPTIMISM,)), ["ether"]),
+    (ListingQuery(markets=(USDC_ON_OPTIMISM, ETH_ON_OPTIMISM)), ["ether", "both"]),
+    (ListingQuery(markets=(Market(chain_id=BASE, currency="ETH"),)), []),
+    (ListingQuery(markets=(USDC_ON_BASE,), network=OPTIMISM), ["both"]),
+    (ListingQuery(markets=(USDC_ON_BASE,), pay_to=BOB), ["both"]),
+    (ListingQuery(markets=(USDC_ON_BASE,), words="weather"), ["base"]),
+    (ListingQuery(markets=(USDC_ON_BASE, USDC_ON_OPTIMISM), skip=1, limit=1), ["both"]),
+    (ListingQuery(markets=(USDC_ON_BASE,), sort="name"), ["base", "both", "operations"]),
+]
+
+
+async def test_markets_find_what_is_sold_there_now(catalog: Catalog) -> None:
+    """A listing in two markets is found once; free, paused, retired and suspended ones never."""
+    operation = Operation(method="GET", path="/v1", price=Price.parse("1"))
+    paused = make_listing(name="paused", status="paused")
+    retired, suspended = make_listing(name="retired"), make_listing(name="suspended")
+    shelf = [
+        make_listing(name="base", tags=("weather",)),
+        make_listing(name="both", networks=(OPTIMISM, BASE), pay_to=BOB),
+        make_listing(name="ether", currency="ETH", networks=(OPTIMISM,)),
+        make_listing(name="free", price=Price.parse("0.00")),
+        make_listing(name="operations", price=Price.parse("0"), operations=(operation,)),
+    ]
+    await publish_all(catalog, [*shelf, paused, retired, suspended])
+    await catalog.revise(replace(retired, retired_ms=1), expected_revision=1)
+    await catalog.revise(replace(suspended, suspended_ms=1), expected_revision=1)
+    for query, names in MARKETS:
+        page = await catalog.search(query)
+        assert [found.listing.name for found in page.found] == names, query
+        assert page.total == (3 if query.skip else len(names)), query
 
 
 async def test_ties_have_one_order_everywhere(catalog: Catalog) -> None:
@@ -500,6 +545,8 @@ async def test_relevance_puts_names_first_and_pages_without_gap(catalog: Catalog
         seen += [found.listing.id for found in found.found]
     assert seen[0] == in_name.id
     assert sorted(seen) == sorted(listing.id for listing in (in_name, *in_text))
+    rest = await catalog.search(ListingQuery(words="weather", sort="relevance", skip=2))
+    assert [found.listing.id for found in rest.found] == seen[2:]
 
 
 async def test_a_shared_payee_is_told(catalog: Catalog) -> None:

@@ -18,13 +18,24 @@ Sort = Literal["newest", "price", "-price", "name", "relevance"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Market:
+    """A network and a currency in which something is sold."""
+
+    chain_id: ChainId
+    currency: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ListingQuery:
     """A page of the catalog. `page` is 1-based. `words`: full text over name, description and tags; every word must
     stand in one of them (whole words, see `words.py`), and text without any word finds nothing.
 
     `newest` is the order of publishing; ties of `price` and `name` go oldest first, of `-price` and `relevance` newest
     first. `tag` is compared without case, accents and width. `min_success_rate` and `verified` find nothing as long as
-    nothing is measured or verified.
+    nothing is measured or verified. `skip`: how many are passed over before the first page.
+
+    `markets`: only active listings that cost something (whole, or one of their operations) and are sold in one of these;
+    in none of no markets.
     """
 
     page: int = 1
@@ -37,7 +48,15 @@ class ListingQuery:
     price_nano_max: int | None = None
     min_success_rate: float | None = None
     verified: bool | None = None
+    pay_to: Address | None = None
+    markets: tuple[Market, ...] | None = None
     sort: Sort = "newest"
+    skip: int = 0
+
+    @property
+    def start(self) -> int:
+        """How many listings stand before this page."""
+        return self.skip + (self.page - 1) * self.limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,9 @@ from tollway.money import Price
 from tollway.registry.listing import ChargeOn, Listing, Operation, RateLimit, Terms, UpstreamAuth
 from tollway.registry.words import fold
 
+NO_OPERATIONS = "[]"
+"""How a listing without operations stands in its column."""
+
 
 def listing_values(listing: Listing) -> dict[str, Any]:
     """Every column of a listing but its number and its sealed secret."""

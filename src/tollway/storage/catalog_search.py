@@ -16,14 +16,17 @@ from sqlalchemy import (
     FromClause,
     Select,
     Text,
+    and_,
     cast,
     column,
     delete,
     desc,
+    exists,
     func,
     insert,
     literal,
     literal_column,
+    or_,
     select,
     table,
     text,
@@ -31,9 +34,10 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import TSQUERY, TSVECTOR
 
-from tollway.registry.catalog import TOTAL_EXACT_MAX, ListingQuery
+from tollway.registry.catalog import TOTAL_EXACT_MAX, ListingQuery, Market
 from tollway.registry.listing import Listing
 from tollway.registry.words import fold, query_words, searched_texts, split_words
+from tollway.storage.catalog_rows import NO_OPERATIONS
 from tollway.storage.catalog_tables import listing_table, network_table, tag_table, total_table
 
 RANKED_MAX = 1_000
@@ -63,9 +67,11 @@ def find_page(connection: Connection, query: ListingQuery) -> tuple[list[int], i
     # Nothing is measured or verified yet, so nothing meets these filters; nor is anything found by no word.
     if query.min_success_rate is not None or query.verified or (query.words is not None and not words):
         return [], 0, False
+    if query.markets == ():
+        return [], 0, False
     hits = _find_hits(query, words, is_sqlite=connection.dialect.name == "sqlite")
     total, is_lower_bound = _count(connection, query, hits)
-    offset = (query.page - 1) * query.limit
+    offset = query.start
     if offset >= total and not is_lower_bound:
         return [], total, False
     if query.sort == "relevance" and hits.rank is not None:
@@ -100,6 +106,10 @@ def _find_hits(query: ListingQuery, words: Sequence[str], *, is_sqlite: bool) ->
         conditions.append(listing.currency == query.currency)
     if query.price_nano_max is not None:
         conditions.append(listing.price_nano <= query.price_nano_max)
+    if query.pay_to is not None:
+        conditions.append(listing.pay_to == bytes(query.pay_to))
+    if query.markets is not None:
+        conditions += _sold_in(query.markets, seq)
     return _Hits(select=select(seq).select_from(source).where(*conditions), seq=seq, rank=rank)
 
 
@@ -111,8 +121,30 @@ def _wanted_network(query: ListingQuery) -> ColumnElement[bool] | None:
     return None if query.network is None else network_table.c.chain_id == query.network
 
 
+def _sold_in(markets: Sequence[Market], seq: ColumnElement[int]) -> list[ColumnElement[bool]]:
+    """Active, not free, and in a market: one condition a currency, each a look into the narrow table of networks."""
+    listing = listing_table.c
+    chains: dict[str, list[int]] = {}
+    for market in markets:
+        chains.setdefault(market.currency, []).append(market.chain_id)
+    network = network_table.alias()  # the query may already start from that table
+    return [
+        listing.status == "active",
+        or_(listing.price_nano > 0, listing.operations != NO_OPERATIONS),
+        or_(
+            *(
+                and_(
+                    listing.currency == currency,
+                    exists().where(network.c.listing_seq == seq, network.c.chain_id.in_(chain_ids)),
+                )
+                for currency, chain_ids in chains.items()
+            )
+        ),
+    ]
+
+
 def _needs_listing(query: ListingQuery) -> bool:
-    filters = (query.provider, query.currency, query.price_nano_max)
+    filters = (query.provider, query.currency, query.price_nano_max, query.pay_to, query.markets)
     return query.sort in ("price", "-price", "name") or any(wanted is not None for wanted in filters)
 
 
@@ -148,7 +180,10 @@ def _order(query: ListingQuery, hits: _Hits) -> tuple[ColumnElement[Any], ...]:
 
 
 def _count(connection: Connection, query: ListingQuery, hits: _Hits) -> tuple[int, bool]:
-    if query == ListingQuery(page=query.page, limit=query.limit, sort=query.sort, verified=query.verified):
+    anything = ListingQuery(
+        page=query.page, limit=query.limit, skip=query.skip, sort=query.sort, verified=query.verified
+    )
+    if query == anything:
         return connection.scalar(select(total_table.c.shown)) or 0, False
     capped = hits.select.limit(TOTAL_EXACT_MAX + 1).subquery()
     total = connection.scalar(select(func.count()).select_from(capped)) or 0

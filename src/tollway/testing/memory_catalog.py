@@ -1,10 +1,11 @@
 """A catalog in memory: the twin of `storage/catalog_store.py`, held to the same contract suite. Nothing survives it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tollway.errors import StorageUnavailable
 from tollway.identifiers import Address, ListingId
-from tollway.registry.catalog import TOTAL_EXACT_MAX, Found, ListingPage, ListingQuery, Revised, Stale
+from tollway.registry.catalog import TOTAL_EXACT_MAX, Found, ListingPage, ListingQuery, Market, Revised, Stale
 from tollway.registry.listing import Listing, Shelf, Terms
 from tollway.registry.words import (
     fold,
@@ -74,7 +75,7 @@ class MemoryCatalog:
             hits.sort(key=lambda kept: (fold(kept.listing.name), kept.seq))
         elif query.sort == "relevance":
             hits.sort(key=lambda kept: -_rank(kept.listing, words))
-        start = (query.page - 1) * query.limit
+        start = query.start
         found = tuple(
             Found(
                 listing=replace(kept.listing, upstream_auth=None, openapi=None),
@@ -108,7 +109,15 @@ def _is_hit(listing: Listing, query: ListingQuery, words: tuple[str, ...]) -> bo
         and (query.network is None or query.network in listing.networks)
         and (query.tag is None or fold(query.tag) in {fold(tag) for tag in listing.tags})
         and (query.price_nano_max is None or listing.price.nano <= query.price_nano_max)
+        and (query.pay_to is None or listing.pay_to == query.pay_to)
+        and (query.markets is None or _is_sold_in(listing, query.markets))
     )
+
+
+def _is_sold_in(listing: Listing, markets: Sequence[Market]) -> bool:
+    is_paid = bool(listing.operations) or not listing.price.is_free
+    own = {Market(chain_id=chain_id, currency=listing.currency) for chain_id in listing.networks}
+    return listing.status == "active" and is_paid and not own.isdisjoint(markets)
 
 
 def _rank(listing: Listing, words: tuple[str, ...]) -> int:
@@ -118,4 +127,4 @@ def _rank(listing: Listing, words: tuple[str, ...]) -> int:
 
 def _is_filtered(query: ListingQuery) -> bool:
     filters = (query.words, query.provider, query.currency, query.network, query.tag, query.price_nano_max)
-    return any(wanted is not None for wanted in filters)
+    return any(wanted is not None for wanted in (*filters, query.pay_to, query.markets))
