@@ -15,6 +15,7 @@ from tollway.client.failures import (
     CallHeld,
     CannotPay,
     GatewayUnreachable,
+    NodeUnreachable,
     PaymentPending,
     PaymentRefused,
     PriceAboveMax,
@@ -578,3 +579,107 @@ def test_without_a_node_only_tokens_are_paid_that_somebody_knows():
 def test_every_failure_is_one_that_callers_can_catch():
     for failure in (CallHeld, CannotPay, GatewayUnreachable, PaymentPending, PaymentRefused, PriceAboveMax):
         assert issubclass(failure, CallerFailure)
+
+
+# ---- Which rail pays (the choice itself: `client/rails.py`).
+
+BOTH = (BY_TX, X402)
+
+
+def credit(rest: int) -> Transfer:
+    return Transfer(
+        tx_hash=TxHash(b"\x0b" * 32),
+        raw=b"raw",
+        asset=USDC,
+        payer=PAYER,
+        pay_to=PAYEE,
+        gateway="http://gw",
+        amount=20_000,
+        rest=rest,
+        nonce=0,
+        confirmations=1,
+        state=TransferState.CONFIRMED,
+    )
+
+
+SHORT = problem(402, "payment_insufficient", "none", options=BOTH, missing="0.004")
+
+
+@pytest.mark.parametrize(
+    ("rail", "options", "prepay", "paid_by"),
+    [
+        ("auto", BOTH, 1, "x402"),  # no gas, and only once it was served
+        ("auto", BOTH, 5, "tx"),  # one transfer for all of them
+        ("auto", (BY_TX,), 1, "tx"),
+        ("auto", (X402,), 1, "x402"),
+        ("auto", (X402,), 5, "x402"),  # one call at least
+        ("auto", ({**X402, "decimals": 7}, BY_TX), 1, "tx"),
+        ("tx", BOTH, 1, "tx"),
+        ("x402", BOTH, 1, "x402"),
+    ],
+)
+def test_the_rail_that_pays(rail, options, prepay, paid_by):
+    world = World(asks("payment_required", *options), SERVED)
+    paid = world.call(rail=rail, prepay=prepay)
+    assert ("tx" if paid.transfer else "x402") == paid_by
+    assert len(world.signed) + len(world.transfers) == 1
+    assert [transfer.amount for transfer in world.transfers] == [10_000 * prepay] * len(world.transfers)
+
+
+@pytest.mark.parametrize(("rail", "options"), [("tx", (X402,)), ("x402", (BY_TX,)), ("auto", ())])
+def test_a_named_rail_never_falls_back(rail, options):
+    world = World(problem(402, "payment_required", options=options), SERVED)
+    with pytest.raises(CannotPay):
+        world.call(rail=rail)
+    assert (world.signed, world.transfers) == ([], [])
+
+
+def test_an_authorisation_cannot_prepay():
+    with pytest.raises(ValueError, match="prepay"):
+        World().call(rail="x402", prepay=2)
+
+
+@pytest.mark.parametrize("rail", ["auto", "tx", "x402"])
+def test_credit_comes_first_on_every_rail(rail):
+    world = World(SERVED, credit=(credit(20_000),))
+    assert world.call(rail=rail).transfer.rest == 20_000
+    assert (world.signed, world.transfers) == ([], [])
+
+
+@pytest.mark.parametrize(("rail", "signed", "amounts"), [("auto", 0, [4_000]), ("x402", 1, [])])
+def test_a_rest_is_topped_up_by_a_transfer_unless_the_other_rail_is_named(rail, signed, amounts):
+    world = World(SHORT, SERVED, credit=(credit(6_000),))
+    world.call(rail=rail)
+    assert (len(world.signed), [transfer.amount for transfer in world.transfers]) == (signed, amounts)
+
+
+def test_after_a_transfer_of_this_call_no_authorisation_is_signed():
+    world = World(asks("payment_required", *BOTH), SHORT, SERVED)
+    with pytest.raises(PaymentRefused):
+        world.call(rail="auto", prepay=5)  # 50,000 paid, and more is asked than the cap allows
+    assert (world.signed, len(world.transfers)) == ([], 1)
+
+
+def test_too_dear_on_one_rail_is_too_dear():
+    world = World(asks("payment_required", {**X402, "amount": "20000"}, {**BY_TX, "amount": "20000"}))
+    with pytest.raises(PriceAboveMax):
+        world.call()
+
+
+def test_a_payee_that_holds_uncounted_money_gets_no_authorisation_either():
+    uncounted = problem(402, "payment_verification_failed", "none", options=BOTH)
+    world = World(uncounted, asks("payment_required", *BOTH), SERVED, credit=(credit(20_000),))
+    with pytest.raises(PaymentRefused):
+        world.call()
+    assert world.signed == []
+
+
+def test_a_node_that_is_away_is_said_before_anything_is_signed():
+    class Away(World):
+        def _ask(self, method, params):
+            return {} if method == "eth_call" else super()._ask(method, params)
+
+    world = Away(asks("payment_required", *BOTH))
+    with pytest.raises(NodeUnreachable):
+        world.call()
+    assert world.signed == []
