@@ -1,11 +1,13 @@
 """The options to pay, in numbers that a client can send as they are."""
 
+from dataclasses import replace
+
 import pytest
 
 from tollway.identifiers import Address, ChainId
-from tollway.money import Asset, Price
+from tollway.money import Asset, Price, TokenDomain
 from tollway.registry.listing import ChargeOn, Terms
-from tollway.registry.pricing import tx_options
+from tollway.registry.pricing import list_options, tx_options
 
 PAYEE, TOKEN, OTHER = Address(b"\xaa" * 20), Address(b"\x11" * 20), Address(b"\x22" * 20)
 A, B, C = ChainId(1), ChainId(2), ChainId(3)
@@ -72,3 +74,40 @@ def test_confirmations_are_asked_for_the_value_in_ledger_units() -> None:
     )
     tx_options(terms, terms.price, assets=(SIX, EIGHTEEN), confirmations_for=confirmations_for)
     assert asked == [(SIX, 2 * 10**6), (EIGHTEEN, 2 * 10**9)]
+
+
+def test_an_authorisation_stands_behind_each_asset_that_takes_one_and_can_be_settled() -> None:
+    domain = TokenDomain(name="USDC", version="2")
+    signed, unsettled = replace(SIX, domain=domain), replace(BRIDGED, domain=domain)
+    terms = Terms(
+        price=Price.parse("9"),
+        currency="USDC",
+        networks=(B, A),
+        pay_to=PAYEE,
+        operations=(),
+        charge_on=ChargeOn.SUCCESS,
+        since_ms=0,
+        until_ms=None,
+    )
+    asked: list[tuple[Asset, int]] = []
+
+    def is_offered(asset: Asset, units: int) -> bool:
+        asked.append((asset, units))
+        return asset == signed
+
+    found = list_options(
+        terms,
+        Price.parse("0.01"),
+        assets=(signed, EIGHTEEN, unsettled),
+        confirmations_for=lambda asset, units: 7,
+        timeout_s=30,
+        is_offered=is_offered,
+    )
+    assert [(one.rail, one.asset, one.max_timeout_s) for one in found] == [
+        ("tx", EIGHTEEN, None),
+        ("tx", signed, None),
+        ("x402", signed, 90),
+        ("tx", unsettled, None),
+    ]
+    assert {one.amount_base_units for one in found if one.asset == signed} == {10_000}
+    assert asked == [(signed, 10_000), (unsettled, 10_000)]  # EIGHTEEN takes no authorisation

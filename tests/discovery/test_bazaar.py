@@ -1,0 +1,298 @@
+"""The Bazaar's words for a call and for a listing, held against the x402 package's own parser and a JSON Schema validator."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+from x402.extensions.bazaar.facilitator import validate_discovery_extension
+from x402.extensions.bazaar.facilitator_client import _parse_list_response, _parse_search_response
+from x402.extensions.bazaar.types import parse_discovery_extension
+from x402.schemas import PaymentRequirements
+
+from tollway.discovery.bazaar import (
+    Entry,
+    ResourceFilter,
+    describe_call,
+    describe_resource,
+    find_entry,
+    resources_json,
+    search_json,
+)
+from tollway.identifiers import Address, ChainId, ListingId, Network
+from tollway.money import Price
+from tollway.registry.listing import ChargeOn, Listing, Operation
+from tollway.testing.authorization_samples import PAY_TO, USDC, requirement_of
+
+OPENAPI: dict[str, Any] = {
+    "paths": {
+        "/v1/quote": {
+            "parameters": [
+                {"name": "lang", "in": "query", "schema": {"type": "string", "enum": ["en", "de"]}}
+            ],
+            "get": {
+                "parameters": [
+                    {
+                        "name": "city",
+                        "in": "query",
+                        "required": True,
+                        "example": "Wien",
+                        "schema": {"type": "string"},
+                    },
+                    {"name": "days", "in": "query", "schema": {"type": "integer", "default": 3}},
+                    {"name": "units", "in": "query", "required": True, "schema": {"type": "string"}},
+                    {"name": "X-Key", "in": "header", "example": "no", "schema": {"type": "string"}},
+                ]
+            },
+            "post": {
+                "requestBody": {
+                    "content": {
+                        "application/json": {
+                            "schema": {
+                                "type": "object",
+                                "required": ["city"],
+                                "properties": {
+                                    "city": {"type": "string", "example": "Wien", "description": "Where"},
+                                    "deep": {"type": "object"},
+                                    "hot": {"type": "boolean", "default": True},
+                                },
+                            }
+                        }
+                    }
+                }
+            },
+        },
+        "/v1/cities/{city}": {
+            "get": {"parameters": [{"name": "q", "in": "query", "schema": {"type": "number"}}]}
+        },
+    }
+}
+
+
+def call(method: str, path: str = "/v1/quote", openapi: Any = OPENAPI) -> dict[str, Any]:
+    """The extension, once the package and a validator have agreed with it."""
+    extension = describe_call(method, path=path, openapi=openapi)
+    assert extension is not None
+    Draft202012Validator.check_schema(extension["schema"])
+    Draft202012Validator(extension["schema"]).validate(extension["info"])
+    parsed = parse_discovery_extension(extension)
+    assert validate_discovery_extension(parsed).valid
+    return extension
+
+
+def test_a_query_call_shows_examples_that_the_document_gives() -> None:
+    extension = call("GET")
+    assert extension["info"]["input"] == {
+        "type": "http",
+        "method": "GET",
+        "queryParams": {"city": "Wien", "days": 3, "lang": "en"},
+    }
+    described = extension["schema"]["properties"]["input"]["properties"]["queryParams"]
+    assert set(described["properties"]) == {"city", "days", "units", "lang"}
+    assert described["required"] == ["city"]  # `units` is required too, but nobody knows an example
+
+
+def test_a_body_call_shows_the_plain_members_of_its_body() -> None:
+    extension = call("POST")
+    assert extension["info"]["input"] == {
+        "type": "http",
+        "method": "POST",
+        "bodyType": "json",
+        "body": {"city": "Wien", "hot": True},
+    }
+    described = extension["schema"]["properties"]["input"]["properties"]["body"]
+    assert described["properties"]["city"] == {"type": "string", "description": "Where"}
+
+
+@pytest.mark.parametrize("path", ["/v1/cities/wien", "/v1/cities/wien/", "/v1/cities/wien?q=1"])
+def test_a_template_matches_a_path(path: str) -> None:
+    described = call("GET", path)["schema"]["properties"]["input"]["properties"]
+    assert set(described["queryParams"]["properties"]) == {"q"}
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "DELETE", "POST", "PUT", "PATCH"])
+@pytest.mark.parametrize("openapi", [None, {}, {"paths": []}, OPENAPI])
+def test_a_call_without_a_document_is_described_by_its_method(method: str, openapi: Any) -> None:
+    assert call(method, "/elsewhere", openapi)["info"]["input"]["method"] == method
+
+
+@pytest.mark.parametrize("method", ["OPTIONS", "TRACE", "PURGE", "get"])
+def test_a_method_without_a_word_is_not_described(method: str) -> None:
+    assert describe_call(method) is None
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object"},
+        {"type": ["string", "null"]},
+        {"$ref": "#/x"},
+        {},
+        {"type": "string", "example": "x" * 81},
+        {"type": "string", "example": "a\u202eb"},
+        {"type": "integer", "example": "3"},
+        {"type": "integer", "example": True},
+        {"type": "string", "enum": ["a", "b", "c", "d", "e", "f", "g"], "example": 5},
+    ],
+)
+def test_what_is_not_plain_and_short_gives_no_example(schema: dict[str, Any]) -> None:
+    document = {"paths": {"/": {"get": {"parameters": [{"name": "p", "in": "query", "schema": schema}]}}}}
+    shown = call("GET", "", document)["info"]["input"].get("queryParams", {})
+    assert shown in ({}, {"p": "a"})
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**9), 10**9) | st.text(max_size=10),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=10), inner, max_size=3),
+    max_leaves=8,
+)
+PARAMETER = st.fixed_dictionaries(
+    {"name": JSON | st.just("p"), "in": st.just("query")},
+    optional={
+        "example": JSON,
+        "required": JSON,
+        "schema": st.dictionaries(
+            st.sampled_from(["type", "enum", "default", "example", "examples", "description"]),
+            JSON | st.sampled_from(["string", "integer"]),
+        ),
+    },
+)
+
+
+@given(st.lists(PARAMETER | JSON, max_size=4) | JSON, JSON)
+def test_no_document_makes_it_fail_or_lie(parameters: Any, body: Any) -> None:
+    document = {"paths": {"/v1/quote": {"get": {"parameters": parameters}, "post": {"requestBody": body}}}}
+    call("GET", openapi=document)
+    call("POST", openapi=document)
+
+
+# ---- The records.
+
+
+def listing(**given_: Any) -> Listing:
+    fields: dict[str, Any] = {
+        "id": ListingId("api_1"),
+        "provider": PAY_TO,
+        "name": "Quotes",
+        "description": "What things cost",
+        "endpoint": "https://api.example.com/base",
+        "price": Price.parse("0.01"),
+        "currency": "USDC",
+        "pay_to": PAY_TO,
+        "networks": (USDC.chain_id,),
+        "methods": (),
+        "tags": ("prices",),
+        "operations": (),
+        "other_paths": "serve",
+        "charge_on": ChargeOn.SUCCESS,
+        "timeout_s": 30,
+        "forward_headers": (),
+        "upstream_auth": None,
+        "openapi": None,
+        "openapi_url": None,
+        "signature": "any",
+        "rate_limit": None,
+        "status": "active",
+        "created_ms": 1_700_000_000_000,
+        "updated_ms": 1_800_000_000_123,
+        "revision": 1,
+    }
+    return Listing(**{**fields, **given_})
+
+
+GATEWAY = "https://gw.example.com/api/v2/gateway/api_1"
+
+
+def record(**given_: Any) -> dict[str, Any]:
+    described = describe_resource(listing(**given_), [requirement_of()], gateway_url=GATEWAY)
+    assert described is not None
+    return described
+
+
+def test_a_listing_is_a_resource() -> None:
+    described = record()
+    assert {name: value for name, value in described.items() if name not in ("accepts", "extensions")} == {
+        "resource": GATEWAY,
+        "type": "http",
+        "x402Version": 2,
+        "lastUpdated": "2027-01-15T08:00:00.000Z",
+        "description": "What things cost",
+        "mimeType": "application/json",
+        "serviceName": "Quotes",
+        "tags": ["prices"],
+    }
+    PaymentRequirements.model_validate(described["accepts"][0])
+    assert described["extensions"]["bazaar"]["info"]["input"]["method"] == "GET"
+
+
+def test_the_packages_client_reads_both_answers() -> None:
+    listed = _parse_list_response(resources_json([record()], limit=20, offset=40, total=41))
+    assert (listed.pagination.limit, listed.pagination.offset, listed.pagination.total) == (20, 40, 41)
+    assert listed.items[0].resource == GATEWAY
+    found = _parse_search_response(search_json([record()], limit=5, cursor="5", is_partial=True))
+    assert (found.partial_results, found.resources[0].service_name) == (True, "Quotes")
+    assert found.pagination is not None
+    assert (found.pagination.limit, found.pagination.cursor) == (5, "5")
+
+
+@pytest.mark.parametrize("given_", [{"status": "paused"}, {"retired_ms": 5}, {"suspended_ms": 5}])
+def test_what_is_not_served_is_not_shown(given_: dict[str, Any]) -> None:
+    assert describe_resource(listing(**given_), [requirement_of()], gateway_url=GATEWAY) is None
+
+
+def test_what_no_authorisation_can_pay_is_not_shown() -> None:
+    assert describe_resource(listing(), [], gateway_url=GATEWAY) is None
+
+
+def operation(method: str, path: str) -> Operation:
+    return Operation(method=method, path=path, price=Price.parse("1"))
+
+
+@pytest.mark.parametrize(
+    ("given_", "expected"),
+    [
+        ({}, Entry(method="GET", path="")),
+        ({"methods": ("OPTIONS", "POST")}, Entry(method="POST", path="")),
+        ({"methods": ("PURGE",)}, Entry(method="GET", path="")),
+        ({"operations": (operation("PUT", "/x"),)}, Entry(method="GET", path="")),
+        (
+            {"other_paths": "refuse", "operations": (operation("GET", "/c/{id}"), operation("PUT", "/x"))},
+            Entry(method="PUT", path="/x"),
+        ),
+        (
+            {"other_paths": "refuse", "operations": (operation("GET", "/c/{id}"),)},
+            Entry(method="GET", path="/c/{id}"),
+        ),
+        ({"other_paths": "refuse", "operations": (operation("GET", "/"),)}, Entry(method="GET", path="")),
+    ],
+)
+def test_one_call_stands_for_a_listing(given_: dict[str, Any], expected: Entry) -> None:
+    assert find_entry(listing(**given_)) == expected
+
+
+@pytest.mark.parametrize(
+    ("wanted", "is_met"),
+    [
+        ({}, True),
+        ({"kind": "http"}, True),
+        ({"kind": "mcp"}, False),
+        ({"scheme": "exact"}, True),
+        ({"scheme": "upto"}, False),
+        ({"pay_to": PAY_TO}, True),
+        ({"pay_to": Address(b"\1" * 20)}, False),
+        ({"network": Network("eip155:84532")}, True),
+        ({"network": Network("eip155:1")}, False),
+        ({"network": Network("eip155:8453"), "pay_to": PAY_TO}, False),  # not both in one requirement
+    ],
+)
+def test_filters(wanted: dict[str, Any], is_met: bool) -> None:
+    there = requirement_of(replace(USDC, chain_id=ChainId(8453)), pay_to=Address(b"\2" * 20))
+    assert ResourceFilter(**wanted).is_met_by([requirement_of(), there]) is is_met
+
+
+def test_an_extension_is_looked_for_in_the_record() -> None:
+    assert ResourceFilter(extension="bazaar").has_extension(record())
+    assert not ResourceFilter(extension="other").has_extension(record())
+    assert ResourceFilter().has_extension(record())

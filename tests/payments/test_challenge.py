@@ -1,0 +1,288 @@
+"""One 402 for every dialect, small enough for every client; receipts in the dialect that paid."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from x402.schemas import PaymentRequired, SettleResponse
+from x402.schemas.v1 import PaymentRequiredV1
+
+from tollway.discovery.bazaar import describe_call
+from tollway.identifiers import Address, ChainId, TxHash
+from tollway.ledger.authorization import Dialect
+from tollway.payments.challenge import (
+    REQUIRED_BYTES_MAX,
+    Challenge,
+    build_challenge,
+    encode_failure,
+    encode_receipt,
+)
+from tollway.payments.mpp import Challenger
+from tollway.payments.requirement import Requirement
+from tollway.payments.x402 import PAYMENT_IDENTIFIER_EXTENSION, Resource
+from tollway.testing.authorization_samples import (
+    CHALLENGER,
+    NOW_S,
+    ROUTE,
+    USDC,
+    decode_header,
+    read_challenge,
+    requirement_of,
+)
+
+URL = "https://gw.example.com/api/v2/gateway/api_1/v1/quote?city=Wien%20Mitte"
+RESOURCE = Resource(url=URL, description="Quotes", service_name="Quotes", tags=("weather",))
+OPENAPI = {
+    "paths": {
+        "/v1/quote": {
+            "get": {
+                "parameters": [
+                    {"name": f"p{n}", "in": "query", "schema": {"type": "string", "description": "d" * 80}}
+                    for n in range(12)
+                ]
+            }
+        }
+    }
+}
+BAZAAR = describe_call("GET", path="/v1/quote", openapi=OPENAPI)
+EXTENSIONS: dict[str, Any] = {"bazaar": BAZAAR, "payment-identifier": PAYMENT_IDENTIFIER_EXTENSION}
+
+
+def ask(
+    *requirements: Requirement,
+    resource: Resource = RESOURCE,
+    extensions: dict[str, Any] | None = None,
+    challenger: Challenger | None = CHALLENGER,
+) -> Challenge:
+    return build_challenge(
+        requirements,
+        resource,
+        error="payment_required",
+        extensions=EXTENSIONS if extensions is None else extensions,
+        challenger=challenger,
+        route=ROUTE,
+        now_s=NOW_S,
+    )
+
+
+def required_of(challenge: Challenge) -> dict[str, Any]:
+    value = dict(challenge.headers)[b"payment-required"]
+    assert len(value) <= REQUIRED_BYTES_MAX
+    content: dict[str, Any] = decode_header(value)
+    PaymentRequired.model_validate(content)
+    assert holds_no_null(content)
+    return content
+
+
+def holds_no_null(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(holds_no_null(one) for one in value.values())
+    if isinstance(value, list):
+        return all(holds_no_null(one) for one in value)
+    return value is not None
+
+
+def elsewhere(number: int) -> Requirement:
+    return requirement_of(replace(USDC, chain_id=ChainId(number)))
+
+
+def test_nothing_to_offer_is_an_empty_challenge() -> None:
+    assert ask() == Challenge(headers=[], members={})
+
+
+def test_version_2_stands_in_the_header() -> None:
+    content = required_of(ask(requirement_of(), elsewhere(8453)))
+    assert (content["x402Version"], content["error"]) == (2, "payment_required")
+    assert content["resource"] == {
+        "url": URL,
+        "description": "Quotes",
+        "mimeType": "application/json",
+        "serviceName": "Quotes",
+        "tags": ["weather"],
+    }
+    assert [one["network"] for one in content["accepts"]] == ["eip155:84532", "eip155:8453"]
+    assert set(content["extensions"]) == {"bazaar", "payment-identifier"}
+    assert all(set(one) == {"info", "schema"} for one in content["extensions"].values())
+
+
+def test_without_extensions_there_is_no_such_member() -> None:
+    assert "extensions" not in required_of(ask(requirement_of(), extensions={}))
+
+
+def test_version_1_stands_in_the_body() -> None:
+    members = ask(requirement_of(), elsewhere(8453)).members
+    PaymentRequiredV1.model_validate(members)
+    assert holds_no_null(members)
+    assert members["error"] == "payment_required"
+    assert [one["network"] for one in members["accepts"]] == ["base-sepolia", "base"]
+    assert {one["resource"] for one in members["accepts"]} == {URL}
+
+
+def test_one_network_that_version_1_does_not_know_spoils_nothing() -> None:
+    """Its clients refuse the whole list for one name."""
+    challenge = ask(elsewhere(42161), requirement_of(), elsewhere(1))
+    assert [one["network"] for one in challenge.members["accepts"]] == ["base-sepolia"]
+    assert len(required_of(challenge)["accepts"]) == 3
+
+
+def test_without_a_network_that_version_1_knows_there_are_no_members_of_it() -> None:
+    assert ask(elsewhere(42161)).members == {}
+
+
+def test_mpp_asks_for_the_first_requirement_alone() -> None:
+    headers = ask(elsewhere(42161), requirement_of()).headers
+    challenges = [value for name, value in headers if name == b"www-authenticate"]
+    assert len(challenges) == 1
+    assert (
+        decode_header(read_challenge(challenges[0])["request"].encode())["methodDetails"]["chainId"] == 42161
+    )
+    assert [name for name, _ in ask(requirement_of(), challenger=None).headers] == [b"payment-required"]
+
+
+LONG = replace(RESOURCE, description="ä" * 4_000, tags=("a" * 32, "b" * 32))
+
+
+def test_a_long_description_is_cut() -> None:
+    content = required_of(ask(requirement_of(), resource=LONG, extensions={}))
+    assert len(content["resource"]["description"]) == 500
+    assert content["resource"]["tags"]
+
+
+def shrunk(count: int, resource: Resource = LONG) -> dict[str, Any]:
+    return required_of(ask(*(elsewhere(1_000 + number) for number in range(count)), resource=resource))
+
+
+def test_what_clients_miss_least_goes_first() -> None:
+    """Schema details, then tags, then the description, then the extensions, then the later ways to pay."""
+    details = shrunk(1)
+    assert details["extensions"]["bazaar"]["schema"] == {"type": "object"}
+    assert details["extensions"]["bazaar"]["info"] == BAZAAR["info"] if BAZAAR else None
+    assert details["resource"]["tags"]
+    seen = []
+    for count in range(1, 30):
+        content = shrunk(count)
+        seen.append(
+            (
+                "tags" not in content["resource"],
+                len(content["resource"]["description"]) <= 100,
+                "extensions" not in content,
+                len(content["accepts"]) < count,
+            )
+        )
+    for step in seen:
+        assert list(step) == sorted(step, reverse=True), "a later thing went before an earlier one"
+    assert seen[-1] == (True, True, True, True)
+    assert [accepted["network"] for accepted in shrunk(29)["accepts"]][:2] == ["eip155:1000", "eip155:1001"]
+
+
+def test_the_query_goes_last_of_all() -> None:
+    content = required_of(ask(requirement_of(), resource=replace(LONG, url=URL + "x" * 2_600)))
+    assert content["resource"]["url"] == URL.partition("?")[0]
+    assert content["accepts"]
+
+
+def test_even_the_longest_path_fits() -> None:
+    content = required_of(
+        ask(requirement_of(), resource=replace(LONG, url="https://gw.example.com/" + "x" * 8_000))
+    )
+    assert content["resource"]["url"].startswith("https://gw.example.com/xxx")
+
+
+@settings(max_examples=60)
+@given(
+    st.builds(
+        Resource,
+        url=st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=3_000).map(
+            lambda t: "https://a/" + t
+        ),
+        description=st.text(max_size=1_500),
+        service_name=st.text(max_size=130),
+        tags=st.lists(st.text(max_size=40), max_size=6).map(tuple),
+    ),
+    st.integers(1, 12),
+)
+def test_it_always_fits_and_is_always_read(resource: Resource, count: int) -> None:
+    required_of(ask(*(elsewhere(1_000 + number) for number in range(count)), resource=resource))
+
+
+# ---- Receipts.
+
+HASH, PAYER = TxHash(b"\xab" * 32), Address(b"\x12" * 20)
+
+
+def receipt(dialect: Dialect, **given_: Any) -> tuple[bytes, Any]:
+    fields: dict[str, Any] = {
+        "transaction": HASH,
+        "network_chain_id": ChainId(84532),
+        "payer": PAYER,
+        "base_units": 10_000,
+        "challenge_id": "ch",
+        "now": NOW_S + 0.5,
+    }
+    name, value = encode_receipt(dialect, **{**fields, **given_})
+    return name, decode_header(value)
+
+
+def test_a_receipt_speaks_the_dialect_that_paid() -> None:
+    name, content = receipt(Dialect.X402_V2)
+    assert name == b"payment-response"
+    SettleResponse.model_validate(content)
+    assert content == {
+        "success": True,
+        "transaction": str(HASH),
+        "network": "eip155:84532",
+        "payer": str(PAYER),
+        "amount": "10000",
+    }
+    assert receipt(Dialect.X402_V1) == (
+        b"x-payment-response",
+        {"success": True, "transaction": str(HASH), "network": "base-sepolia", "payer": str(PAYER)},
+    )
+    assert receipt(Dialect.MPP) == (
+        b"payment-receipt",
+        {
+            "status": "success",
+            "method": "evm",
+            "timestamp": "2027-01-15T08:00:00.000Z",
+            "reference": str(HASH),
+            "chainId": 84532,
+            "challengeId": "ch",
+        },
+    )
+
+
+def test_extensions_ride_on_version_2_alone() -> None:
+    extra = {"offer-receipt": {"info": {}, "schema": {}}}
+    assert receipt(Dialect.X402_V2, extensions=extra)[1]["extensions"] == extra
+    assert "extensions" not in receipt(Dialect.X402_V1, extensions=extra)[1]
+    assert "challengeId" not in receipt(Dialect.MPP, challenge_id="")[1]
+
+
+@pytest.mark.parametrize(
+    ("dialect", "name", "network"),
+    [
+        (Dialect.X402_V2, b"payment-response", "eip155:84532"),
+        (Dialect.X402_V1, b"x-payment-response", "base-sepolia"),
+    ],
+)
+def test_a_failure_says_that_nothing_moved(dialect: Dialect, name: bytes, network: str) -> None:
+    header = encode_failure(
+        dialect, reason="insufficient_balance", network_chain_id=ChainId(84532), payer=PAYER
+    )
+    assert header is not None
+    assert header[0] == name
+    content = decode_header(header[1])
+    SettleResponse.model_validate(content)
+    assert content == {
+        "success": False,
+        "errorReason": "insufficient_balance",
+        "transaction": "",
+        "network": network,
+        "payer": str(PAYER),
+    }
+
+
+def test_mpp_has_no_receipt_of_a_failure() -> None:
+    assert encode_failure(Dialect.MPP, reason="x", network_chain_id=ChainId(1), payer=PAYER) is None
