@@ -1,0 +1,215 @@
+"""A stage for tests of settling: one chain and the books in memory, gas keys, payers, claimed calls, and what settles
+them. Nothing in it decides anything.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self
+
+from eth_account import Account
+
+from tollway.chain.gas_key import GasKey
+from tollway.chain.rules import ChainRules, ConfirmationSteps
+from tollway.identifiers import Address, ChainId, ListingId, keccak256
+from tollway.ledger.authorization import Authorization
+from tollway.ledger.book import Claim, Claimed
+from tollway.ledger.call import CallState
+from tollway.limits import DEFAULT_LIMITS, Limits
+from tollway.payments.follower import Follower
+from tollway.payments.gas_tank import GasTank
+from tollway.payments.remote_facilitator import RemoteFacilitator
+from tollway.payments.settlement import Settlement, SettlementOrder
+from tollway.payments.settlement_rules import FacilitatorRules, SettlementRules
+from tollway.payments.sweeper import Sweeper
+from tollway.testing.authorization_samples import CHAIN, NOW_S, USDC, Payer
+from tollway.testing.book_samples import authorized_claim, close_of
+from tollway.testing.memory_book import MemoryBook
+from tollway.testing.memory_chain import MemoryChain
+from tollway.testing.memory_gas import MemoryGas
+
+QUICK = replace(DEFAULT_LIMITS, settle_wait_s=0.05)
+LISTING = ListingId("api_1")
+assert USDC.token is not None
+TOKEN: Address = USDC.token
+
+
+def make_gas_key(name: str = "a gas key") -> GasKey:
+    return GasKey.parse(keccak256(name.encode()).hex())
+
+
+def settlement_rules(**given: Any) -> SettlementRules:
+    fields: dict[str, Any] = {
+        "chain_id": CHAIN,
+        "gas_keys": (make_gas_key(),),
+        "min_nano": 10**6,
+        "gas_price_max_wei": 10**9,
+        "gas_floor_wei": 10**15,
+        "listing_budget_wei": 10**18,
+    }
+    return SettlementRules(**{**fields, **given})
+
+
+class SettlingScene:
+    """Open it with `async with`. `another` is a second gateway over the same books and chain."""
+
+    def __init__(
+        self,
+        *,
+        rules: SettlementRules | None = None,
+        limits: Limits = QUICK,
+        confirmations: ConfirmationSteps = ((0, 1),),
+        facilitators: Mapping[ChainId, RemoteFacilitator] | None = None,
+        chain: MemoryChain | None = None,
+        book: MemoryBook | None = None,
+    ) -> None:
+        self.now_ms = NOW_S * 1000
+        self.limits = limits
+        self.chain = chain or MemoryChain(CHAIN)
+        self.book = book or MemoryBook(now_ms=self.read_clock, limits=limits)
+        self.gas = MemoryGas(self.book._rows)
+        self.settlement_rules = rules or settlement_rules()
+        self.rules = {
+            CHAIN: ChainRules(chain_id=CHAIN, kind="test", confirmations=confirmations, assets=(USDC,))
+        }
+        self._facilitators = facilitators or {}
+        self._stack = AsyncExitStack()
+        self._wire()
+
+    def _wire(self) -> None:
+        self.tank = GasTank(
+            rules={CHAIN: self.settlement_rules},
+            assets=(USDC,),
+            chains=self.chain,
+            gas=self.gas,
+            limits=self.limits,
+            clock=lambda: self.now_ms / 1000,
+            now_ms=self.read_clock,
+        )
+        self.follower = Follower(self.chain, (CHAIN,), pause_min_s=0.001, pause_max_s=0.005)
+        self.settlement = Settlement(
+            book=self.book,
+            gas=self.gas,
+            chains=self.chain,
+            rules=self.rules,
+            tank=self.tank,
+            follower=self.follower,
+            facilitators=self._facilitators,
+            limits=self.limits,
+            now_ms=self.read_clock,
+        )
+        self.sweeper = Sweeper(
+            book=self.book,
+            gas=self.gas,
+            chains=self.chain,
+            rules=self.rules,
+            tank=self.tank,
+            facilitators=self._facilitators,
+            limits=self.limits,
+            now_ms=self.read_clock,
+        )
+
+    async def __aenter__(self) -> Self:
+        if self.chain.head(CHAIN).time < NOW_S:
+            self.chain.mine(CHAIN, time=NOW_S)
+        await self.tank.refresh()
+        group = await self._stack.enter_async_context(asyncio.TaskGroup())
+        following = group.create_task(self.follower.run())
+        self._stack.callback(following.cancel)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._stack.aclose()
+
+    def another(self, owner_id: str = "another") -> "SettlingScene":
+        return SettlingScene(
+            rules=self.settlement_rules,
+            limits=self.limits,
+            confirmations=self.rules[CHAIN].confirmations,
+            facilitators=self._facilitators,
+            chain=self.chain,
+            book=self.book.another(owner_id),
+        )
+
+    def read_clock(self) -> int:
+        return self.now_ms
+
+    def pass_time(self, seconds: float) -> None:
+        self.now_ms += round(seconds * 1000)
+
+    # ---- People and calls.
+
+    def payer(self, name: str = "a payer", *, balance: int = 10**9, **given: Any) -> Payer:
+        """A funded wallet."""
+        payer = Payer(account=Account.from_key(keccak256(name.encode())), **given)
+        self.chain.fund(CHAIN, TOKEN, payer.address, balance)
+        return payer
+
+    async def claim(self, payer: Payer | None = None, **given: Any) -> "ClaimedCall":
+        """A call whose upstream is being asked; its authorisation is held by it."""
+        authorization = (payer or self.payer()).authorize()
+        claim = authorized_claim(
+            authorization, block_number=self.chain.head(CHAIN).number, listing_id=LISTING, **given
+        )
+        outcome = await self.book.claim(claim)
+        assert isinstance(outcome, Claimed), outcome
+        return ClaimedCall(self, claim, authorization)
+
+    async def claim_many(self, count: int) -> "list[ClaimedCall]":
+        """Valid for long: each block of the chain in memory takes two seconds."""
+        later = NOW_S + 3_600
+        payers = (self.payer(nonce=keccak256(b"many %d" % n), valid_before=later) for n in range(count))
+        return [await self.claim(payer) for payer in payers]
+
+
+class ClaimedCall:
+    """One call of the scene, and what the books say of it."""
+
+    def __init__(self, scene: SettlingScene, claim: Claim, authorization: Authorization) -> None:
+        self.scene = scene
+        self.claim = claim
+        self.authorization = authorization
+
+    def order(self, **given: Any) -> SettlementOrder:
+        fields: dict[str, Any] = {
+            "authorization": self.authorization,
+            "asset": USDC,
+            "close": close_of(self.claim, CallState.SETTLING),
+            "listing_id": LISTING,
+            "digest": None,
+        }
+        return SettlementOrder(**{**fields, **given})
+
+    async def read_state(self) -> CallState:
+        held = await self.scene.book.find_authorized(self.authorization.key)
+        assert held is not None
+        return held.state
+
+    async def set_adrift(self) -> bool:
+        return await self.scene.book.set_adrift(self.claim.call_id, epoch=1)
+
+    def land(self, *, payee: Address | None = None) -> None:
+        """Somebody else uses the authorisation's nonce, for its payee or for another."""
+        self.scene.chain.front_run(
+            CHAIN,
+            TOKEN,
+            payer=self.authorization.payer,
+            payee=payee or self.authorization.payee,
+            base_units=self.authorization.base_units,
+            nonce=self.authorization.nonce,
+        )
+
+
+def facilitator_at(url: str = "https://facilitator.example") -> FacilitatorRules:
+    return FacilitatorRules(
+        url=url,
+        verify_headers=(("Authorization", "Bearer for-verify"),),
+        settle_headers=(("Authorization", "Bearer for-settle"),),
+    )

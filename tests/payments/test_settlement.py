@@ -1,0 +1,381 @@
+"""Settling on the twins: a row for each outcome, and the trouble at each step."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tollway.chain.reader import SendFault, SendRefused
+from tollway.errors import ChainUnavailable, Code, Problem, StorageUnavailable
+from tollway.identifiers import Address, keccak256
+from tollway.ledger.authorization import Cover
+from tollway.ledger.call import CallState
+from tollway.ledger.gas import LaneTaken
+from tollway.payments.authorization_reasons import AuthorizationReason
+from tollway.payments.settlement import FencedOff, NotSettled, Settled, Undecided
+from tollway.testing.authorization_samples import CHAIN, TIMEOUT_S, Payer, requirement_of
+from tollway.testing.settling_scene import QUICK, ClaimedCall, SettlingScene, make_gas_key, settlement_rules
+
+ELSEWHERE = Address(b"\xee" * 20)
+
+
+@pytest.fixture
+async def scene() -> AsyncIterator[SettlingScene]:
+    async with SettlingScene() as scene:
+        yield scene
+
+
+@pytest.fixture
+async def crowd() -> AsyncIterator[SettlingScene]:
+    """With time for many at once."""
+    async with SettlingScene(limits=replace(QUICK, settle_wait_s=20.0)) as scene:
+        yield scene
+
+
+async def settle(call: ClaimedCall) -> Any:
+    return await call.scene.settlement.settle(call.order())
+
+
+# ---- Outcomes.
+
+
+async def test_money_moves_once_and_the_call_is_consumed(scene: SettlingScene) -> None:
+    call = await scene.claim()
+    outcome = await settle(call)
+    assert isinstance(outcome, Settled)
+    assert await call.read_state() is CallState.CONSUMED
+    (attempt,) = await scene.book.attempts_of(call.claim.call_id)
+    assert outcome.transfer.tx_hash == attempt.tx_hash
+    assert len(scene.chain.broadcasts) == 1
+    assert scene.chain.balance(CHAIN, call.authorization.token, call.authorization.payee) == 10_000
+    (payment,) = await scene.book.find_payments(attempt.tx_hash)
+    assert (payment.value_units, payment.taken_units) == (10_000, 10_000)
+    assert (await scene.book.audit()).is_balanced
+
+
+async def test_the_transaction_is_in_the_books_before_it_is_broadcast(scene: SettlingScene) -> None:
+    call = await scene.claim()
+    stored: list[int] = []
+    send = scene.chain.send_transaction
+
+    async def watch(chain_id: Any, raw: bytes) -> SendRefused | None:
+        stored.append(len(await scene.book.attempts_of(call.claim.call_id)))
+        assert await call.read_state() is CallState.SETTLING
+        return await send(chain_id, raw)
+
+    scene.chain.send_transaction = watch  # type: ignore[method-assign]  # the fake's own hook
+    assert isinstance(await settle(call), Settled)
+    assert stored == [1]
+
+
+@pytest.mark.parametrize("trouble", ["refused", "no money", "expired"])
+async def test_what_simulation_refuses_surely_failed(scene: SettlingScene, trouble: str) -> None:
+    payer = scene.payer(balance=0 if trouble == "no money" else 10**9)
+    call = await scene.claim(payer)
+    if trouble == "refused":
+        scene.chain.refuse_transfer(CHAIN, payer.address, payer.nonce)
+    if trouble == "expired":
+        scene.chain.mine(CHAIN, time=payer.valid_before)
+    outcome = await settle(call)
+    reasons = {
+        "refused": AuthorizationReason.SIMULATION_FAILED,
+        "no money": AuthorizationReason.INSUFFICIENT_BALANCE,
+        "expired": AuthorizationReason.EXPIRED,
+    }
+    assert outcome == NotSettled(reason=reasons[trouble].value)
+    assert await call.read_state() is CallState.RELEASED
+    assert scene.chain.broadcasts == []
+    assert await scene.gas.next_nonce(CHAIN, make_gas_key().address) == 0
+
+
+async def test_front_run_by_the_same_transfer_is_paid(scene: SettlingScene) -> None:
+    call = await scene.claim()
+    call.land()
+    outcome = await settle(call)
+    assert isinstance(outcome, Settled)
+    assert await call.read_state() is CallState.CONSUMED
+    assert scene.chain.broadcasts == []
+    assert await scene.book.attempts_of(call.claim.call_id) == ()
+
+
+async def test_a_nonce_that_paid_another_surely_failed(scene: SettlingScene) -> None:
+    call = await scene.claim()
+    call.land(payee=ELSEWHERE)
+    assert await settle(call) == NotSettled(reason=AuthorizationReason.ALREADY_USED.value)
+    assert await call.read_state() is CallState.RELEASED
+
+
+async def test_a_cancelled_authorisation_surely_failed(scene: SettlingScene) -> None:
+    call = await scene.claim()
+    one = call.authorization
+    scene.chain.cancel_authorization(CHAIN, one.token, payer=one.payer, nonce=one.nonce)
+    assert isinstance(await settle(call), NotSettled)
+
+
+async def test_front_run_between_simulation_and_block_is_paid(scene: SettlingScene) -> None:
+    """Our transaction reverts; the money moved all the same."""
+    scene.chain.is_automining = False
+    call = await scene.claim()
+    async with asyncio.TaskGroup() as group:
+        settling = group.create_task(settle(call))
+        while not scene.chain.broadcasts:
+            await asyncio.sleep(0)
+        call.land()
+        scene.chain.mine_sent(CHAIN)
+    outcome = settling.result()
+    assert isinstance(outcome, Settled)
+    (attempt,) = await scene.book.attempts_of(call.claim.call_id)
+    assert outcome.transfer.tx_hash != attempt.tx_hash
+
+
+async def test_broadcast_and_reverted_is_undecided(scene: SettlingScene) -> None:
+    payer = scene.payer()
+    call = await scene.claim(payer)
+    scene.chain.doom_transfer(CHAIN, payer.address, payer.nonce)
+    assert await settle(call) == Undecided()
+    assert await call.read_state() is CallState.SETTLING
+
+
+async def test_not_mined_by_the_deadline_is_undecided(scene: SettlingScene) -> None:
+    scene.chain.is_automining = False
+    call = await scene.claim()
+    assert await settle(call) == Undecided()
+    assert await call.read_state() is CallState.SETTLING
+    assert len(await scene.book.attempts_of(call.claim.call_id)) == 1
+
+
+@pytest.mark.parametrize("fault", list(SendFault))
+async def test_a_node_that_refuses_decides_nothing(scene: SettlingScene, fault: SendFault) -> None:
+    call = await scene.claim()
+    scene.chain.refuse_sends(CHAIN, SendRefused(reason="no", fault=fault))
+    assert await settle(call) == Undecided()
+    assert await call.read_state() is CallState.SETTLING
+
+
+async def test_a_send_whose_answer_is_lost_is_followed(scene: SettlingScene) -> None:
+    scene.chain.is_deaf = True
+    assert isinstance(await settle(await scene.claim()), Settled)
+
+
+async def test_a_chain_away_before_signing_leaves_a_call_without_a_transaction(scene: SettlingScene) -> None:
+    call = await scene.claim()
+    scene.chain.take_away(CHAIN)
+    assert await settle(call) == Undecided()
+    assert await call.read_state() is CallState.SETTLING
+    assert await scene.book.attempts_of(call.claim.call_id) == ()
+
+
+@pytest.mark.parametrize(
+    "method", ["fetch_authorization", "send_transaction", "fetch_receipts", "find_authorization_use"]
+)
+async def test_a_chain_that_goes_away_at_any_step_never_makes_it_fail(
+    scene: SettlingScene, method: str
+) -> None:
+    payer = scene.payer()
+    call = await scene.claim(payer)
+    if method == "find_authorization_use":
+        scene.chain.doom_transfer(CHAIN, payer.address, payer.nonce)
+    ask = getattr(scene.chain, method)
+
+    async def leave(*arguments: Any, **options: Any) -> Any:
+        scene.chain.take_away(CHAIN)
+        return await ask(*arguments, **options)
+
+    setattr(scene.chain, method, leave)
+    assert await settle(call) == Undecided()
+    assert await call.read_state() is CallState.SETTLING
+
+
+async def test_the_depth_of_its_value_is_waited_for() -> None:
+    async with SettlingScene(confirmations=((0, 1), (10**6, 3))) as scene:
+        call = await scene.claim()
+        async with asyncio.TaskGroup() as group:
+            settling = group.create_task(settle(call))
+            while not scene.chain.broadcasts:
+                await asyncio.sleep(0)
+            scene.chain.bury(CHAIN, 1)
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert not settling.done()
+            scene.chain.bury(CHAIN, 1)
+        assert isinstance(settling.result(), Settled)
+
+
+async def test_depth_that_takes_too_long_is_undecided() -> None:
+    async with SettlingScene(confirmations=((0, 1), (10**6, 3))) as scene:
+        assert await settle(await scene.claim()) == Undecided()
+
+
+async def test_a_call_that_somebody_else_moved_on_is_left_alone(scene: SettlingScene) -> None:
+    call = await scene.claim()
+    order = call.order()
+    fenced = replace(order, close=replace(order.close, epoch=7))
+    assert await scene.settlement.settle(fenced) == FencedOff()
+    assert scene.chain.broadcasts == []
+    assert isinstance(await settle(await scene.claim(scene.payer(nonce=b"\x08" * 32))), Settled)
+
+
+async def test_books_that_are_away_send_nothing_and_the_call_goes_adrift_later(scene: SettlingScene) -> None:
+    call = await scene.claim()
+    scene.book.away = True
+    with pytest.raises(StorageUnavailable):
+        await settle(call)
+    assert scene.chain.broadcasts == []
+    with pytest.raises(StorageUnavailable):
+        await scene.settlement.mend()
+    scene.book.away = False
+    await scene.settlement.mend()
+    assert await call.read_state() is CallState.UNKNOWN
+
+
+# ---- Lanes.
+
+
+async def test_fifty_at_once_on_one_key_take_fifty_nonces_in_order(crowd: SettlingScene) -> None:
+    scene = crowd
+    calls = await scene.claim_many(50)
+    outcomes = await asyncio.gather(*map(settle, calls))
+    assert all(isinstance(outcome, Settled) for outcome in outcomes)
+    attempts = [one for call in calls for one in await scene.book.attempts_of(call.claim.call_id)]
+    assert sorted(attempt.nonce for attempt in attempts) == list(range(50))
+    assert (await scene.book.audit()).is_balanced
+
+
+async def test_a_nonce_that_another_gateway_took_is_signed_anew(scene: SettlingScene) -> None:
+    other = scene.another()
+    async with other:
+        first, second = await scene.claim_many(2)
+        third = await other.claim(other.payer(nonce=keccak256(b"third")))
+        assert isinstance(await settle(first), Settled)
+        assert isinstance(await settle(third), Settled)  # it believes that the lane starts at 0
+        assert isinstance(await settle(second), Settled)
+    assert len(scene.chain.broadcasts) == 3
+
+
+async def test_two_gateways_on_one_key_at_once_leave_no_hole(crowd: SettlingScene) -> None:
+    scene = crowd
+    async with scene.another() as other:
+        mine = await scene.claim_many(10)
+        theirs = [await other.claim(other.payer(nonce=keccak256(b"their %d" % n))) for n in range(10)]
+        calls = [call for pair in zip(mine, theirs, strict=True) for call in pair]
+        outcomes = await asyncio.gather(*map(settle, calls))
+    assert all(isinstance(outcome, Settled) for outcome in outcomes)
+    assert await scene.gas.next_nonce(CHAIN, make_gas_key().address) == 20
+
+
+async def test_a_lane_that_is_never_free_is_given_up(scene: SettlingScene) -> None:
+    call = await scene.claim()
+    settle_in_books = scene.book.settle
+
+    async def refuse(close: Any, *, attempt: Any, digest: Any) -> Any:
+        if attempt is not None:
+            return LaneTaken(next_nonce=attempt.nonce + 1)
+        return await settle_in_books(close, attempt=None, digest=digest)
+
+    scene.book.settle = refuse  # type: ignore[method-assign]  # the fake's own hook
+    assert await settle(call) == Undecided()
+    assert scene.chain.broadcasts == []
+    assert await call.read_state() is CallState.SETTLING
+
+
+async def test_the_least_busy_key_above_its_floor_signs() -> None:
+    keys = (make_gas_key("poor"), make_gas_key("busy"), make_gas_key("free"))
+    async with SettlingScene(rules=settlement_rules(gas_keys=keys)) as scene:
+        scene.chain.fill_tank(CHAIN, keys[0].address, 1)
+        await scene.tank.refresh()
+        scene.tank.lanes(CHAIN)[1].in_flight = 5
+        call = await scene.claim()
+        await settle(call)
+        (attempt,) = await scene.book.attempts_of(call.claim.call_id)
+        assert attempt.sender == keys[2].address
+
+
+async def test_cancelled_anywhere_the_sweeper_finishes_it(scene: SettlingScene) -> None:
+    scene.chain.is_automining = False
+    call = await scene.claim()
+    async with asyncio.TaskGroup() as group:
+        settling = group.create_task(settle(call))
+        while not scene.chain.broadcasts:
+            await asyncio.sleep(0)
+        settling.cancel()
+    scene.chain.mine_sent(CHAIN)
+    await scene.settlement.mend()
+    await scene.sweeper.run_once()
+    assert await call.read_state() is CallState.CONSUMED
+    assert len(scene.chain.broadcasts) == 1
+
+
+# ---- The check before the call.
+
+
+async def check(scene: SettlingScene, payer: Payer, address: str = "192.0.2.1") -> Cover | Problem:
+    return await scene.settlement.check(
+        payer.authorize(), requirement_of(), timeout_s=TIMEOUT_S, client_address=address
+    )
+
+
+async def test_a_good_authorisation_is_covered_after_one_question(scene: SettlingScene) -> None:
+    before = scene.chain.questions
+    assert await check(scene, scene.payer(balance=25_000)) == Cover(
+        balance_units=25_000, block_number=scene.chain.head(CHAIN).number
+    )
+    assert scene.chain.questions == before + 1
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"base_units": 9_999}, Code.PAYMENT_VERIFICATION_FAILED),
+        ({"payee": ELSEWHERE}, Code.PAYMENT_VERIFICATION_FAILED),
+        ({"valid_before": 1_800_000_000}, Code.PAYMENT_EXPIRED),
+        ({"valid_after": 1_800_000_100}, Code.PAYMENT_VERIFICATION_FAILED),
+        ({"balance": 9_999}, Code.PAYMENT_VERIFICATION_FAILED),
+    ],
+)
+async def test_what_would_not_pay_is_refused(scene: SettlingScene, change: Any, code: Code) -> None:
+    refused = await check(scene, scene.payer(**change))
+    assert isinstance(refused, Problem)
+    assert refused.code is code
+
+
+async def test_whoever_pays_is_never_slowed_down(scene: SettlingScene) -> None:
+    payer = scene.payer()
+    for _ in range(scene.limits.lookups_per_minute + 5):
+        assert isinstance(await check(scene, payer), Cover)
+
+
+async def test_junk_is_asked_about_so_often_and_no_more(scene: SettlingScene) -> None:
+    junk = scene.payer(balance=0)
+    for _ in range(scene.limits.lookups_per_minute):
+        await check(scene, junk)
+    before = scene.chain.questions
+    refused = await check(scene, junk)
+    assert isinstance(refused, Problem)
+    assert refused.code is Code.RATE_LIMITED
+    assert scene.chain.questions == before
+
+
+async def test_junk_in_a_wallets_name_does_not_use_up_its_owners_patience(scene: SettlingScene) -> None:
+    owner = scene.payer()
+    forged = replace(owner.authorize(), signature=b"\x01" * 64 + b"\x1b")
+    for number in range(scene.limits.lookups_per_minute + 1):
+        await scene.settlement.check(
+            forged, requirement_of(), timeout_s=TIMEOUT_S, client_address=f"198.51.100.{number}"
+        )
+    assert isinstance(await check(scene, owner), Cover)
+
+
+async def test_a_chain_that_does_not_answer_is_no_refusal(scene: SettlingScene) -> None:
+    payer = scene.payer()
+    scene.chain.take_away(CHAIN)
+    with pytest.raises(ChainUnavailable):
+        await check(scene, payer)
+
+
+async def test_a_deadline_of_its_own_is_read_from_the_limits() -> None:
+    """`settle_wait_s` is the only clock that a caller waits for."""
+    async with SettlingScene(limits=replace(QUICK, settle_wait_s=0.001)) as scene:
+        scene.chain.is_automining = False
+        assert await settle(await scene.claim()) == Undecided()
