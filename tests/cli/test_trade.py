@@ -1,5 +1,6 @@
 """The commands of providers and callers, against a small gateway and node on loopback."""
 
+import base64
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,6 +17,7 @@ CHAIN = 84532
 USDC = "0x036CbD53842c5426634e7929541eC2318f3dCF7e"
 PAYEE = "0x" + "22" * 20
 PROBLEM = "application/problem+json"
+PAID_BY = "0x" + "ab" * 32
 
 
 class Town(ThreadingHTTPServer):
@@ -28,6 +30,8 @@ class Town(ThreadingHTTPServer):
         self.seen: list[tuple[str, str, dict, bytes]] = []
         self.mined: set[str] = set()
         self.is_mining = True
+        self.is_settling = False
+        self.next_unknown: tuple[int, str, bytes] | None = None
         self.next_answer: tuple[int, str, bytes] | None = None
 
     @property
@@ -86,6 +90,13 @@ class TownHandler(BaseHTTPRequestHandler):
 
     def _call(self, body):
         tx = self.headers.get("x-payment-tx")
+        if "payment-signature" in self.headers and self.server.next_unknown is not None:
+            return self._answer(*self.server.next_unknown)
+        if "payment-signature" in self.headers:
+            receipt = {"success": True, "transaction": PAID_BY, "network": f"eip155:{CHAIN}"}
+            in_base64 = base64.b64encode(json.dumps(receipt).encode()).decode()
+            headers = [("tollway-payment-state", "charged"), ("payment-response", in_base64)]
+            return self._json(200, {"echo": body.decode(), "method": self.command}, headers=headers)
         if tx is None:
             option = {
                 "rail": "tx",
@@ -97,9 +108,11 @@ class TownHandler(BaseHTTPRequestHandler):
                 "payTo": PAYEE,
                 "confirmations": 1,
             }
+            extra = {"maxTimeoutSeconds": 90, "extra": {"name": "USDC", "version": "2"}}
+            also = [{**option, "rail": "x402", **extra}] if self.server.is_settling else []
             return self._json(
                 402,
-                {"code": "payment_required", "detail": "It costs.", "payment": {"options": [option]}},
+                {"code": "payment_required", "detail": "It costs.", "payment": {"options": [option, *also]}},
                 PROBLEM,
             )
         return self._json(
@@ -173,6 +186,47 @@ def test_call_pays_and_prints_json_when_piped(run, town):
     assert town.seen[-1][2]["x-thing"] == "y"
 
 
+@pytest.mark.parametrize(
+    ("words", "rail"),
+    [
+        ([], "x402"),
+        (["--rail", "x402"], "x402"),
+        (["--rail", "tx"], "tx"),
+        (["--prepay", "2"], "tx"),
+        (["--rpc", "", "--chain", str(CHAIN)], "x402"),
+    ],
+)
+def test_call_tells_which_rail_paid(run, town, words, rail):
+    town.is_settling = True
+    done = run("call", "api_1", *words)
+    assert done.exit_code == 0, done.output
+    payment = json.loads(done.stdout)["payment"]
+    assert (payment["rail"], payment["state"]) == (rail, "charged")
+    if rail == "x402":
+        receipt = {"success": True, "transaction": PAID_BY, "network": f"eip155:{CHAIN}"}
+        assert (payment["transaction"], payment["receipt"]) == (PAID_BY, receipt)
+    made = json.loads(run("wallet", "payments").stdout)
+    assert [(payment["rail"], payment["amount"]) for payment in made] == [
+        (rail, "0.02" if "--prepay" in words else "0.01")
+    ]
+
+
+def test_an_authorisation_without_an_outcome_is_for_later_and_can_be_given_up(run, town):
+    town.is_settling = True
+    assert run("call", "api_1", "/x").exit_code == 0  # and so the terms are known to work
+    document = {"code": "payment_outcome_unknown", "detail": "Not known yet.", "paymentState": "held"}
+    terms = json.dumps(document).encode()
+    town.next_unknown = (503, PROBLEM, terms)
+    done = run("call", "api_1", "/y", "--wait", "1")
+    assert done.exit_code == 3, done.output
+    assert json.loads(done.stderr)["error"]["code"] == "call_held"
+    made = json.loads(run("wallet", "payments").stdout)
+    assert [payment["state"] for payment in made] == ["charged", "open"]
+    assert "proof" not in made[1]
+    assert run("wallet", "abandon", made[1]["authorization"]).exit_code == 0
+    assert run("wallet", "abandon", made[1]["authorization"]).exit_code == 1
+
+
 def test_call_writes_the_body_as_it_is(run, tmp_path):
     done = run("call", "api_1", "-o", str(tmp_path / "body"))
     assert done.exit_code == 0
@@ -189,6 +243,8 @@ def test_call_writes_the_body_as_it_is(run, tmp_path):
         (["--budget", "0.001 USDC"], "budget_exhausted", 1),
         (["--max-price", "much"], "usage", 2),
         (["-H", "nonsense"], "usage", 2),
+        (["--rail", "x402", "--prepay", "2"], "usage", 2),
+        (["--rail", "x402"], "cannot_pay", 1),
         (["-d", "@/nowhere/at/all"], "usage", 2),
         (["--rpc", "http://127.0.0.1:1"], "usage", 2),
         (["--rpc", "1=http://127.0.0.1:1"], "cannot_pay", 1),

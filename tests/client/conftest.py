@@ -1,5 +1,6 @@
 """A small world for payers: a chain that mines what is broadcast, and a gateway that answers by its own books."""
 
+import base64
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,10 +13,15 @@ from hexbytes import HexBytes
 
 from tollway.client.spending import SpendingStore
 from tollway.client.wallet import Wallet
-from tollway.identifiers import Address, TxHash, keccak256
+from tollway.identifiers import Address, ChainId, TxHash, keccak256
 from tollway.identity.signatures import paid_call_digest, recover
-from tollway.money import format_decimal
+from tollway.money import Asset, Price, TokenDomain, format_decimal
+from tollway.payments.eip3009 import recover_signer
+from tollway.payments.mpp import Route
+from tollway.payments.presented import match_requirement, parse_presented
 from tollway.payments.proof import parse_binding
+from tollway.payments.requirement import Requirement
+from tollway.registry.listing import ChargeOn
 
 KEY = b"\x11" * 32
 CHAIN = 84532
@@ -24,6 +30,8 @@ PAYEE = Address(b"\x22" * 20)
 GATEWAY = "http://gateway.test"
 API = "api_1"
 PRICE = 10_000
+NOW_S = 1_700_000_000
+DOMAIN = TokenDomain(name="USDC", version="2")
 TRANSFER = keccak256(b"transfer(address,uint256)")[:4]
 
 
@@ -130,6 +138,7 @@ class FakeGateway:
     answers: list[Callable[[httpx.Request], httpx.Response]] = field(default_factory=list)
     taken: dict[str, int] = field(default_factory=dict)
     nonces: set[bytes] = field(default_factory=set)
+    cashed: dict[bytes, str] = field(default_factory=dict)
     served: int = 0
 
     def handle(self, request: httpx.Request) -> httpx.Response:
@@ -153,6 +162,8 @@ class FakeGateway:
     def _call(self, request: httpx.Request) -> httpx.Response:
         if self.price == 0:
             return httpx.Response(200, text="free", headers={"tollway-payment-state": "none"})
+        if "payment-signature" in request.headers:
+            return self._settle(request)
         tx = request.headers.get("x-payment-tx")
         if tx is None:
             return self.refuse(402, "payment_required")
@@ -177,6 +188,41 @@ class FakeGateway:
         if binding.nonce in self.nonces:
             return self.refuse(401, "nonce_reused")
         return self._serve(request, tx, amount, binding.nonce)
+
+    def _settle(self, request: httpx.Request) -> httpx.Response:
+        """An authorisation: signed by the payer, over the price, to the payee, once."""
+        told = json.loads(base64.b64decode(request.headers["payment-signature"]))
+        shown = parse_presented(
+            [(b"payment-signature", request.headers["payment-signature"].encode())],
+            challenger=None,
+            route=Route(api_id=API, method=request.method, target=b""),
+            now_s=NOW_S,
+        )
+        requirement = Requirement(
+            asset=Asset(chain_id=ChainId(CHAIN), token=USDC, symbol="USDC", decimals=6, domain=DOMAIN),
+            price=Price.parse(format_decimal(self.price, decimals=6)),
+            units=self.price,
+            pay_to=PAYEE,
+            charge_on=ChargeOn.SUCCESS,
+            max_timeout_s=90,
+        )
+        matched = match_requirement(shown, [requirement])
+        if not isinstance(matched, tuple) or recover_signer(matched[1], DOMAIN) != shown.payer:
+            return self.refuse(402, "payment_verification_failed")
+        assert told["accepted"]["amount"] == str(self.price)
+        if shown.nonce in self.cashed:
+            return self.refuse(409, "payment_already_used", {"paymentState": "charged"})
+        self.cashed[shown.nonce] = "0x" + keccak256(shown.nonce).hex()
+        self.served += 1
+        receipt = {"success": True, "transaction": self.cashed[shown.nonce], "network": f"eip155:{CHAIN}"}
+        return httpx.Response(
+            200,
+            json={"path": request.url.path, "body": request.content.decode()},
+            headers={
+                **self.relayed("charged"),
+                "payment-response": base64.b64encode(json.dumps(receipt).encode()).decode(),
+            },
+        )
 
     def _serve(self, request: httpx.Request, tx: str, amount: int, nonce: bytes) -> httpx.Response:
         known = {**dict.fromkeys(self.taken, 0), tx: 0}
@@ -242,6 +288,11 @@ class FakeGateway:
             "confirmations": 1,
         }
         return {**option, **changes}
+
+    def offer_authorizations(self, **changes: object) -> None:
+        """From now on the 402 names both rails."""
+        extra = {"maxTimeoutSeconds": 90, "extra": {"name": DOMAIN.name, "version": DOMAIN.version}}
+        self.options = [self.option(), self.option(rail="x402", **extra, **changes)]
 
 
 @pytest.fixture

@@ -496,3 +496,143 @@ async def test_crash_between_store_and_broadcast_broadcasts_the_same_bytes(make,
     assert (await do(make().call(API))).status_code == 200
     assert set(chain.broadcasts) == {stored.raw}
     assert isinstance(store, SpendingStore)
+
+
+# ---- By authorisations (what each answer leads to: test_authorizing.py).
+
+
+async def test_pays_by_an_authorisation_where_that_is_cheaper(make, gateway, chain):
+    gateway.offer_authorizations()
+    answer = await do(make().call(API, "/quote/ETH", method="POST", json={"a": 1}))
+    assert answer.json() == {"path": f"/api/v2/gateway/{API}/quote/ETH", "body": '{"a":1}'}
+    assert (answer.payment.rail, answer.payment.state) == ("x402", "charged")
+    assert answer.payment.transaction == next(iter(gateway.cashed.values()))
+    assert answer.payment.receipt.is_success
+    assert "x-payment-tx" not in gateway.seen[-1].headers
+    assert chain.broadcasts == []
+
+
+async def test_every_call_has_an_authorisation_of_its_own(make, gateway, chain):
+    gateway.offer_authorizations()
+    client = make()
+    for _ in range(3):
+        assert (await do(client.call(API))).payment.rail == "x402"
+    assert (len(gateway.cashed), chain.broadcasts) == (3, [])
+    assert [signed.state for signed in client.authorizations()] == ["charged"] * 3
+    assert {signed.proof for signed in client.authorizations()} == {""}
+
+
+async def test_says_which_rail_paid(make, gateway):
+    gateway.offer_authorizations()
+    client = make(rail="tx")
+    rails = [(await do(client.call(API, prepay=2))).payment.rail, (await do(client.call(API))).payment.rail]
+    rails.append((await do(client.call(API, rail="x402"))).payment.rail)
+    gateway.price = 0
+    rails.append((await do(client.call(API))).payment.rail)
+    assert rails == ["tx", "credit", "x402", None]
+
+
+async def test_needs_no_node_on_a_chain_that_was_named(make, gateway, chain):
+    gateway.offer_authorizations()
+    assert (await do(make(rpc_urls={}, chains=(CHAIN,)).call(API))).payment.rail == "x402"
+    assert chain.asked == []
+
+
+async def test_budget_counts_what_is_promised_on_either_rail(make, gateway, chain):
+    gateway.offer_authorizations()
+    client = make(budget="0.025 USDC")
+    await do(client.call(API))
+    await do(client.call(API, rail="tx"))
+    for rail in ("x402", "tx"):
+        with pytest.raises(BudgetExhausted):
+            await do(client.call(API, "/other", rail=rail))
+    assert (len(gateway.cashed), len(chain.broadcasts)) == (1, 1)
+
+
+async def test_the_next_process_shows_what_the_last_one_left_open(make, gateway):
+    gateway.offer_authorizations()
+    unknown = gateway.refuse(503, "payment_outcome_unknown", {"paymentState": "held"})
+    gateway.answers = [gateway._call, *[lambda _: unknown] * 9]
+    with pytest.raises(CallHeld):
+        await do(make().call(API, "/a"))
+    first = gateway.seen[-1].headers["payment-signature"]
+    gateway.answers = []
+    # Another request is another call; the same one, in another process, is the same call.
+    assert (await do(make().call(API, "/b"))).status_code == 200
+    assert gateway.seen[-1].headers["payment-signature"] != first
+    assert (await do(make().call(API, "/a"))).status_code == 200
+    assert gateway.seen[-1].headers["payment-signature"] == first
+    assert len(gateway.cashed) == 2
+
+
+async def test_a_call_that_is_cancelled_leaves_its_authorisation_to_the_same_request(
+    gateway, wallet, store_path
+):
+    gateway.offer_authorizations()
+
+    async def hang(request):
+        if "payment-signature" in request.headers and not gateway.cashed:
+            gateway.cashed[b"seen"] = request.headers["payment-signature"]
+            await asyncio.Event().wait()
+        return gateway.handle(request)
+
+    async with AsyncTollwayClient(
+        GATEWAY,
+        wallet=wallet,
+        rpc_urls={CHAIN: "http://node.test"},
+        store_path=store_path,
+        transport=httpx.MockTransport(hang),
+        now_ms=lambda: 1_700_000_000_000,
+    ) as client:
+        async with asyncio.TaskGroup() as group:
+            call = group.create_task(client.call(API))
+            while not gateway.cashed:
+                await asyncio.sleep(0)
+            call.cancel()
+        assert call.cancelled()
+        assert [signed.state for signed in client.authorizations()] == ["open"]
+        assert (await client.call(API)).payment.rail == "x402"
+        assert gateway.seen[-1].headers["payment-signature"] == gateway.cashed[b"seen"]
+        assert len(client.authorizations()) == 1
+
+
+async def test_two_equal_calls_at_once_are_two_calls(gateway, wallet, store_path):
+    gateway.offer_authorizations()
+    async with AsyncTollwayClient(
+        GATEWAY,
+        wallet=wallet,
+        rpc_urls={CHAIN: "http://node.test"},
+        store_path=store_path,
+        transport=httpx.MockTransport(gateway.handle),
+        now_ms=lambda: 1_700_000_000_000,
+    ) as client:
+        answers = await asyncio.gather(*[client.call(API) for _ in range(5)])
+    assert [answer.status_code for answer in answers] == [200] * 5
+    assert len(gateway.cashed) == 5
+
+
+async def test_an_open_authorisation_can_be_given_up_by_its_nonce(make, gateway):
+    gateway.offer_authorizations()
+    unknown = gateway.refuse(503, "payment_outcome_unknown", {"paymentState": "held"})
+    gateway.answers = [gateway._call, *[lambda _: unknown] * 9]
+    client = make()
+    with pytest.raises(CallHeld):
+        await do(client.call(API))
+    (signed,) = client.authorizations()
+    assert client.abandon(signed.name())
+    assert not client.abandon(signed.name())
+    gateway.answers = []
+    await do(client.call(API))
+    assert [signed.state for signed in client.authorizations()] == ["abandoned", "charged"]
+
+
+@pytest.mark.parametrize("rail", ["mpp", "", "X402", None])
+async def test_refuses_a_rail_that_it_does_not_know(make, rail):
+    with pytest.raises(ValueError, match="rail"):
+        make(rail=rail)
+
+
+@pytest.mark.parametrize("name", ["PAYMENT-SIGNATURE", "X-Payment"])
+async def test_refuses_a_payment_header_of_the_callers(make, name):
+    with pytest.raises(ValueError, match="payment headers"):
+        await do(make().call(API, headers={name: "x"}))

@@ -4,7 +4,7 @@ A payment is written here, through to the disk, before its first byte is shown t
 whether it may be made at all (budget, nonce, no unresolved payment to the same payee). It never talks to a network.
 
 SQLite with a rollback journal and `synchronous=EXTRA`: safe between processes with every SQLite version, and a commit
-that returned survives a loss of power. The file holds signed transactions, so only its owner may read it.
+that returned survives a loss of power. The file holds signed transactions and open authorisations, so only its owner may read it.
 """
 
 import contextlib
@@ -245,6 +245,7 @@ class SpendingStore:
         try:
             connection.execute("PRAGMA journal_mode=DELETE")
             connection.execute("PRAGMA synchronous=EXTRA")
+            connection.execute("PRAGMA secure_delete=ON")  # a proof that is dropped is gone from the file
         except sqlite3.Error:
             connection.close()
             raise
