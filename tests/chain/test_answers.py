@@ -9,15 +9,21 @@ from tollway.chain.answers import (
     RpcFault,
     Unmined,
     Unusable,
+    parse_base_fee,
     parse_batch,
     parse_block,
     parse_bytes,
     parse_call,
+    parse_estimate,
     parse_finalized,
+    parse_log_transactions,
     parse_mined,
     parse_quantity,
+    parse_tip,
+    parse_word,
 )
-from tollway.identifiers import TxHash
+from tollway.chain.reader import SendFault
+from tollway.identifiers import Address, TxHash
 
 IDS = [7, 8]
 GOOD = [{"id": 7, "result": "a"}, {"id": 8, "result": None}]
@@ -305,3 +311,149 @@ def test_a_contract_that_fails_is_reverted_and_its_bytes_are_cut(
 def test_a_node_that_fails_is_never_taken_for_the_contract(value: object) -> None:
     with pytest.raises(Unusable):
         parse_call(value, bytes_max=100)
+
+
+@pytest.mark.parametrize(
+    ("fee_fields", "fee_wei"),
+    [
+        ({"gasUsed": "0x10", "effectiveGasPrice": "0x3"}, 48),
+        ({"gasUsed": "0x10", "effectiveGasPrice": "0x3", "l1Fee": "0x5"}, 53),
+        ({"gasUsed": "0x10", "effectiveGasPrice": "0x3", "l1Fee": None}, 48),
+        ({"gasUsed": "0x10"}, None),
+        ({}, None),
+    ],
+)
+def test_what_a_transaction_cost_is_known_where_the_node_says_it(
+    fee_fields: dict[str, str], fee_wei: int | None
+) -> None:
+    mined = parse_mined(RECEIPT | fee_fields, TRANSACTION, tx_hash=TX)
+    assert isinstance(mined, Mined)
+    assert mined.fee_wei == fee_wei
+
+
+def test_a_word_is_one_word_and_a_revert_is_none() -> None:
+    assert parse_word("0x" + "00" * 31 + "07") == 7
+    for value in ("0x", "0x07", "0x" + "00" * 33, None, fault("execution reverted", code=3)):
+        with pytest.raises(Unusable):
+            parse_word(value)
+
+
+def test_an_estimate_is_gas_or_a_contract_that_fails() -> None:
+    assert parse_estimate("0xea60") == 60_000
+    assert parse_estimate(fault("execution reverted", code=3)) is None
+    assert parse_estimate(fault("gas required exceeds allowance (200000)")) is None
+    for value in (fault("header not found"), fault("rate limited", code=-32005), None, "0x"):
+        with pytest.raises(Unusable):
+            parse_estimate(value)
+
+
+def test_a_chain_without_a_base_fee_has_no_fees() -> None:
+    assert parse_base_fee({"baseFeePerGas": "0x5"}) == 5
+    for block in ({}, None, {"baseFeePerGas": None}):
+        with pytest.raises(Unusable):
+            parse_base_fee(block)
+
+
+@pytest.mark.parametrize(
+    ("tip", "gas_price", "tip_wei"),
+    [
+        ("0x3", "0x64", 3),
+        (fault("no such method", code=-32601), "0x64", 90),
+        (fault("no such method", code=-32601), "0x5", 0),
+    ],
+)
+def test_a_node_that_suggests_no_tip_has_it_in_its_price(tip: object, gas_price: str, tip_wei: int) -> None:
+    assert parse_tip(tip, gas_price, base_fee_wei=10) == tip_wei
+
+
+def test_a_node_that_suggests_nothing_is_unusable() -> None:
+    for gas_price in (fault("no"), None):
+        with pytest.raises(Unusable):
+            parse_tip(fault("no"), gas_price, base_fee_wei=10)
+
+
+@pytest.mark.parametrize(
+    ("message", "code"),
+    [
+        ("already known", -32000),
+        ("ALREADY_EXISTS: already known", -32000),
+        ("AlreadyKnown", -32010),
+        ("known transaction: 9f1c", -32000),
+        ("Known transaction", -32000),
+        ("transaction already imported", -32003),
+        ("Transaction with the same hash was already imported.", -32010),
+    ],
+)
+def test_a_node_that_has_the_transaction_says_so_in_many_ways(message: str, code: int) -> None:
+    assert fault(message, code=code).is_already_known
+
+
+@pytest.mark.parametrize(
+    ("message", "code", "told"),
+    [
+        ("nonce too low: next nonce 5, tx nonce 3", -32000, SendFault.NONCE_TOO_LOW),
+        ("nonce too low", -32003, SendFault.NONCE_TOO_LOW),
+        ("OldNonce, Current nonce: 5, nonce of rejected tx: 3", -32010, SendFault.NONCE_TOO_LOW),
+        ("Transaction nonce is too low. Try incrementing the nonce.", -32010, SendFault.NONCE_TOO_LOW),
+        ("replacement transaction underpriced", -32000, SendFault.UNDERPRICED),
+        ("transaction underpriced: gas tip cap 0, minimum needed 1", -32000, SendFault.UNDERPRICED),
+        ("max fee per gas less than block base fee", -32003, SendFault.UNDERPRICED),
+        ("FeeTooLow, MaxFeePerGas too low", -32010, SendFault.UNDERPRICED),
+        ("ReplacementNotAllowed", -32010, SendFault.UNDERPRICED),
+        ("insufficient funds for gas * price + value: balance 0", -32000, SendFault.INSUFFICIENT_FUNDS),
+        ("Upfront cost exceeds account balance", -32004, SendFault.INSUFFICIENT_FUNDS),
+        ("intrinsic gas too low", -32000, SendFault.OTHER),
+        ("invalid sender", -32000, SendFault.OTHER),
+        ("unknown transaction type", -32000, SendFault.OTHER),
+        ("anything else", -32010, SendFault.OTHER),
+        ("rate limited", -32005, None),
+        ("the method does not exist", -32601, None),
+        ("Internal error", -32603, None),
+        ("", -32700, None),
+    ],
+)
+def test_a_refused_transaction_is_told_from_a_node_in_trouble(
+    message: str, code: int, told: SendFault | None
+) -> None:
+    answer = fault(message, code=code)
+    assert (answer.send_fault, answer.is_already_known) == (told, False)
+
+
+ASKED = ((b"\x01" * 32, b"\x02" * 32), (b"\x03" * 32,))
+ADDRESS = Address(b"\xc3" * 20)
+
+
+def log_of(**changes: object) -> dict[str, object]:
+    return {
+        "address": "0x" + "c3" * 20,
+        "topics": ["0x" + "02" * 32, "0x" + "03" * 32],
+        "data": "0x",
+        "transactionHash": "0x" + "77" * 32,
+        **changes,
+    }
+
+
+def test_logs_give_their_transactions_in_order_and_removed_ones_none() -> None:
+    logs = [log_of(), log_of(transactionHash="0x" + "88" * 32), log_of(removed=True)]
+    found = parse_log_transactions(logs, address=ADDRESS, topics=ASKED)
+    assert found == [TxHash(b"\x77" * 32), TxHash(b"\x88" * 32)]
+    assert parse_log_transactions([], address=ADDRESS, topics=ASKED) == []
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        pytest.param(None, id="none"),
+        pytest.param(fault("query returned more than 10000 results", code=-32005), id="a fault"),
+        pytest.param([None], id="no log"),
+        pytest.param([log_of(address="0x" + "c4" * 20)], id="of another contract"),
+        pytest.param([log_of(topics=["0x" + "04" * 32, "0x" + "03" * 32])], id="another event"),
+        pytest.param([log_of(topics=["0x" + "02" * 32, "0x" + "05" * 32])], id="another topic"),
+        pytest.param([log_of(topics=["0x" + "02" * 32])], id="a topic too few"),
+        pytest.param([log_of(topics=None)], id="no topics"),
+        pytest.param([log_of(transactionHash=None)], id="no transaction"),
+    ],
+)
+def test_logs_that_were_not_asked_for_are_unusable(value: object) -> None:
+    with pytest.raises(Unusable):
+        parse_log_transactions(value, address=ADDRESS, topics=ASKED)

@@ -231,6 +231,16 @@ async def test_a_node_that_always_hangs_up_is_sent_two_requests_and_no_more(make
     assert len(script.batches) == 2
 
 
+async def test_a_transaction_is_sent_once_even_when_the_node_hangs_up_on_it(make_node, session) -> None:
+    script, url = await make_node()
+    script.http = reset
+    node = make(url)
+    with pytest.raises(Unusable):
+        async with node.attempt(5.0):
+            await node.ask(session, [("eth_sendRawTransaction", ["0x02"])], sends_max=1)
+    assert len(script.batches) == 1
+
+
 async def test_a_failed_node_is_last_choice_for_a_while_and_recovers_with_its_first_answer(
     make_node, session
 ) -> None:

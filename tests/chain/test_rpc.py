@@ -5,10 +5,20 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from tollway.chain.reader import ChainFacts, ContractAnswer, NotMined
+from tollway.chain import tokens
+from tollway.chain.reader import (
+    AccountFacts,
+    AuthorizationFacts,
+    ChainFacts,
+    ContractAnswer,
+    Fees,
+    NotMined,
+    SendFault,
+    SendRefused,
+)
 from tollway.chain.rpc import ChainEndpoints, RpcReader
 from tollway.errors import ChainMismatch, ChainUnavailable
-from tollway.identifiers import Address, ChainId, TxHash
+from tollway.identifiers import Address, ChainId, TxHash, keccak256
 from tollway.limits import Limits
 
 CHAIN = ChainId(84532)
@@ -287,6 +297,407 @@ async def test_not_mined_needs_the_same_agreement(make_node, make_reader) -> Non
     reader = await make_reader(first_url, second_url, agreement_min=2)
     with pytest.raises(ChainUnavailable):
         await reader.fetch_facts(CHAIN, TX)
+
+
+# ---- Many receipts at once.
+
+OTHER_TX = TxHash(b"\x5a" * 32)
+
+
+def know_only(script: Any, *known: TxHash) -> None:
+    """Receipts for these hashes alone, all of them in block 8."""
+    receipt, transaction, log = script.receipt, script.transaction, script.log
+
+    def answer(params: list[str], make: Callable[[str], Any]) -> Any:
+        return make(params[0]) if TxHash.parse(params[0]) in known else None
+
+    def receipt_of(text: str) -> Any:
+        return {**receipt, "transactionHash": text, "logs": [{**log, "transactionHash": text}]}
+
+    script.answers["eth_getTransactionReceipt"] = lambda params: answer(params, receipt_of)
+    script.answers["eth_getTransactionByHash"] = lambda params: answer(
+        params, lambda text: {**transaction, "hash": text}
+    )
+
+
+async def test_many_receipts_come_in_two_round_trips(make_node, make_reader) -> None:
+    script, url = await make_node()
+    hashes = [TxHash(bytes([n]) * 32) for n in range(1, 21)]
+    know_only(script, *hashes[:-1])
+    facts = await (await make_reader(url)).fetch_receipts(CHAIN, hashes)
+    assert list(facts) == hashes
+    assert all(isinstance(facts[tx_hash], ChainFacts) for tx_hash in hashes[:-1])
+    assert facts[hashes[-1]] == NotMined(chain_id=CHAIN, is_pending=False)
+    assert len(script.batches) == 2
+    assert script.batches[1] == ["eth_getBlockByNumber", "eth_chainId"]  # they share a block
+
+
+async def test_more_receipts_than_a_node_takes_are_asked_in_parts(make_node, make_reader) -> None:
+    script, url = await make_node()
+    script.forget()
+    hashes = [TxHash(bytes([n]) * 32) for n in range(1, 101)]
+    facts = await (await make_reader(url)).fetch_receipts(CHAIN, hashes)
+    assert len(facts) == 100
+    assert [len(batch) for batch in script.batches] == [83, 83, 43]
+
+
+async def test_no_receipts_are_no_question(make_node, make_reader) -> None:
+    script, url = await make_node()
+    assert await (await make_reader(url)).fetch_receipts(CHAIN, []) == {}
+    assert script.batches == []
+
+
+async def test_a_sibling_is_asked_only_about_what_a_node_left_open(make_node, make_reader) -> None:
+    lagging, lagging_url = await make_node()
+    good, good_url = await make_node()
+    know_only(lagging, TX)
+    know_only(good, TX, OTHER_TX)
+    facts = await (await make_reader(lagging_url, good_url)).fetch_receipts(CHAIN, [TX, OTHER_TX])
+    assert all(isinstance(one, ChainFacts) for one in facts.values())
+    assert good.batches[0].count("eth_getTransactionReceipt") == 1
+
+
+async def test_a_transaction_that_nobody_tells_plainly_is_left_out(make_node, make_reader) -> None:
+    script, url = await make_node()
+    know_only(script, TX, OTHER_TX)
+    honest = script.answers["eth_getTransactionReceipt"]
+
+    def bent(params: list[str]) -> Any:
+        return {**honest(params), "status": "0x7"} if params[0] == str(OTHER_TX) else honest(params)
+
+    script.answers["eth_getTransactionReceipt"] = bent
+    reader = await make_reader(url)
+    assert list(await reader.fetch_receipts(CHAIN, [TX, OTHER_TX])) == [TX]
+    with pytest.raises(ChainUnavailable):
+        await reader.fetch_receipts(CHAIN, [OTHER_TX])
+
+
+async def test_receipts_need_the_same_agreement(make_node, make_reader) -> None:
+    first, first_url = await make_node()
+    second, second_url = await make_node()
+    know_only(first, TX, OTHER_TX)
+    know_only(second, TX)
+    reader = await make_reader(first_url, second_url, agreement_min=2)
+    assert list(await reader.fetch_receipts(CHAIN, [TX, OTHER_TX])) == [TX]
+
+
+# ---- Settlement.
+
+NONCE = b"\x09" * 32
+SENDER = Address(b"\xd4" * 20)
+TOKEN = Address(b"\xc3" * 20)
+WORD_OF = "0x{:064x}".format
+REVERT = {"!error": {"code": 3, "message": "execution reverted", "data": "0xdead"}}
+
+
+def know_authorization(script: Any, **answers: Any) -> None:
+    """`code`, `balance`, `used`, `simulation`, `estimate`."""
+    told = {
+        "code": "0x",
+        "balance": WORD_OF(500),
+        "used": WORD_OF(0),
+        "simulation": "0x",
+        "estimate": "0xea60",
+        **answers,
+    }
+    by_selector = {"0x70a08231": "balance", "0xe94a0102": "used", "0xcafe": "simulation"}
+    script.answers |= {
+        "eth_getCode": told["code"],
+        "eth_call": lambda params: told[by_selector[params[0]["data"][:10]]],
+        "eth_estimateGas": told["estimate"],
+    }
+
+
+async def ask_authorization(reader: RpcReader) -> AuthorizationFacts:
+    return await reader.fetch_authorization(
+        CHAIN, token=TOKEN, payer=ALICE, nonce=NONCE, sender=SENDER, calldata=b"\xca\xfe", gas=200_000
+    )
+
+
+async def test_an_authorisation_is_known_after_one_round_trip(make_node, make_reader) -> None:
+    script, url = await make_node()
+    know_authorization(script)
+    assert await ask_authorization(await make_reader(url)) == AuthorizationFacts(
+        chain_id=CHAIN,
+        head_number=10,
+        head_time=1_700_000_010,
+        code_size=0,
+        balance=500,
+        is_used=False,
+        simulation=ContractAnswer(reverted=False, payload=b""),
+        gas_estimate=60_000,
+    )
+    assert len(script.batches) == 1
+
+
+async def test_a_transfer_is_simulated_as_its_sender_would_send_it(make_node, make_reader) -> None:
+    script, url = await make_node()
+    know_authorization(script)
+    seen: list[Any] = []
+    honest = script.answers["eth_call"]
+    script.answers["eth_call"] = lambda params: seen.append(params) or honest(params)
+    script.answers["eth_estimateGas"] = lambda params: seen.append(params) or "0x1"
+    await ask_authorization(await make_reader(url))
+    transfer = {"from": str(SENDER), "to": str(TOKEN), "data": "0xcafe", "gas": "0x30d40"}
+    assert [transfer, "latest"] in seen
+    assert [transfer] in seen
+
+
+async def test_a_transfer_that_reverts_is_an_answer(make_node, make_reader) -> None:
+    script, url = await make_node()
+    know_authorization(script, simulation=REVERT, estimate=REVERT, used=WORD_OF(1), balance=WORD_OF(0))
+    facts = await ask_authorization(await make_reader(url))
+    assert facts.simulation == ContractAnswer(reverted=True, payload=b"\xde\xad")
+    assert (facts.gas_estimate, facts.is_used, facts.balance) == (None, True, 0)
+
+
+async def test_a_revert_of_a_megabyte_is_cut(make_node, make_reader) -> None:
+    script, url = await make_node()
+    bomb = {"!error": {"code": 3, "message": "execution reverted", "data": "0x" + "ab" * 2**20}}
+    know_authorization(script, simulation=bomb, estimate=bomb)
+    facts = await ask_authorization(await make_reader(url))
+    assert facts.simulation == ContractAnswer(reverted=True, payload=b"\xab" * LIMITS.erc1271_bytes_max)
+
+
+@pytest.mark.parametrize(
+    "bent",
+    [
+        pytest.param({"balance": "0x"}, id="no balance"),
+        pytest.param({"balance": REVERT}, id="no token"),
+        pytest.param({"used": "0x" + "00" * 64}, id="two words of state"),
+        pytest.param({"code": None}, id="no code"),
+        pytest.param(
+            {"simulation": {"!error": {"code": -32000, "message": "header not found"}}}, id="node in trouble"
+        ),
+        pytest.param(
+            {"estimate": {"!error": {"code": -32601, "message": "no such method"}}}, id="no estimates"
+        ),
+    ],
+)
+async def test_what_is_not_plainly_answered_about_an_authorisation_is_asked_of_the_next_node(
+    make_node, make_reader, bent: dict[str, Any]
+) -> None:
+    script, url = await make_node()
+    good, good_url = await make_node()
+    know_authorization(script, **bent)
+    know_authorization(good, balance=WORD_OF(7))
+    assert (await ask_authorization(await make_reader(url, good_url))).balance == 7
+    with pytest.raises(ChainUnavailable):
+        await ask_authorization(await make_reader(url))
+
+
+@pytest.mark.parametrize(
+    "bent",
+    [
+        {"code": "0x6001"},
+        {"balance": WORD_OF(501)},
+        {"used": WORD_OF(1)},
+        {"simulation": REVERT},
+        {"estimate": REVERT},
+    ],
+    ids=["code", "balance", "state", "simulation", "estimate"],
+)
+async def test_nodes_that_disagree_about_an_authorisation_say_nothing(
+    make_node, make_reader, bent: dict[str, Any]
+) -> None:
+    first, first_url = await make_node()
+    second, second_url = await make_node()
+    know_authorization(first)
+    know_authorization(second, **bent)
+    with pytest.raises(ChainUnavailable):
+        await ask_authorization(await make_reader(first_url, second_url, agreement_min=2))
+
+
+async def test_of_nodes_that_agree_the_slowest_head_and_the_largest_estimate_count(
+    make_node, make_reader
+) -> None:
+    first, first_url = await make_node()
+    second, second_url = await make_node()
+    know_authorization(first, estimate="0x1")
+    know_authorization(second, estimate="0x2")
+    first.blocks["latest"] = first.block(12)
+    facts = await ask_authorization(await make_reader(first_url, second_url, agreement_min=2))
+    assert (facts.head_number, facts.gas_estimate) == (10, 2)
+
+
+async def find_use(reader: RpcReader, *, from_block: int = 5) -> TxHash | None:
+    return await reader.find_authorization_use(
+        CHAIN, token=TOKEN, payer=ALICE, nonce=NONCE, from_block=from_block
+    )
+
+
+def use_log(tx_hash: TxHash = TX, **changes: Any) -> dict[str, Any]:
+    topics = [tokens.AUTHORIZATION_USED_TOPIC, bytes(12) + ALICE, NONCE]
+    return {
+        "address": str(TOKEN),
+        "topics": ["0x" + topic.hex() for topic in topics],
+        "data": "0x",
+        "transactionHash": str(tx_hash),
+        **changes,
+    }
+
+
+async def test_the_use_of_an_authorisation_is_asked_by_exact_topics(make_node, make_reader) -> None:
+    script, url = await make_node()
+    seen: list[Any] = []
+    script.answers["eth_getLogs"] = lambda params: seen.append(params[0]) or [use_log()]
+    script.answers["eth_blockNumber"] = "0xa"
+    assert await find_use(await make_reader(url)) == TX
+    ends = [
+        "0x" + topic.hex() for topic in (tokens.AUTHORIZATION_USED_TOPIC, tokens.AUTHORIZATION_CANCELED_TOPIC)
+    ]
+    topics = [ends, ["0x" + (bytes(12) + ALICE).hex()], ["0x" + NONCE.hex()]]
+    assert seen == [{"address": str(TOKEN), "topics": topics, "fromBlock": "0x5", "toBlock": "latest"}]
+
+
+async def test_a_use_that_one_node_knows_counts_and_none_needs_them_all(make_node, make_reader) -> None:
+    first, first_url = await make_node()
+    second, second_url = await make_node()
+    for script in (first, second):
+        script.answers |= {"eth_getLogs": [], "eth_blockNumber": "0xa"}
+    reader = await make_reader(first_url, second_url)
+    assert await find_use(reader) is None
+    assert (len(first.batches), len(second.batches)) == (1, 1)
+    second.answers["eth_getLogs"] = [use_log()]
+    assert await find_use(reader) == TX
+    second.answers["eth_getLogs"] = [use_log(removed=True)]
+    assert await find_use(reader) is None
+
+
+async def test_without_enough_nodes_no_use_is_not_said(make_node, make_reader) -> None:
+    first, first_url = await make_node()
+    second, second_url = await make_node()
+    first.answers |= {"eth_getLogs": [], "eth_blockNumber": "0xa"}
+    second.http = fail
+    assert await find_use(await make_reader(first_url, second_url)) is None
+    with pytest.raises(ChainUnavailable):
+        await find_use(await make_reader(first_url, second_url, agreement_min=2))
+
+
+async def test_a_node_that_refuses_so_many_blocks_is_asked_in_windows(make_node, make_reader) -> None:
+    script, url = await make_node()
+    seen: list[tuple[str, str]] = []
+
+    def logs(params: list[Any]) -> Any:
+        first, last = params[0]["fromBlock"], params[0]["toBlock"]
+        if last == "latest":
+            return {"!error": {"code": -32005, "message": "block range too large"}}
+        seen.append((int(first, 16), int(last, 16)))  # type: ignore[arg-type]
+        return [use_log()] if len(seen) == 2 else []
+
+    script.answers |= {"eth_getLogs": logs, "eth_blockNumber": hex(1_300)}
+    reader = await make_reader(url)
+    assert await find_use(reader, from_block=100) == TX
+    assert seen == [(100, 599), (600, 1_099), (1_100, 1_300)]
+    with pytest.raises(ChainUnavailable):
+        await find_use(
+            reader, from_block=1_000
+        )  # it refuses a single window, or a million blocks: not for the range
+    script.answers["eth_blockNumber"] = hex(10**6)
+    with pytest.raises(ChainUnavailable):
+        await find_use(reader, from_block=1)
+
+
+async def test_fees_are_those_of_the_latest_block_and_the_nodes_tip(make_node, make_reader) -> None:
+    script, url = await make_node()
+    script.blocks["latest"]["baseFeePerGas"] = "0x64"
+    script.answers |= {"eth_maxPriorityFeePerGas": "0x7", "eth_gasPrice": "0x96"}
+    reader = await make_reader(url)
+    assert await reader.fetch_fees(CHAIN) == Fees(chain_id=CHAIN, base_fee_wei=100, tip_wei=7)
+    script.answers["eth_maxPriorityFeePerGas"] = {"!error": {"code": -32601, "message": "no such method"}}
+    assert await reader.fetch_fees(CHAIN) == Fees(chain_id=CHAIN, base_fee_wei=100, tip_wei=50)
+
+
+async def test_an_account_is_the_lowest_of_what_the_nodes_say(make_node, make_reader) -> None:
+    first, first_url = await make_node()
+    second, second_url = await make_node()
+    first.answers |= {"eth_getBalance": "0x64", "eth_getTransactionCount": "0x7"}
+    second.answers |= {"eth_getBalance": "0x63", "eth_getTransactionCount": "0x8"}
+    one = await make_reader(first_url, second_url)
+    assert await one.fetch_account(CHAIN, SENDER) == AccountFacts(balance_wei=100, mined_nonce=7)
+    both = await make_reader(first_url, second_url, agreement_min=2)
+    assert await both.fetch_account(CHAIN, SENDER) == AccountFacts(balance_wei=99, mined_nonce=7)
+
+
+async def test_only_what_is_mined_counts_for_an_account(make_node, make_reader) -> None:
+    script, url = await make_node()
+    seen: list[Any] = []
+    script.answers["eth_getBalance"] = lambda params: seen.append(params) or "0x1"
+    script.answers["eth_getTransactionCount"] = lambda params: seen.append(params) or "0x1"
+    await (await make_reader(url)).fetch_account(CHAIN, SENDER)
+    assert seen == [[str(SENDER), "latest"]] * 2
+
+
+# ---- Sending.
+
+RAW = b"\x02\xf8\x01"
+RAW_HASH = "0x" + keccak256(RAW).hex()
+TOO_LOW = {"!error": {"code": -32000, "message": "nonce too low: next nonce 5, tx nonce 3"}}
+OUT_OF_ORDER = {"!error": {"code": -32603, "message": "Internal error"}}
+
+
+async def test_a_transaction_goes_to_one_node_after_another_until_one_takes_it(
+    make_node, make_reader
+) -> None:
+    scripts, urls = zip(*[await make_node() for _ in range(3)], strict=True)
+    scripts[0].http = fail
+    seen: list[Any] = []
+    scripts[1].answers["eth_sendRawTransaction"] = lambda params: seen.append(params) or RAW_HASH
+    reader = await make_reader(*urls)
+    assert await reader.send_transaction(CHAIN, RAW) is None
+    assert seen == [["0x" + RAW.hex()]]
+    assert [len(script.batches) for script in scripts] == [1, 1, 0]
+
+
+async def test_a_node_that_has_the_transaction_already_has_taken_it(make_node, make_reader) -> None:
+    script, url = await make_node()
+    script.answers["eth_sendRawTransaction"] = {"!error": {"code": -32000, "message": "already known"}}
+    assert await (await make_reader(url)).send_transaction(CHAIN, RAW) is None
+
+
+@pytest.mark.parametrize("known", [None, {"hash": RAW_HASH}], ids=["unknown", "known"])
+async def test_a_refusal_counts_only_when_the_node_does_not_know_the_transaction(
+    make_node, make_reader, known: object
+) -> None:
+    script, url = await make_node()
+    script.answers |= {"eth_sendRawTransaction": TOO_LOW, "eth_getTransactionByHash": known}
+    refused = await (await make_reader(url)).send_transaction(CHAIN, RAW)
+    assert (refused is None) is (known is not None)
+    if refused is not None:
+        assert refused.fault is SendFault.NONCE_TOO_LOW
+        assert "next nonce" not in refused.reason  # a node's own text may hold its key
+
+
+async def test_one_clear_refusal_is_told_whatever_the_other_nodes_suffer(make_node, make_reader) -> None:
+    first, first_url = await make_node()
+    second, second_url = await make_node()
+    first.http = fail
+    second.answers |= {"eth_sendRawTransaction": TOO_LOW, "eth_getTransactionByHash": None}
+    refused = await (await make_reader(first_url, second_url)).send_transaction(CHAIN, RAW)
+    assert isinstance(refused, SendRefused)
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        pytest.param({"eth_sendRawTransaction": OUT_OF_ORDER}, id="a node in trouble"),
+        pytest.param({"eth_sendRawTransaction": "0x" + "ee" * 32}, id="another hash than ours"),
+        pytest.param({"eth_sendRawTransaction": None}, id="no hash"),
+        pytest.param(
+            {"eth_sendRawTransaction": TOO_LOW, "eth_getTransactionByHash": OUT_OF_ORDER},
+            id="a refusal that cannot be looked up",
+        ),
+        pytest.param({"eth_sendRawTransaction": RAW_HASH, "eth_chainId": "0x1"}, id="another chain"),
+    ],
+)
+async def test_without_a_clear_word_a_transaction_may_be_on_its_way(
+    make_node, make_reader, answers: dict[str, Any]
+) -> None:
+    script, url = await make_node()
+    script.answers |= answers
+    with pytest.raises(ChainUnavailable):
+        await (await make_reader(url)).send_transaction(CHAIN, RAW)
+    assert [batch[0] for batch in script.batches].count("eth_sendRawTransaction") == 1
 
 
 async def call(reader: RpcReader, *, bytes_max: int = 64) -> ContractAnswer:

@@ -2,7 +2,7 @@ import pytest
 
 from tollway.chain.rules import PRESETS, ChainRules, ConfirmationSteps
 from tollway.identifiers import Address, ChainId
-from tollway.money import Asset
+from tollway.money import Asset, TokenDomain
 
 CHAIN = ChainId(8453)
 USDC = Asset(chain_id=CHAIN, token=Address(b"\x01" * 20), symbol="USDC", decimals=6)
@@ -99,6 +99,19 @@ def test_presets_name_the_published_contracts(
     assert (preset.chain_id, preset.kind, str(token.token), token.decimals) == (chain_id, kind, usdc, 6)
     assert (coin.token, coin.symbol, coin.decimals) == (None, native, 18)
     assert preset.network == preset.rules().network == f"eip155:{chain_id}"
+
+
+@pytest.mark.parametrize(
+    ("name", "domain"),
+    [
+        *((name, "USD Coin") for name in ("base", "ethereum", "polygon", "arbitrum", "optimism")),
+        *((name, "USDC") for name in ("base-sepolia", "local")),
+    ],
+)
+def test_presets_know_under_which_name_their_usdc_takes_authorisations(name: str, domain: str) -> None:
+    token, coin = PRESETS[name].rules().assets
+    assert token.domain == TokenDomain(name=domain, version="2")
+    assert coin.domain is None
 
 
 def test_no_preset_lets_a_large_sum_on_a_main_network_pass_as_shallow_as_a_small_one() -> None:

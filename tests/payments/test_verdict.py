@@ -458,6 +458,46 @@ def test_a_recorded_payment_is_void(given: ChainFacts) -> None:
     assert isinstance(judge_again(given, recorded(), RULES), Void)
 
 
+@pytest.mark.parametrize(
+    ("given", "units"),
+    [
+        (facts(authorization_log(TOKEN, A), pay(A, P, 10)), 10),
+        (facts(pay(A, P, 10), authorization_log(TOKEN, A)), 10),
+        (facts(authorization_log(TOKEN, A), pay(A, P, 10), pay(P, A, 10)), 10),
+        (facts(authorization_log(TOKEN, A), pay(A, P, 10), authorization_log(TOKEN, B), pay(B, P, 99)), 10),
+        (facts(authorization_log(TOKEN, A), pay(A, P, 7)), 7),
+    ],
+    ids=["the same", "the other order", "given back beside it", "another payer beside", "worth less"],
+)
+def test_a_payment_by_authorisation_stands_by_an_authorised_transfer(given: ChainFacts, units: int) -> None:
+    outcome = judge_again(given, recorded(is_authorized=True), RULES)
+    assert isinstance(outcome, Standing)
+    assert outcome.payment.value_units == units
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        facts(pay(A, P, 10)),
+        facts(pay(A, P, 10), authorization_log(TOKEN, B)),
+        facts(pay(A, P, 10), authorization_log(OTHER_TOKEN, A)),
+        facts(authorization_log(TOKEN, A), pay(A, Q, 10)),
+        facts(authorization_log(TOKEN, A)),
+        facts(authorization_log(TOKEN, A), pay(A, P, 10), succeeded=False),
+    ],
+    ids=[
+        "a plain transfer",
+        "of another payer",
+        "of another token",
+        "another payee",
+        "nothing moved",
+        "failed",
+    ],
+)
+def test_a_payment_by_authorisation_stands_by_nothing_else(given: ChainFacts) -> None:
+    assert isinstance(judge_again(given, recorded(is_authorized=True), RULES), Void)
+
+
 def test_a_displaced_block_or_an_unknown_asset_says_nothing() -> None:
     given = facts(pay(A, P, 10), canonical_hash=bytes(32))
     assert judge_again(given, recorded(), RULES) == Displaced()
