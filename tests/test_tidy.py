@@ -51,7 +51,7 @@ TESTED_ELSEWHERE: dict[str, tuple[str, ...]] = {
     ),
     "contracts/test_sessions.py": ("identity/sessions.py", "storage/session_store.py"),
     "contracts/test_migrations.py": ("storage/migrate.py",),
-    "chain/test_rpc.py": ("chain/reader.py",),
+    "chain/test_rpc.py": ("chain/node_panel.py", "chain/questions.py", "chain/reader.py"),
     "gateway/test_meters.py": ("chain/lookup_meter.py",),
     "registry/test_draft.py": (
         "registry/draft_rules.py",
