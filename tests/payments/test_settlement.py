@@ -16,7 +16,7 @@ from tollway.ledger.gas import LaneTaken
 from tollway.payments.authorization_reasons import AuthorizationReason
 from tollway.payments.settlement import FencedOff, NotSettled, Settled, Undecided
 from tollway.testing.authorization_samples import CHAIN, TIMEOUT_S, Payer, requirement_of
-from tollway.testing.settling_scene import QUICK, ClaimedCall, SettlingScene, make_gas_key, settlement_rules
+from tollway.testing.settling_scene import HASTY, ClaimedCall, SettlingScene, make_gas_key, settlement_rules
 
 ELSEWHERE = Address(b"\xee" * 20)
 
@@ -28,9 +28,9 @@ async def scene() -> AsyncIterator[SettlingScene]:
 
 
 @pytest.fixture
-async def crowd() -> AsyncIterator[SettlingScene]:
-    """With time for many at once."""
-    async with SettlingScene(limits=replace(QUICK, settle_wait_s=20.0)) as scene:
+async def hasty() -> AsyncIterator[SettlingScene]:
+    """For what is not mined in time anyway."""
+    async with SettlingScene(limits=HASTY) as scene:
         yield scene
 
 
@@ -130,7 +130,8 @@ async def test_front_run_between_simulation_and_block_is_paid(scene: SettlingSce
     assert outcome.transfer.tx_hash != attempt.tx_hash
 
 
-async def test_broadcast_and_reverted_is_undecided(scene: SettlingScene) -> None:
+async def test_broadcast_and_reverted_is_undecided(hasty: SettlingScene) -> None:
+    scene = hasty
     payer = scene.payer()
     call = await scene.claim(payer)
     scene.chain.doom_transfer(CHAIN, payer.address, payer.nonce)
@@ -138,7 +139,8 @@ async def test_broadcast_and_reverted_is_undecided(scene: SettlingScene) -> None
     assert await call.read_state() is CallState.SETTLING
 
 
-async def test_not_mined_by_the_deadline_is_undecided(scene: SettlingScene) -> None:
+async def test_not_mined_by_the_deadline_is_undecided(hasty: SettlingScene) -> None:
+    scene = hasty
     scene.chain.is_automining = False
     call = await scene.claim()
     assert await settle(call) == Undecided()
@@ -147,7 +149,8 @@ async def test_not_mined_by_the_deadline_is_undecided(scene: SettlingScene) -> N
 
 
 @pytest.mark.parametrize("fault", list(SendFault))
-async def test_a_node_that_refuses_decides_nothing(scene: SettlingScene, fault: SendFault) -> None:
+async def test_a_node_that_refuses_decides_nothing(hasty: SettlingScene, fault: SendFault) -> None:
+    scene = hasty
     call = await scene.claim()
     scene.chain.refuse_sends(CHAIN, SendRefused(reason="no", fault=fault))
     assert await settle(call) == Undecided()
@@ -171,8 +174,9 @@ async def test_a_chain_away_before_signing_leaves_a_call_without_a_transaction(s
     "method", ["fetch_authorization", "send_transaction", "fetch_receipts", "find_authorization_use"]
 )
 async def test_a_chain_that_goes_away_at_any_step_never_makes_it_fail(
-    scene: SettlingScene, method: str
+    hasty: SettlingScene, method: str
 ) -> None:
+    scene = hasty
     payer = scene.payer()
     call = await scene.claim(payer)
     if method == "find_authorization_use":
@@ -204,7 +208,7 @@ async def test_the_depth_of_its_value_is_waited_for() -> None:
 
 
 async def test_depth_that_takes_too_long_is_undecided() -> None:
-    async with SettlingScene(confirmations=((0, 1), (10**6, 3))) as scene:
+    async with SettlingScene(limits=HASTY, confirmations=((0, 1), (10**6, 3))) as scene:
         assert await settle(await scene.claim()) == Undecided()
 
 
@@ -233,8 +237,7 @@ async def test_books_that_are_away_send_nothing_and_the_call_goes_adrift_later(s
 # ---- Lanes.
 
 
-async def test_fifty_at_once_on_one_key_take_fifty_nonces_in_order(crowd: SettlingScene) -> None:
-    scene = crowd
+async def test_fifty_at_once_on_one_key_take_fifty_nonces_in_order(scene: SettlingScene) -> None:
     calls = await scene.claim_many(50)
     outcomes = await asyncio.gather(*map(settle, calls))
     assert all(isinstance(outcome, Settled) for outcome in outcomes)
@@ -254,8 +257,7 @@ async def test_a_nonce_that_another_gateway_took_is_signed_anew(scene: SettlingS
     assert len(scene.chain.broadcasts) == 3
 
 
-async def test_two_gateways_on_one_key_at_once_leave_no_hole(crowd: SettlingScene) -> None:
-    scene = crowd
+async def test_two_gateways_on_one_key_at_once_leave_no_hole(scene: SettlingScene) -> None:
     async with scene.another() as other:
         mine = await scene.claim_many(10)
         theirs = [await other.claim(other.payer(nonce=keccak256(b"their %d" % n))) for n in range(10)]
@@ -376,6 +378,6 @@ async def test_a_chain_that_does_not_answer_is_no_refusal(scene: SettlingScene) 
 
 async def test_a_deadline_of_its_own_is_read_from_the_limits() -> None:
     """`settle_wait_s` is the only clock that a caller waits for."""
-    async with SettlingScene(limits=replace(QUICK, settle_wait_s=0.001)) as scene:
+    async with SettlingScene(limits=replace(HASTY, settle_wait_s=0.001)) as scene:
         scene.chain.is_automining = False
         assert await settle(await scene.claim()) == Undecided()

@@ -6,6 +6,7 @@ Pure but for the key that signs. Nothing that a payer composed goes into it: eve
 from dataclasses import dataclass
 
 from eth_account.typed_transactions.typed_transaction import TypedTransaction
+from hexbytes import HexBytes
 
 from tollway.chain.gas_key import GasKey
 from tollway.chain.reader import Fees
@@ -105,6 +106,6 @@ def sign_attempt(
 
 def read_offer(attempt: SettlementAttempt) -> tuple[FeeOffer, int]:
     """What an attempt of ours offered, and its gas: read from what was signed."""
-    fields = TypedTransaction.from_bytes(attempt.raw).as_dict()  # type: ignore[arg-type]  # plain bytes do
+    fields = TypedTransaction.from_bytes(HexBytes(attempt.raw)).as_dict()
     offer = FeeOffer(max_fee_wei=fields["maxFeePerGas"], tip_wei=fields["maxPriorityFeePerGas"])
     return offer, fields["gas"]

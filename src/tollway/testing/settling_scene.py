@@ -30,7 +30,8 @@ from tollway.testing.memory_book import MemoryBook
 from tollway.testing.memory_chain import MemoryChain
 from tollway.testing.memory_gas import MemoryGas
 
-QUICK = replace(DEFAULT_LIMITS, settle_wait_s=0.05)
+HASTY = replace(DEFAULT_LIMITS, settle_wait_s=0.02)
+"""Where nothing is mined, nobody need wait for it."""
 LISTING = ListingId("api_1")
 assert USDC.token is not None
 TOKEN: Address = USDC.token
@@ -59,7 +60,7 @@ class SettlingScene:
         self,
         *,
         rules: SettlementRules | None = None,
-        limits: Limits = QUICK,
+        limits: Limits = DEFAULT_LIMITS,
         confirmations: ConfirmationSteps = ((0, 1),),
         facilitators: Mapping[ChainId, RemoteFacilitator] | None = None,
         chain: MemoryChain | None = None,
