@@ -26,7 +26,8 @@ STEPS = (
     "3. The visitor pays the provider on the chain",
     "4. The visitor calls it with proof of the payment",
     "5. The same payment again",
-    "6. The visitor's history",
+    "6. Another call, paid by a signature alone (x402)",
+    "7. The visitor's history",
 )
 
 
@@ -84,7 +85,14 @@ def test_walks_through_a_paid_call_once_and_exits_0(tmp_path: Path, demos: list[
     positions = [text.find(step) for step in STEPS]
     assert -1 not in positions
     assert positions == sorted(positions)
-    for shown in ("< 201 Created", "< 402 Payment Required", "< 200 OK", "payment_already_used", "succeeded"):
+    for shown in (
+        "< 201 Created",
+        "< 402 Payment Required",
+        "< 200 OK",
+        "payment_already_used",
+        "succeeded",
+        "the visitor paid no gas",
+    ):
         assert shown in text
     assert_is_sandbox(json.loads(file.read_text()))
     assert list(demo.temporary.iterdir()) == []

@@ -1,5 +1,6 @@
 import io
 import json
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -36,6 +37,13 @@ def test_shows_what_was_sent_and_what_came_back_and_leaves_the_rest_out() -> Non
     assert '   < ETag: "r1"' in lines
     assert "not shown" not in "\n".join(lines)
     assert "nothing" not in "\n".join(lines)
+
+
+def test_writes_the_headers_of_x402_as_x402_does() -> None:
+    shown = replace(EXCHANGE, sent=(("payment-signature", "abc"),), received=(("payment-response", "def"),))
+    lines = told(shown)
+    assert "   > PAYMENT-SIGNATURE: abc" in lines
+    assert "   < PAYMENT-RESPONSE: def" in lines
 
 
 def test_cuts_long_values_and_says_so() -> None:

@@ -72,7 +72,8 @@ def test_invites_with_lines_that_can_be_copied(playground: Playground) -> None:
 
 
 def test_a_gateway_for_play_is_loopback_open_and_unlimited(tmp_path: Path) -> None:
-    settings = make_settings(tmp_path, port=8402, rpc_url="http://127.0.0.1:8545")
+    gas = make_account("gas")
+    settings = make_settings(tmp_path, port=8402, rpc_url="http://127.0.0.1:8545", gas_key=gas.private_key)
     assert settings.public_url == "http://127.0.0.1:8402"
     assert settings.listen.is_loopback
     assert settings.admin_listen is None
@@ -82,6 +83,9 @@ def test_a_gateway_for_play_is_loopback_open_and_unlimited(tmp_path: Path) -> No
     (network,) = settings.networks
     assert network.rules.chain_id == CHAIN
     assert network.rules.confirmations == ((0, 1),)
+    assert [key.address for key in network.settlement.gas_keys] == [gas.address]
+    assert (settings.x402, settings.mpp) == (True, True)
+    assert gas.private_key[2:] not in repr(settings)
 
 
 def test_takes_the_port_that_was_asked_for_or_says_that_it_is_taken() -> None:

@@ -1,5 +1,6 @@
 """The walk-through against gateways that answer wrongly. The one that answers rightly is in tests/cli/test_demo.py."""
 
+import json
 from collections.abc import Callable
 
 import aiohttp
@@ -64,6 +65,20 @@ STOPS: dict[str, tuple[Answer, str]] = {
 async def test_stops_at_the_first_step_that_goes_wrong_and_pays_nothing(case: str) -> None:
     answer, words = STOPS[case]
     scenes: list[Scene] = []
+    async with (
+        aiohttp.ClientSession() as session,
+        httpx.AsyncClient(transport=httpx.MockTransport(answer)) as http,
+    ):
+        tour = make_tour(scenes.append, session, http)
+        with pytest.raises(TourFailed, match=words):
+            await tour.walk()
+    assert not any(isinstance(scene, Paid) for scene in scenes)
+    signed = [dict(scene.sent).keys() for scene in scenes if isinstance(scene, Exchange)][:1]
+    assert all({"Content-Digest", "Signature-Input", "Signature"} <= names for names in signed)
+
+
+def make_tour(tell: Callable[[Scene], None], session: aiohttp.ClientSession, http: httpx.AsyncClient) -> Tour:
+    """Of a visitor who is on a chain where nothing listens."""
     playground = Playground(
         rpc_url="http://127.0.0.1:1",
         token=Contract(artifact=load_test_usdc(), address=USDC_ADDRESS),
@@ -71,20 +86,74 @@ async def test_stops_at_the_first_step_that_goes_wrong_and_pays_nothing(case: st
         native=Asset(chain_id=CHAIN, token=None, symbol="ETH", decimals=18),
         accounts=tuple(make_account(role) for role in ("provider", "visitor")),
     )
+    return Tour(
+        gateway_url="http://127.0.0.1:2",
+        upstream_url="http://127.0.0.1:3",
+        driver=ChainDriver(session, playground.rpc_url, CHAIN),
+        playground=playground,
+        http=http,
+        tell=tell,
+    )
+
+
+def terms_of(tour: Tour, **changes: object) -> Exchange:
+    option = {
+        "rail": "x402",
+        "network": "eip155:84532",
+        "token": str(USDC_ADDRESS),
+        "symbol": "USDC",
+        "decimals": 6,
+        "amount": "10000",
+        "payTo": str(tour._provider.address),
+        "maxTimeoutSeconds": 90,
+        "extra": {"name": "USDC", "version": "2"},
+        **changes,
+    }
+    return Exchange(
+        method="GET",
+        target="/",
+        sent=(),
+        sent_body=b"",
+        status=402,
+        reason="Payment Required",
+        received=(),
+        received_body=json.dumps({"payment": {"options": [option]}}).encode(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "answer", "words", "is_shown"),
+    [
+        ({"rail": "tx"}, httpx.Response(200), "no way to pay by an authorisation", False),
+        ({"token": "0x" + "1" * 40}, httpx.Response(200), "no way to pay by an authorisation", False),
+        ({"payTo": "0x" + "1" * 40}, httpx.Response(200), "not those of the listing", False),
+        ({"amount": "10001"}, httpx.Response(200), "not those of the listing", False),
+        ({}, httpx.Response(402, json={}), "answered 402 instead of 200", True),
+        ({}, httpx.Response(200), "its payment is None", True),
+        (
+            {},
+            httpx.Response(200, headers={"tollway-call-id": "call_1", "tollway-payment-state": "charged"}),
+            "no receipt",
+            True,
+        ),
+    ],
+)
+async def test_signs_no_terms_but_the_listings_and_wants_a_receipt(
+    changes: dict[str, object], answer: httpx.Response, words: str, is_shown: bool
+) -> None:
+    shown: list[str] = []
+    scenes: list[Scene] = []
+
+    def keep(request: httpx.Request) -> httpx.Response:
+        shown.append(request.headers["payment-signature"])
+        return answer
+
     async with (
         aiohttp.ClientSession() as session,
-        httpx.AsyncClient(transport=httpx.MockTransport(answer)) as http,
+        httpx.AsyncClient(transport=httpx.MockTransport(keep)) as http,
     ):
-        tour = Tour(
-            gateway_url="http://127.0.0.1:2",
-            upstream_url="http://127.0.0.1:3",
-            driver=ChainDriver(session, playground.rpc_url, CHAIN),  # nothing listens there
-            playground=playground,
-            http=http,
-            tell=scenes.append,
-        )
+        tour = make_tour(scenes.append, session, http)
         with pytest.raises(TourFailed, match=words):
-            await tour.walk()
+            await tour._call_by_signature("/", terms_of(tour, **changes))
+    assert bool(shown) is is_shown
     assert not any(isinstance(scene, Paid) for scene in scenes)
-    signed = [dict(scene.sent).keys() for scene in scenes if isinstance(scene, Exchange)][:1]
-    assert all({"Content-Digest", "Signature-Input", "Signature"} <= names for names in signed)

@@ -14,7 +14,7 @@ from tollway.sandbox.tour import Exchange, Paid, Remark, Scene, Step
 
 VALUE_CHARACTERS_MAX = 84
 BODY_CHARACTERS_MAX = 106
-BODY_LINES_MAX = 60
+BODY_LINES_MAX = 80
 
 _SHOWN = frozenset(
     {
@@ -31,6 +31,7 @@ _SHOWN = frozenset(
         "retry-after",
         "proxy-status",
         "payment-required",
+        "payment-signature",
         "payment-response",
         "www-authenticate",
     }
@@ -135,4 +136,6 @@ def lay_out_json(document: object, *, name: str = "", depth: int = 0, end: str =
 
 def _title(name: str) -> str:
     special = {"etag": "ETag", "www-authenticate": "WWW-Authenticate"}
+    if name.lower().startswith("payment-"):  # x402 writes its headers so
+        return name.upper()
     return special.get(name.lower(), "-".join(part.capitalize() for part in name.split("-")))

@@ -128,7 +128,7 @@ class _Performance:
                 self.is_ready = True
                 self._narrator.line()
                 self._narrator.line(
-                    "Done: one paid call, from the listing to the history.", style="bold green"
+                    "Done: two paid calls, from the listing to the history.", style="bold green"
                 )
                 return
             await self._stay_up(stage, tour, keepsake)
@@ -185,7 +185,8 @@ async def _open_stage(wishes: Wishes) -> AsyncIterator[Stage]:
         ):
             driver = ChainDriver(session, anvil.rpc_url, anvil.chain_id)
             playground = await furnish_playground(driver, roles=(*ROLES, "visitor"))
-            settings = make_settings(Path(name), port=port, rpc_url=anvil.rpc_url)
+            gas_key = playground.account("gas").private_key
+            settings = make_settings(Path(name), port=port, rpc_url=anvil.rpc_url, gas_key=gas_key)
             async with House(settings) as house, _serving(house):
                 yield Stage(
                     gateway_url=settings.public_url,
@@ -211,8 +212,10 @@ async def _serving(house: House) -> AsyncIterator[None]:
             serving.cancel()
 
 
-def make_settings(folder: Path, *, port: int, rpc_url: str) -> Settings:
-    """A gateway for play: SQLite in `folder`, the test chain, private endpoints, registration open and unlimited."""
+def make_settings(folder: Path, *, port: int, rpc_url: str, gas_key: str) -> Settings:
+    """A gateway for play: SQLite in `folder`, the test chain, private endpoints, registration open and unlimited, every
+    rail on. `gas_key`: of a funded account that is nobody else's, in hex."""
+    network = {"preset": "local", "rpc_urls": [rpc_url], "confirmations": 1, "gas_keys": [gas_key]}
     return Settings(
         public_url=f"http://{HOST}:{port}",
         listen=Listen(host=HOST, port=port),
@@ -220,7 +223,7 @@ def make_settings(folder: Path, *, port: int, rpc_url: str) -> Settings:
         database_url=Secret(f"sqlite:///{folder / 'tollway.sqlite3'}"),
         secret_key=Secret(secrets.token_bytes(32)),
         secret_key_file=None,
-        networks=(parse_network({"preset": "local", "rpc_urls": [rpc_url], "confirmations": 1}),),
+        networks=(parse_network(network),),
         allow_private_endpoints=True,
         registration="open",
         limits=replace(DEFAULT_LIMITS, registrations_per_hour=UNLIMITED, drain_deadline_s=DRAIN_DEADLINE_S),

@@ -1,5 +1,5 @@
-"""The walk-through of the demo: publish, ask, pay, call, replay, look it up. Real requests to a real gateway, a real
-transaction on the test chain, each shown to whoever listens.
+"""The walk-through of the demo: publish, ask, pay, call, replay, pay by a signature alone, look it up. Real requests to
+a real gateway, real transactions on the test chain, each shown to whoever listens.
 
 It talks to the gateway over HTTP only, as any stranger would, and must never look into its books. It prints nothing:
 what there is to see goes to `tell`.
@@ -17,12 +17,14 @@ from urllib.parse import urlsplit
 import httpx
 
 from tollway.client import Wallet
+from tollway.client.steps import SignAuthorization
+from tollway.client.x402_offer import X402Offer, read_receipt, read_x402_offers
 from tollway.identifiers import TxHash
 from tollway.identity.http_signature import SignedRequest
 from tollway.identity.public_origin import parse_origin
 from tollway.identity.signatures import transaction_digests
 from tollway.money import format_decimal
-from tollway.sandbox.chain_driver import ChainDriver
+from tollway.sandbox.chain_driver import ChainDriver, Receipt
 from tollway.sandbox.playground import Playground
 
 API = "/api/v2"
@@ -118,11 +120,12 @@ class Tour:
         """Raises `TourFailed` at the first step that does not end as it should."""
         api_id = await self._publish()
         target = f"{API}/gateway/{api_id}/quote/{SYMBOL}"
-        option = await self._ask_unpaid(target)
-        payment = await self._pay(option)
+        terms = await self._ask_unpaid(target)
+        payment = await self._pay(self._find_option(terms))
         call_id = await self._call(target, payment)
         await self._call_again(target, payment)
-        await self._look_up(call_id)
+        signed_id = await self._call_by_signature(target, terms)
+        await self._look_up((signed_id, call_id))
         return Keepsake(api_id=api_id, call_id=call_id, payment=payment)
 
     async def prepay(self) -> tuple[TxHash, str]:
@@ -130,7 +133,7 @@ class Tour:
         paid = await self._transfer(PRICE_UNITS * PLAY_CALLS)
         return paid.tx_hash, self._sign_plain(paid.tx_hash)
 
-    # ---- The six steps.
+    # ---- The seven steps.
 
     async def _publish(self) -> str:
         self._step(
@@ -153,14 +156,16 @@ class Tour:
             raise TourFailed("the created listing has no id")
         return api_id
 
-    async def _ask_unpaid(self, target: str) -> Mapping[str, Any]:
+    async def _ask_unpaid(self, target: str) -> Exchange:
         self._step(
             2,
             "Somebody calls it without paying",
             "The gateway answers 402 and says what a call costs and how to pay.",
         )
-        answer = _expect(await self._send("GET", target), HTTPStatus.PAYMENT_REQUIRED)
-        options = (_read_json(answer).get("payment") or {}).get("options") or ()
+        return _expect(await self._send("GET", target), HTTPStatus.PAYMENT_REQUIRED)
+
+    def _find_option(self, terms: Exchange) -> Mapping[str, Any]:
+        options = (_read_json(terms).get("payment") or {}).get("options") or ()
         wanted = str(self._playground.token.address).lower()
         for option in options:
             if option.get("rail") == "tx" and str(option.get("token", "")).lower() == wanted:
@@ -203,16 +208,55 @@ class Tour:
         if code != "payment_already_used":
             raise TourFailed(f"the refusal says {code} instead of payment_already_used")
 
-    async def _look_up(self, call_id: str) -> None:
+    async def _call_by_signature(self, target: str, terms: Exchange) -> str:
         self._step(
             6,
+            "Another call, paid by a signature alone (x402)",
+            "The visitor signs what the 402 asked for (EIP-3009). Once the API has answered, the gateway moves the money.",
+        )
+        signed = self._visitor.sign_authorization(
+            SignAuthorization(offer=self._find_offer(terms), asset=self._playground.usdc),
+            gateway=str(self._origin),
+            now_s=int(time.time()),
+            nonce=secrets.token_bytes(32),
+        )
+        answer = _expect(
+            await self._send("GET", target, headers={"PAYMENT-SIGNATURE": signed.proof}), HTTPStatus.OK
+        )
+        headers = dict(answer.received)
+        receipt = read_receipt(headers)
+        call_id, state = headers.get("tollway-call-id"), headers.get("tollway-payment-state")
+        if call_id is None or state != "charged" or receipt is None or receipt.transaction is None:
+            raise TourFailed(
+                f"the call was served, but its payment is {state}, and no receipt names a transfer"
+            )
+        mined = await self._driver.wait_receipt(receipt.transaction)
+        if not mined.succeeded:
+            raise TourFailed(f"the transfer {receipt.transaction} failed on the chain")
+        self._tell(self._describe_payment(mined, PRICE_UNITS))
+        self._tell(
+            Remark(text=f"   The gateway's gas key {mined.sender} has sent it; the visitor paid no gas.")
+        )
+        return call_id
+
+    def _find_offer(self, terms: Exchange) -> X402Offer:
+        for offer in read_x402_offers(dict(terms.received), _read_json(terms)):
+            if offer.token == self._playground.token.address:
+                if offer.pay_to != self._provider.address or offer.amount != PRICE_UNITS:
+                    raise TourFailed("the terms of x402 are not those of the listing")
+                return offer
+        raise TourFailed("the terms name no way to pay by an authorisation")
+
+    async def _look_up(self, call_ids: tuple[str, ...]) -> None:
+        self._step(
+            7,
             "The visitor's history",
-            "One call, one price, one transaction. Signed again: only its owner reads it.",
+            "Two calls, two prices, two transactions. Signed again: only its owner reads it.",
         )
         answer = await self._send("GET", f"{API}/history?limit=5", signer=self._visitor)
         calls = _read_json(_expect(answer, HTTPStatus.OK)).get("calls") or ()
-        if [call.get("id") for call in calls] != [call_id]:
-            raise TourFailed("the history does not hold exactly the one call")
+        if tuple(call.get("id") for call in calls) != call_ids:
+            raise TourFailed("the history does not hold exactly the two calls")
 
     # ---- How.
 
@@ -228,12 +272,17 @@ class Tour:
         receipt = await self._driver.wait_receipt(sent)
         if not receipt.succeeded:
             raise TourFailed(f"the transfer {sent} failed on the chain")
+        return self._describe_payment(receipt, amount)
+
+    def _describe_payment(self, mined: Receipt, amount: int) -> Paid:
+        """A transfer from the visitor to the provider, whoever sent its transaction."""
+        playground = self._playground
         usdc = playground.usdc
         return Paid(
-            tx_hash=sent,
-            block=receipt.block_number,
-            sender=str(visitor.address),
-            to=str(provider.address),
+            tx_hash=mined.tx_hash,
+            block=mined.block_number,
+            sender=str(self._visitor.address),
+            to=str(self._provider.address),
             amount=f"{format_decimal(amount, decimals=usdc.decimals)} {usdc.symbol}",
             token=str(playground.token.address),
         )
