@@ -28,10 +28,11 @@ from tollway.chain.rules import ChainRules
 from tollway.chain.watcher import Watcher
 from tollway.chores import Chores
 from tollway.errors import SettingsInvalid, StorageUnavailable
+from tollway.gateway.cashier import Cashier
 from tollway.gateway.forward import Passage
 from tollway.gateway.meters import Meters
 from tollway.gateway.serve import Gateway, GatewayName
-from tollway.identifiers import ChainId, TxHash
+from tollway.identifiers import ChainId, ListingId, TxHash
 from tollway.identity.authenticator import Authenticator, Identity
 from tollway.identity.front_desk import FrontDesk
 from tollway.identity.public_origin import PublicOrigin, parse_origin
@@ -40,6 +41,7 @@ from tollway.ledger.call import Payment
 from tollway.money import Asset
 from tollway.outbound.dialer import Dialer
 from tollway.outbound.inquirer import Inquirer
+from tollway.payments.settlement_rules import SettlementRules
 from tollway.payments.sighting import Lookout
 from tollway.payments.till import Till
 from tollway.registry.draft_rules import DraftRules
@@ -53,11 +55,13 @@ from tollway.storage.moderation_store import ModerationStore
 from tollway.storage.sealer import Sealer
 from tollway.storage.session_store import SqlSessions
 from tollway.telemetry import Metrics
+from tollway.treasury import Treasury, make_challenger
 from tollway.web.app import build_app
 from tollway.web.authentication import make_challenge, wallet_dependency
+from tollway.web.bazaar_routes import BazaarDesk, bazaar_router
 from tollway.web.call_routes import CallRoutes
 from tollway.web.health_routes import health_router
-from tollway.web.history_routes import history_router
+from tollway.web.history_routes import history_router, x402_history_router
 from tollway.web.listing_routes import ListingDesk, endpoint_judge, listing_router
 from tollway.web.listing_wire import ListingShape
 from tollway.web.load_gauge import LoadGauge, read_resident_bytes
@@ -65,6 +69,7 @@ from tollway.web.middleware import parse_proxies, read_client_address, read_requ
 from tollway.web.nonce_meter import NonceMeter
 from tollway.web.server import HttpServer
 from tollway.web.signin_routes import signin_router
+from tollway.web.terms_wire import TermsWire
 
 _log = structlog.get_logger(__name__)
 
@@ -127,6 +132,16 @@ class House:
             find_older_terms=self._find_older_terms,
             note_shown=lambda network, outcome: self.metrics.payments.labels(network, outcome).inc(),
         )
+        self.treasury = Treasury(
+            database=self.database,
+            sealer=self.sealer,
+            book=self.book,
+            chains=self.chains,
+            rules=self.rules,
+            settlement_rules=self._settlement_rules(),
+            limits=limits,
+            now_ms=now_ms,
+        )
         self.watcher = Watcher(
             self.book, self.chains, self.rules, limits=limits, now_ms=now_ms, on_gone=self._on_gone
         )
@@ -143,6 +158,12 @@ class House:
         self.server = HttpServer(
             self.app, host=settings.listen.host, port=settings.listen.port, limits=limits
         )
+
+    def _settlement_rules(self) -> dict[ChainId, SettlementRules]:
+        settings = self.settings
+        if not (settings.x402 or settings.mpp):
+            return {}
+        return {network.rules.chain_id: network.settlement for network in settings.networks}
 
     def _make_book(self) -> BookStore:
         """A gateway that is to die at a named step puts its own books here, and its own dialer below."""
@@ -171,6 +192,8 @@ class House:
 
     def _build_app(self, origin: PublicOrigin) -> ASGIApp:
         settings, limits = self.settings, self.settings.limits
+        assert settings.secret_key is not None
+        challenger = make_challenger(settings.secret_key.reveal(), origin) if settings.mpp else None
         gateway = Gateway(
             name=GatewayName(
                 origin=str(origin),
@@ -181,6 +204,18 @@ class House:
             catalog=self.catalog,
             book=self.book,
             till=self.till,
+            cashier=Cashier(
+                book=self.book,
+                answers=self.treasury.answers,
+                settlement=self.treasury.settlement,
+                challenger=challenger,
+                is_x402=settings.x402,
+                rules=self.rules,
+                limits=limits,
+                public_url=settings.public_url,
+                now_ms=now_ms,
+                entropy=secrets.token_bytes,
+            ),
             passage=Passage(
                 dialer=self.dialer,
                 book=self.book,
@@ -201,7 +236,13 @@ class House:
         self.metrics.calls_in_flight.set_function(lambda: self.gauge.running)
         calls = CallRoutes(
             gateway,
-            rules=self.rules,
+            terms=TermsWire(
+                self.rules,
+                public_url=settings.public_url,
+                challenger=challenger,
+                is_x402=settings.x402,
+                now_ms=now_ms,
+            ),
             limits=limits,
             public_url=settings.public_url,
             now_ms=now_ms,
@@ -224,6 +265,17 @@ class House:
                     lookup=Lookout(self.chains, meter=self.meters).sight,
                     find_asset=self._find_asset,
                     now_ms=now_ms,
+                ),
+                x402_history_router(
+                    statement=self.book, wallet=wallet, find_asset=self._find_asset, now_ms=now_ms
+                ),
+                bazaar_router(
+                    BazaarDesk(
+                        catalog=self.catalog,
+                        rules=self.rules,
+                        is_offered=self._is_x402_offered,
+                        public_url=settings.public_url,
+                    )
                 ),
                 signin_router(self.desk, nonce_meter, limits=limits),
                 health_router(self.check_ready),
@@ -257,6 +309,7 @@ class House:
                 confirmations_for=lambda asset, units: self.rules[asset.chain_id].confirmations_for(
                     asset, units
                 ),
+                is_offered=self._is_x402_offered,
             ),
             limits=settings.limits,
             authenticate=wallet,
@@ -268,6 +321,9 @@ class House:
             is_unprotected=self.inquirer.is_unprotected,
             fetch_document=self.inquirer.fetch_document,
         )
+
+    def _is_x402_offered(self, asset: Asset, units: int, listing_id: ListingId) -> bool:
+        return self.settings.x402 and self.treasury.settlement.is_offered(asset, units, listing_id)
 
     async def _find_older_terms(self, shelf: Shelf, moment_ms: int) -> Shelf:
         return replace(shelf, versions=await self.catalog.terms_since(shelf.listing.id, moment_ms))
@@ -305,6 +361,8 @@ class House:
         await self.chains.open()
         self._stack.push_async_callback(self.chains.close)
         self._stack.push_async_callback(self.dialer.close)
+        await self.treasury.open()
+        self._stack.push_async_callback(self.treasury.close)
         await self.book.open()
         await self.moderation.refresh()
         strays = await self.roll_call.find_strays()
@@ -319,6 +377,7 @@ class House:
         chores.every(MODERATION_INTERVAL_S, self.moderation.refresh)
         chores.every(READY_NOTE_INTERVAL_S, self._note_ready)
         chores.start(self.watcher.run())
+        self.treasury.start(chores)
         writing = chores.start(self.book.run())
         self._stack.push_async_callback(self._stop_writing, writing)
 

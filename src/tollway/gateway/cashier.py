@@ -27,12 +27,13 @@ from tollway.gateway.refusals import (
 from tollway.gateway.replays import Replays, find_token_asset
 from tollway.gateway.trip import ClaimRefused, Ticket
 from tollway.identifiers import Address, CallId, ChainId, format_id
-from tollway.ledger.authorization import Authorization, AuthorizedCall, Cover
+from tollway.ledger.authorization import Authorization, AuthorizedCall, Cover, Dialect
 from tollway.ledger.book import AuthorizationTaken, Book, Claim, Claimed, Close, InDebt, NotCovered
 from tollway.ledger.call import CallState
 from tollway.ledger.kept_answers import Answers, StoredAnswer
 from tollway.limits import Limits
 from tollway.money import Asset, Price
+from tollway.payments.authorization_reasons import AuthorizationReason, explain_authorization
 from tollway.payments.challenge import encode_failure
 from tollway.payments.mpp import Challenger, Route
 from tollway.payments.presented import Presented, match_requirement, parse_presented
@@ -72,13 +73,15 @@ class Cashier:
         book: Book,
         answers: Answers,
         settlement: Settlement,
-        challenger: Challenger,
+        challenger: Challenger | None,
         rules: Mapping[ChainId, ChainRules],
         limits: Limits,
         public_url: str,
         now_ms: Callable[[], int],
         entropy: Callable[[int], bytes],
+        is_x402: bool = True,
     ) -> None:
+        """`challenger` None: MPP is off. `is_x402` False: x402 is."""
         self._book = book
         self._answers = answers
         self._replays = Replays(
@@ -86,6 +89,7 @@ class Cashier:
         )
         self._settlement = settlement
         self._challenger = challenger
+        self._is_x402 = is_x402
         self._rules = rules
         self._limits = limits
         self._now_ms = now_ms
@@ -98,13 +102,16 @@ class Cashier:
 
     def read(self, call: IncomingCall) -> Presented | Problem | None:
         """What the call shows on these rails; None when it shows nothing there."""
-        return parse_presented(
+        presented = parse_presented(
             call.headers,
             challenger=self._challenger,
             route=find_route(call),
             now_s=self._now_ms() // 1000,
             limits=self._limits,
         )
+        if isinstance(presented, Presented) and not self._is_x402 and presented.dialect is not Dialect.MPP:
+            return explain_authorization(AuthorizationReason.SCHEME, "x402 is off at this gateway.")
+        return presented
 
     async def find_known(self, presented: Presented) -> AuthorizedCall | None:
         """The call that holds this very authorisation. Raises `StorageUnavailable`."""

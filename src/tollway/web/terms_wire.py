@@ -16,7 +16,12 @@ from tollway.identifiers import ChainId
 from tollway.money import Asset
 from tollway.payments.challenge import Challenge, build_challenge
 from tollway.payments.mpp import Challenger
-from tollway.payments.x402 import PAYMENT_IDENTIFIER, PAYMENT_IDENTIFIER_EXTENSION, Resource
+from tollway.payments.x402 import (
+    PAYMENT_IDENTIFIER,
+    PAYMENT_IDENTIFIER_EXTENSION,
+    REQUIRED_HEADER,
+    Resource,
+)
 from tollway.registry.listing import Listing
 from tollway.registry.pricing import list_options
 from tollway.web.listing_wire import option_json
@@ -24,7 +29,7 @@ from tollway.web.wire import format_time
 
 
 class TermsWire:
-    """One per process. `challenger` None: MPP is off."""
+    """One per process. `challenger` None: MPP is off. `is_x402` False: x402 is."""
 
     def __init__(
         self,
@@ -33,16 +38,19 @@ class TermsWire:
         public_url: str,
         challenger: Challenger | None,
         now_ms: Callable[[], int],
+        is_x402: bool = True,
     ) -> None:
         self._rules = rules
         self._public_url = public_url
         self._challenger = challenger
         self._now_ms = now_ms
+        self._is_x402 = is_x402
 
     def terms_json(self, offer: Offer) -> dict[str, Any]:
         """`payment`: every number that a client needs in order to pay."""
         listing = offer.shelf.listing
-        settled = frozenset(requirement.asset for requirement in offer.requirements)
+        quoted = offer.requirements if self._is_x402 else ()
+        settled = frozenset(requirement.asset for requirement in quoted)
         options = [
             option_json(option)
             for chain_id in listing.networks
@@ -66,7 +74,7 @@ class TermsWire:
     def challenge(self, offer: Offer, call: IncomingCall, problem: Problem) -> Challenge:
         """`PAYMENT-REQUIRED`, `WWW-Authenticate: Payment`, and the body's members of x402 v1."""
         listing = offer.shelf.listing
-        return build_challenge(
+        challenge = build_challenge(
             offer.requirements,
             self._resource(listing, call),
             error=problem.reason or problem.code.value,
@@ -75,6 +83,9 @@ class TermsWire:
             route=find_route(call),
             now_s=self._now_ms() / 1000,
         )
+        if self._is_x402:
+            return challenge
+        return Challenge(headers=[one for one in challenge.headers if one[0] != REQUIRED_HEADER], members={})
 
     def _resource(self, listing: Listing, call: IncomingCall) -> Resource:
         """The public URL that was asked for, byte for byte: clients compare it."""

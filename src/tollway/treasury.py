@@ -1,0 +1,115 @@
+"""The treasury: everything that settles authorisations, wired together, opened and kept running. A part of the house.
+
+The gas keys live here and nowhere else. It decides nothing about a call; a gateway without a gas key or a facilitator
+has one all the same, which offers nothing.
+"""
+
+import hmac
+import time
+from collections.abc import Callable, Mapping
+
+from tollway.chain.reader import SettlementChain
+from tollway.chain.rules import ChainRules
+from tollway.chores import Chores
+from tollway.identifiers import ChainId
+from tollway.identity.public_origin import PublicOrigin
+from tollway.ledger.book import Book
+from tollway.limits import Limits
+from tollway.outbound.facilitator_line import FacilitatorLine
+from tollway.payments.follower import Follower
+from tollway.payments.gas_tank import GasTank
+from tollway.payments.mpp import Challenger
+from tollway.payments.remote_facilitator import RemoteFacilitator
+from tollway.payments.settlement import Settlement
+from tollway.payments.settlement_rules import SettlementRules
+from tollway.payments.sweeper import Sweeper
+from tollway.storage.answer_store import AnswerStore
+from tollway.storage.database import Database
+from tollway.storage.gas_store import GasStore
+from tollway.storage.sealer import Sealer
+
+PRUNE_INTERVAL_S = 300.0
+
+
+class Treasury:
+    """One per gateway. `settlement_rules`: of the networks where authorisations may be taken."""
+
+    def __init__(
+        self,
+        *,
+        database: Database,
+        sealer: Sealer,
+        book: Book,
+        chains: SettlementChain,
+        rules: Mapping[ChainId, ChainRules],
+        settlement_rules: Mapping[ChainId, SettlementRules],
+        limits: Limits,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._now_ms = now_ms
+        self._limits = limits
+        self._line = FacilitatorLine(limits=limits)
+        self.answers = AnswerStore(database, sealer=sealer, limits=limits)
+        gas = GasStore(database)
+        facilitators = {
+            chain_id: RemoteFacilitator(one.facilitator, self._line)
+            for chain_id, one in settlement_rules.items()
+            if one.facilitator is not None
+        }
+        self.tank = GasTank(
+            rules=settlement_rules,
+            assets=[asset for one in rules.values() for asset in one.assets],
+            chains=chains,
+            gas=gas,
+            limits=limits,
+            clock=time.monotonic,
+            now_ms=now_ms,
+        )
+        self._follower = Follower(chains, tuple(rules))
+        self.settlement = Settlement(
+            book=book,
+            gas=gas,
+            chains=chains,
+            rules=rules,
+            tank=self.tank,
+            follower=self._follower,
+            facilitators=facilitators,
+            limits=limits,
+            now_ms=now_ms,
+        )
+        self._sweeper = Sweeper(
+            book=book,
+            gas=gas,
+            chains=chains,
+            rules=rules,
+            tank=self.tank,
+            facilitators=facilitators,
+            limits=limits,
+            now_ms=now_ms,
+        )
+
+    async def open(self) -> None:
+        await self._line.open()
+
+    async def close(self) -> None:
+        await self._line.close()
+
+    def start(self, chores: Chores) -> None:
+        """What has to run beside the calls."""
+        chores.start(self.tank.run())
+        chores.start(self._follower.run())
+        chores.every(self._limits.sweep_interval_s, self._sweep)
+        chores.every(PRUNE_INTERVAL_S, self._prune)
+
+    async def _sweep(self) -> None:
+        await self.settlement.mend()
+        await self._sweeper.run_once()
+
+    async def _prune(self) -> None:
+        await self.answers.prune(now_ms=self._now_ms())
+
+
+def make_challenger(secret_key: bytes, origin: PublicOrigin) -> Challenger:
+    """Every gateway of one public URL makes and knows the same challenges (MPP)."""
+    secret = hmac.digest(secret_key, b"tollway mpp challenge", "sha256")
+    return Challenger(secret=secret, realm=origin.authority)
