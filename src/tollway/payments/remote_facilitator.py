@@ -8,6 +8,7 @@ import json
 from typing import Any, Protocol
 
 import structlog
+from pydantic_core import from_json
 
 from tollway.errors import ChainUnavailable
 from tollway.identifiers import TxHash
@@ -69,8 +70,8 @@ class RemoteFacilitator:
         content = json.dumps(describe_payment(authorization, asset, timeout_s=timeout_s)).encode()
         answer = await self._line.post(f"{self._rules.url.rstrip('/')}/{verb}", content, headers=headers)
         try:
-            told = json.loads(answer)
-        except (ValueError, RecursionError) as exc:
+            told = from_json(answer, allow_inf_nan=False)  # it refuses deep nesting by itself
+        except ValueError as exc:
             raise ChainUnavailable("the facilitator gave no usable answer") from exc
         if not isinstance(told, dict):
             raise ChainUnavailable("the facilitator gave no usable answer")

@@ -1,0 +1,88 @@
+"""Waiting for receipts: many at once in one question, deep enough, through trouble."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tollway.chain.reader import ChainFacts
+from tollway.identifiers import TxHash, keccak256
+from tollway.payments.follower import Follower
+from tollway.testing.authorization_samples import CHAIN
+from tollway.testing.memory_chain import MemoryChain, Transaction
+from tollway.testing.settling_scene import TOKEN
+
+HASHES = [TxHash(keccak256(b"%d" % n)) for n in range(30)]
+
+
+def transaction(tx_hash: TxHash) -> Transaction:
+    return Transaction(tx_hash=tx_hash, sender=TOKEN, recipient=TOKEN)
+
+
+@pytest.fixture
+def chain() -> MemoryChain:
+    return MemoryChain(CHAIN)
+
+
+@pytest.fixture
+async def follower(chain: MemoryChain) -> AsyncIterator[Follower]:
+    follower = Follower(chain, (CHAIN,), pause_min_s=0.001, pause_max_s=0.002)
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(follower.run())
+        yield follower
+        running.cancel()
+
+
+async def rounds(chain: MemoryChain, count: int) -> None:
+    """Until so many more questions were asked."""
+    until = chain.asked["fetch_receipts", CHAIN] + count
+    async with asyncio.timeout(5):
+        while chain.asked["fetch_receipts", CHAIN] < until:
+            await asyncio.sleep(0)
+
+
+async def test_all_who_wait_share_one_question(chain: MemoryChain, follower: Follower) -> None:
+    chain.mine(CHAIN, *map(transaction, HASHES))
+    facts = await asyncio.gather(*(follower.wait_mined(CHAIN, one, depth=1) for one in HASHES))
+    assert [one.tx_hash for one in facts] == HASHES
+    assert chain.questions <= 2
+
+
+async def test_waits_for_depth_and_through_a_chain_that_is_away(
+    chain: MemoryChain, follower: Follower
+) -> None:
+    async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+        waiting = group.create_task(follower.wait_mined(CHAIN, HASHES[0], depth=2))
+        await rounds(chain, 2)
+        chain.mine(CHAIN, transaction(HASHES[0]))
+        await rounds(chain, 2)
+        assert not waiting.done()
+        chain.take_away(CHAIN)
+        chain.bury(CHAIN, 1)
+        await rounds(chain, 2)
+        assert not waiting.done()
+        chain.bring_back(CHAIN)
+    assert isinstance(waiting.result(), ChainFacts)
+
+
+async def test_nobody_waits_so_nothing_is_asked(chain: MemoryChain, follower: Follower) -> None:
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.005):
+            await follower.wait_mined(CHAIN, HASHES[0], depth=1)
+    await asyncio.sleep(0.005)
+    asked = chain.questions
+    await asyncio.sleep(0.01)
+    assert chain.questions == asked
+
+
+async def test_a_bug_in_one_answer_does_not_end_it(chain: MemoryChain, follower: Follower) -> None:
+    fetch = chain.fetch_receipts
+
+    async def fail(*_: object) -> object:
+        chain.fetch_receipts = fetch  # type: ignore[method-assign]  # the fake's own hook
+        raise RuntimeError("a bug")
+
+    chain.fetch_receipts = fail  # type: ignore[method-assign,assignment]  # the fake's own hook
+    chain.mine(CHAIN, transaction(HASHES[0]))
+    async with asyncio.timeout(5):
+        assert (await follower.wait_mined(CHAIN, HASHES[0], depth=1)).tx_hash == HASHES[0]

@@ -1,0 +1,172 @@
+"""What may be settled now: least price, ceiling, floor, budget, domain; and how the tank learns of it."""
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tollway.chain.reader import ContractAnswer
+from tollway.chain.tokens import compute_domain_separator
+from tollway.identifiers import ListingId
+from tollway.money import TokenDomain
+from tollway.payments.gas_tank import LOOKS_UNTIL_STALE
+from tollway.payments.settlement import Settled
+from tollway.testing.authorization_samples import CHAIN, USDC
+from tollway.testing.settling_scene import (
+    LISTING,
+    TOKEN,
+    SettlingScene,
+    facilitator_at,
+    make_gas_key,
+    settlement_rules,
+)
+
+KEY = make_gas_key().address
+
+
+def is_offered(scene: SettlingScene, units: int = 10_000, **asset: Any) -> bool:
+    return scene.tank.is_offered(replace(USDC, **asset), units, LISTING)
+
+
+async def test_offers_what_it_can_settle() -> None:
+    async with SettlingScene() as scene:
+        assert is_offered(scene)
+
+
+@pytest.mark.parametrize(("units", "offered"), [(1_000, True), (999, False)])
+async def test_a_price_below_the_least_is_not_worth_its_gas(units: int, offered: bool) -> None:
+    async with SettlingScene() as scene:
+        assert is_offered(scene, units) is offered
+
+
+async def test_only_tokens_that_take_authorisations_on_networks_with_a_key() -> None:
+    async with SettlingScene() as scene:
+        assert not is_offered(scene, domain=None)
+        assert not is_offered(scene, token=None)
+        assert not is_offered(scene, chain_id=1)
+    async with SettlingScene(rules=settlement_rules(gas_keys=())) as scene:
+        assert not is_offered(scene)
+
+
+@pytest.mark.parametrize(("base_fee_wei", "offered"), [(10**9 - 10**6, True), (10**9, False)])
+async def test_gas_above_the_ceiling_withdraws_the_rail(base_fee_wei: int, offered: bool) -> None:
+    async with SettlingScene() as scene:
+        scene.chain.set_fees(CHAIN, base_fee_wei=base_fee_wei, tip_wei=10**6)
+        await scene.tank.refresh()
+        assert is_offered(scene) is offered
+
+
+async def test_a_key_below_its_floor_withdraws_the_rail_and_still_settles_what_is_claimed() -> None:
+    async with SettlingScene() as scene:
+        call = await scene.claim()
+        scene.chain.fill_tank(CHAIN, KEY, 10**15 - 1)
+        await scene.tank.refresh()
+        assert not is_offered(scene)
+        assert isinstance(await scene.settlement.settle(call.order()), Settled)
+        scene.chain.fill_tank(CHAIN, KEY, 10**16)
+        await scene.tank.refresh()
+        assert is_offered(scene)
+
+
+async def test_a_listing_has_a_budget_of_its_own_for_a_day() -> None:
+    gas_price = 2 * 10**7 + 10**6
+    async with SettlingScene(rules=settlement_rules(listing_budget_wei=60_000 * gas_price)) as scene:
+        assert is_offered(scene)
+        assert isinstance(await scene.settlement.settle((await scene.claim()).order()), Settled)
+        assert not is_offered(scene)  # by what it may cost at most
+        assert scene.tank.is_offered(USDC, 10_000, ListingId("api_2"))
+        await scene.tank.refresh()
+        assert is_offered(scene)  # by what it did cost
+        assert await scene.gas.gas_spent_wei(CHAIN, LISTING, since_ms=0) == 60_000 * (10**7 + 10**6)
+
+
+async def test_a_budget_that_another_gateway_has_spent_is_seen_at_the_next_look() -> None:
+    async with SettlingScene(rules=settlement_rules(listing_budget_wei=1)) as scene, scene.another() as other:
+        assert is_offered(other)
+        assert isinstance(await scene.settlement.settle((await scene.claim()).order()), Settled)
+        await other.tank.refresh()
+        assert not is_offered(other)
+        other.pass_time(86_401)
+        await other.tank.refresh()
+        assert is_offered(other)
+
+
+async def test_nothing_is_offered_on_old_knowledge() -> None:
+    async with SettlingScene() as scene:
+        scene.chain.take_away(CHAIN)
+        scene.pass_time(LOOKS_UNTIL_STALE * scene.limits.gas_refresh_s)
+        await scene.tank.refresh()
+        assert is_offered(scene)
+        scene.pass_time(1)
+        assert not is_offered(scene)
+        assert scene.tank.quote(CHAIN) is None
+        scene.chain.bring_back(CHAIN)
+        await scene.tank.refresh()
+        assert is_offered(scene)
+
+
+async def test_nothing_is_offered_before_the_first_look() -> None:
+    assert not is_offered(SettlingScene())
+
+
+async def test_a_refused_key_is_left_alone_until_the_next_look() -> None:
+    async with SettlingScene() as scene:
+        scene.tank.note_trouble(CHAIN, KEY)
+        assert not is_offered(scene)
+        assert scene.tank.choose_lane(CHAIN, is_claimed=True) is None
+        await scene.tank.refresh()
+        assert is_offered(scene)
+
+
+@pytest.mark.parametrize(
+    ("domain", "offered"),
+    [(USDC.domain, True), (TokenDomain(name="USD Coin", version="2"), False), (None, True)],
+)
+async def test_a_token_with_another_domain_is_not_offered(domain: TokenDomain | None, offered: bool) -> None:
+    """None: the token does not tell, so the settings are believed."""
+    payload = b"" if domain is None else compute_domain_separator(domain, chain_id=CHAIN, token=TOKEN)
+    scene = SettlingScene()
+    scene.chain.deploy(CHAIN, TOKEN, lambda calldata: ContractAnswer(reverted=False, payload=payload))
+    async with scene:
+        assert is_offered(scene) is offered
+
+
+async def test_the_lane_starts_where_the_chain_has_got_to() -> None:
+    async with SettlingScene() as used:
+        assert isinstance(await used.settlement.settle((await used.claim()).order()), Settled)
+        async with SettlingScene(chain=used.chain) as scene:  # new books, an old key
+            call = await scene.claim(scene.payer(nonce=b"\x09" * 32))
+            assert isinstance(await scene.settlement.settle(call.order()), Settled)
+            (attempt,) = await scene.book.attempts_of(call.claim.call_id)
+            assert attempt.nonce == 1
+
+
+async def test_mined_nonces_are_closed_when_a_reorganisation_is_unlikely() -> None:
+    async with SettlingScene() as scene:
+        assert isinstance(await scene.settlement.settle((await scene.claim()).order()), Settled)
+        await scene.tank.refresh()
+        assert len(await scene.gas.open_attempts(CHAIN, KEY, limit=9)) == 1
+        for _ in range(4):
+            await scene.tank.refresh()
+        assert await scene.gas.open_attempts(CHAIN, KEY, limit=9) == ()
+
+
+async def test_a_facilitator_pays_its_own_gas() -> None:
+    async with SettlingScene(rules=settlement_rules(gas_keys=(), facilitator=facilitator_at())) as scene:
+        assert is_offered(scene)
+        assert not is_offered(scene, 999)
+
+
+async def test_it_looks_again_soon_after_trouble_and_through_failures() -> None:
+    async with SettlingScene() as scene:
+        scene.gas.away = True
+        looks = scene.chain.asked["fetch_fees", CHAIN]
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(scene.tank.run())
+            while scene.chain.asked["fetch_fees", CHAIN] == looks:
+                await asyncio.sleep(0)
+            running.cancel()
+        scene.gas.away = False
+        await scene.tank.refresh()
+        assert is_offered(scene)

@@ -1,0 +1,70 @@
+"""The transaction that carries an authorisation: what is in it, and what it may cost."""
+
+import pytest
+
+from tollway.chain.reader import Fees
+from tollway.identifiers import CallId
+from tollway.payments.settlement_signing import (
+    Carriage,
+    FeeOffer,
+    bump_fee,
+    encode_call,
+    limit_gas,
+    offer_fee,
+    read_offer,
+    sign_attempt,
+)
+from tollway.testing.authorization_samples import CHAIN, Payer
+from tollway.testing.memory_transfers import parse_authorized_transfer, parse_sent
+from tollway.testing.settling_scene import LISTING, TOKEN, make_gas_key
+
+GWEI = 10**9
+
+
+def fees(base_gwei: float, tip_gwei: float) -> Fees:
+    return Fees(chain_id=CHAIN, base_fee_wei=round(base_gwei * GWEI), tip_wei=round(tip_gwei * GWEI))
+
+
+def test_an_attempt_is_made_of_the_signed_fields_and_nothing_else() -> None:
+    authorization = Payer().authorize()
+    carriage = Carriage(authorization=authorization, call_id=CallId("c"), listing_id=LISTING, gas=90_000)
+    offer = FeeOffer(max_fee_wei=3 * GWEI, tip_wei=GWEI)
+    attempt = sign_attempt(carriage, make_gas_key(), nonce=4, offer=offer, now_ms=5)
+    sent = parse_sent(attempt.raw)
+    assert (sent.sender, sent.nonce, sent.recipient) == (make_gas_key().address, 4, TOKEN)
+    assert (sent.gas, sent.max_fee_wei, sent.tip_wei) == (90_000, 3 * GWEI, GWEI)
+    assert sent.calldata == encode_call(authorization)
+    assert sent.tx_hash == attempt.tx_hash
+    assert attempt.fee_max_wei == 90_000 * 3 * GWEI
+    transfer = parse_authorized_transfer(sent.calldata)
+    assert transfer is not None
+    assert (transfer.payer, transfer.payee, transfer.base_units) == (
+        authorization.payer,
+        authorization.payee,
+        authorization.base_units,
+    )
+    assert read_offer(attempt) == (offer, 90_000)
+
+
+@pytest.mark.parametrize(("estimate", "limit"), [(60_000, 90_000), (400_000, 300_000)])
+def test_gas_is_the_estimate_and_a_margin_within_the_maximum(estimate: int, limit: int) -> None:
+    assert limit_gas(estimate, gas_max=300_000) == limit
+
+
+@pytest.mark.parametrize(
+    ("base", "tip", "max_fee", "offered_tip"), [(1, 0.5, 2.5, 0.5), (4, 1, 5, 1), (0.1, 9, 5, 5)]
+)
+def test_an_offer_never_goes_above_the_ceiling(
+    base: float, tip: float, max_fee: float, offered_tip: float
+) -> None:
+    offer = offer_fee(fees(base, tip), price_max_wei=5 * GWEI)
+    assert offer == FeeOffer(max_fee_wei=round(max_fee * GWEI), tip_wei=round(offered_tip * GWEI))
+
+
+def test_a_bump_raises_both_by_an_eighth_at_least() -> None:
+    earlier = FeeOffer(max_fee_wei=8 * GWEI, tip_wei=GWEI)
+    bumped = bump_fee(earlier, fees(1, 0.1), price_max_wei=20 * GWEI)
+    assert bumped == FeeOffer(max_fee_wei=9 * GWEI + 1, tip_wei=GWEI * 9 // 8 + 1)
+    assert bump_fee(earlier, fees(1, 0.1), price_max_wei=9 * GWEI) is None
+    risen = bump_fee(earlier, fees(9, 2), price_max_wei=50 * GWEI)
+    assert risen == FeeOffer(max_fee_wei=20 * GWEI, tip_wei=2 * GWEI)
