@@ -254,7 +254,7 @@ def test_a_receipt_speaks_the_dialect_that_paid() -> None:
 
 
 def test_extensions_ride_on_version_2_alone() -> None:
-    extra = {"offer-receipt": {"info": {}, "schema": {}}}
+    extra: dict[str, Any] = {"offer-receipt": {"info": {}, "schema": {}}}
     assert receipt(Dialect.X402_V2, extensions=extra)[1]["extensions"] == extra
     assert "extensions" not in receipt(Dialect.X402_V1, extensions=extra)[1]
     assert "challengeId" not in receipt(Dialect.MPP, challenge_id="")[1]

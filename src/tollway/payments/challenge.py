@@ -6,6 +6,7 @@ proxies refuse large ones; what a client can do without goes first.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from tollway.identifiers import Address, ChainId, TxHash, format_network
@@ -116,16 +117,21 @@ def _fit(
 
 
 def _shrinks(draft: _Draft) -> Iterator[Callable[[_Draft], _Draft]]:
-    """What goes first is what a client misses least."""
+    """What goes first is what a client misses least; of the extensions the largest."""
     yield lambda d: replace(d, extensions={name: _without_details(ext) for name, ext in d.extensions.items()})
     yield lambda d: replace(d, resource=replace(d.resource, tags=()))
     yield lambda d: replace(d, resource=_describe_shortly(d.resource, _DESCRIPTION_SHORT))
-    yield lambda d: replace(d, extensions={})
+    for name in sorted(draft.extensions, key=lambda one: -len(encode_object(dict(draft.extensions[one])))):
+        yield partial(_without_extension, name)
     for _ in draft.requirements[1:]:
         yield lambda d: replace(d, requirements=d.requirements[:-1])
     yield lambda d: replace(d, resource=replace(d.resource, url=d.resource.url.partition("?")[0]))
     # A path of kilobytes: its beginning still names the listing.
     yield lambda d: replace(d, resource=replace(d.resource, url=d.resource.url[:_PATH_KEPT]))
+
+
+def _without_extension(name: str, draft: _Draft) -> _Draft:
+    return replace(draft, extensions={one: ext for one, ext in draft.extensions.items() if one != name})
 
 
 def _describe_shortly(resource: Resource, length_max: int) -> Resource:

@@ -1,0 +1,119 @@
+"""Signed offers and receipts (x402 extension `offer-receipt`, format `eip712`): what a gateway signs to stand by its word.
+
+An offer says that this resource is sold at this price until then; a receipt, that it was paid and delivered. Pure: the key
+is not here, a `Sign` is handed in. Source: the x402 extension `offer-receipt`, version 1; its domains name chain 1 whatever
+the network of the payment.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tollway.identifiers import Address, ChainId, TxHash, format_network, keccak256
+from tollway.payments.requirement import Requirement
+from tollway.payments.x402 import SCHEME
+
+OFFER_RECEIPT = "offer-receipt"
+_VERSION = 1
+
+Sign = Callable[[bytes], bytes]
+"""A 32-byte digest -> 65 bytes r || s || v with v 27 or 28, by the gateway's published key."""
+
+_OFFER_FIELDS = {
+    "version": "uint256",
+    "resourceUrl": "string",
+    "scheme": "string",
+    "network": "string",
+    "asset": "string",
+    "payTo": "string",
+    "amount": "string",
+    "validUntil": "uint256",
+}
+_RECEIPT_FIELDS = {
+    "version": "uint256",
+    "network": "string",
+    "resourceUrl": "string",
+    "payer": "string",
+    "issuedAt": "uint256",
+    "transaction": "string",
+}
+_DOMAIN_TYPE = keccak256(b"EIP712Domain(string name,string version,uint256 chainId)")
+
+
+def sign_offers(
+    requirements: Sequence[Requirement], *, resource_url: str, now_s: float, valid_s: int, sign: Sign
+) -> dict[str, Any]:
+    """The extension of a 402: an offer for each requirement, in the order of `accepts`. `valid_s`: for how long the
+    price is sure to count."""
+    offers = []
+    for index, requirement in enumerate(requirements):
+        offer: dict[str, str | int] = {
+            "version": _VERSION,
+            "resourceUrl": resource_url,
+            "scheme": SCHEME,
+            "network": requirement.network,
+            "asset": str(requirement.asset.token),
+            "payTo": str(requirement.pay_to),
+            "amount": str(requirement.base_units),
+            "validUntil": int(now_s) + valid_s,
+        }
+        signature = sign(offer_digest(offer))
+        offers.append(
+            {
+                "format": "eip712",
+                "acceptIndex": index,
+                "payload": offer,
+                "signature": "0x" + signature.hex(),
+            }
+        )
+    return {"info": {"offers": offers}, "schema": _schema("offers", {"type": "array"})}
+
+
+def sign_receipt(
+    *,
+    resource_url: str,
+    network_chain_id: ChainId,
+    payer: Address,
+    transaction: TxHash,
+    now_s: float,
+    sign: Sign,
+) -> dict[str, Any]:
+    """The extension of a settlement response."""
+    receipt: dict[str, str | int] = {
+        "version": _VERSION,
+        "network": format_network(network_chain_id),
+        "resourceUrl": resource_url,
+        "payer": str(payer),
+        "issuedAt": int(now_s),
+        "transaction": str(transaction),
+    }
+    signed = {
+        "format": "eip712",
+        "payload": receipt,
+        "signature": "0x" + sign(receipt_digest(receipt)).hex(),
+    }
+    return {"info": {"receipt": signed}, "schema": _schema("receipt", {"type": "object"})}
+
+
+def offer_digest(offer: dict[str, str | int]) -> bytes:
+    """What is signed of an offer: EIP-712 `Offer` under the domain `x402 offer`."""
+    return _digest("x402 offer", "Offer", _OFFER_FIELDS, offer)
+
+
+def receipt_digest(receipt: dict[str, str | int]) -> bytes:
+    """What is signed of a receipt: EIP-712 `Receipt` under the domain `x402 receipt`."""
+    return _digest("x402 receipt", "Receipt", _RECEIPT_FIELDS, receipt)
+
+
+def _digest(domain: str, name: str, fields: dict[str, str], values: dict[str, str | int]) -> bytes:
+    described = ",".join(f"{kind} {field}" for field, kind in fields.items())
+    words = [keccak256(f"{name}({described})".encode()), *(_encode(values[field]) for field in fields)]
+    separator = keccak256(_DOMAIN_TYPE + _encode(domain) + _encode("1") + _encode(1))
+    return keccak256(b"\x19\x01" + separator + keccak256(b"".join(words)))
+
+
+def _encode(value: str | int) -> bytes:
+    return value.to_bytes(32, "big") if isinstance(value, int) else keccak256(value.encode())
+
+
+def _schema(name: str, kind: dict[str, str]) -> dict[str, Any]:
+    return {"type": "object", "properties": {name: kind}, "required": [name]}
