@@ -165,11 +165,19 @@ def test_compares_with_the_most_that_is_allowed(text: str, code: Code | None) ->
     assert code_of(check_price_max(call(tollway_max_price=text), due.price, due.asset)) is code
 
 
-MAY_ASK = {Code.PAYMENT_REQUIRED, Code.PAYMENT_INSUFFICIENT, Code.PAYMENT_VERIFICATION_FAILED}
+MAY_ASK = {
+    Code.PAYMENT_REQUIRED,
+    Code.PAYMENT_MALFORMED,
+    Code.PAYMENT_EXPIRED,
+    Code.PAYMENT_METHOD_UNSUPPORTED,
+    Code.PAYMENT_SETTLEMENT_FAILED,
+    Code.PAYMENT_INSUFFICIENT,
+    Code.PAYMENT_VERIFICATION_FAILED,
+}
 
 
 @pytest.mark.parametrize("code", list(Code))
-def test_terms_go_with_the_three_codes_that_may_ask_for_money(code: Code) -> None:
+def test_terms_go_with_the_seven_codes_that_may_ask_for_money(code: Code) -> None:
     declined = decline(Problem(code=code, detail=""), OFFER)
     assert (declined.offer is OFFER) == (code in MAY_ASK)
 

@@ -385,8 +385,8 @@ async def test_a_402_carries_every_number_needed_to_pay(gate: SmallGateway) -> N
     terms = answer.problem["payment"]
     assert (terms["amount"], terms["currency"]) == ("0.01", "USDC")
     assert terms["expiresAt"] == "2027-01-15T08:10:00.000Z"
-    (option,) = terms["options"]
-    assert option == {
+    tx, x402 = terms["options"]
+    assert tx == {
         "rail": "tx",
         "network": "eip155:84532",
         "chainId": 84532,
@@ -398,6 +398,15 @@ async def test_a_402_carries_every_number_needed_to_pay(gate: SmallGateway) -> N
         "payTo": str(PAY_TO),
         "confirmations": 1,
         "headers": ["X-Payment-Tx", "X-Signature"],
+    }
+    numbers = {name: tx[name] for name in tx if name not in ("rail", "confirmations", "headers")}
+    assert x402 == {
+        "rail": "x402",
+        "version": 2,
+        "header": "PAYMENT-SIGNATURE",
+        "maxTimeoutSeconds": 65,
+        "extra": {"name": "USDC", "version": "2"},
+        **numbers,
     }
 
 

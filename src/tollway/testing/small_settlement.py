@@ -16,6 +16,7 @@ from tollway.payments.gas_tank import GasTank
 from tollway.payments.mpp import Challenger
 from tollway.payments.settlement import Settlement
 from tollway.payments.settlement_rules import SettlementRules
+from tollway.payments.sweeper import Sweeper
 from tollway.testing.memory_answers import MemoryAnswers
 from tollway.testing.memory_book import MemoryBook
 from tollway.testing.memory_chain import MemoryChain
@@ -61,6 +62,16 @@ class SmallSettlement:
             rules=chains,
             tank=self.tank,
             follower=self.follower,
+            facilitators={},
+            limits=limits,
+            now_ms=now_ms,
+        )
+        self.sweeper = Sweeper(
+            book=book,
+            gas=self.gas,
+            chains=self.street,
+            rules=chains,
+            tank=self.tank,
             facilitators={},
             limits=limits,
             now_ms=now_ms,
