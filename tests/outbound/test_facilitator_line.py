@@ -1,0 +1,86 @@
+"""The line to a facilitator: bounded in time and size, straight, and silent about what went wrong."""
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+
+from tollway.errors import ChainUnavailable
+from tollway.limits import DEFAULT_LIMITS, KIB
+from tollway.outbound.facilitator_line import FacilitatorLine
+from tollway.testing.loopback import LoopbackUpstream, hang_up, plain, run_upstream, say_nothing
+
+HEADERS = (("Authorization", "Bearer hush"),)
+
+
+@pytest.fixture
+async def upstream() -> AsyncIterator[LoopbackUpstream]:
+    async with run_upstream() as upstream:
+        yield upstream
+
+
+@pytest.fixture
+async def line() -> AsyncIterator[FacilitatorLine]:
+    limits = replace(DEFAULT_LIMITS, facilitator_deadline_s=0.2, facilitator_answer_bytes_max=KIB)
+    line = FacilitatorLine(limits=limits)
+    await line.open()
+    yield line
+    await line.close()
+
+
+async def test_asks_in_json_with_the_given_headers(line: FacilitatorLine, upstream: LoopbackUpstream) -> None:
+    upstream.answer = plain(b'{"isValid": true}')
+    assert await line.post(upstream.url + "/verify", b"{}", headers=HEADERS) == b'{"isValid": true}'
+    (arrived,) = upstream.arrived
+    assert (arrived.method, arrived.target, bytes(arrived.body)) == ("POST", "/verify", b"{}")
+    assert arrived.find("Authorization") == "Bearer hush"
+    assert arrived.find("Content-Type") == "application/json"
+
+
+async def test_a_refusal_has_a_body_too(line: FacilitatorLine, upstream: LoopbackUpstream) -> None:
+    upstream.answer = plain(b'{"success": false}', status=402)
+    assert await line.post(upstream.url, b"{}", headers=()) == b'{"success": false}'
+
+
+async def test_follows_no_redirect_and_keeps_no_cookie(
+    line: FacilitatorLine, upstream: LoopbackUpstream
+) -> None:
+    upstream.answer = plain(b"", status=307, headers=(f"Location: {upstream.url}/there", "Set-Cookie: a=b"))
+    assert await line.post(upstream.url + "/here", b"{}", headers=()) == b""
+    assert await line.post(upstream.url + "/here", b"{}", headers=()) == b""
+    assert [arrived.target for arrived in upstream.arrived] == ["/here", "/here"]
+    assert upstream.arrived[1].find("Cookie") is None
+
+
+async def test_uses_no_proxy_of_the_environment(
+    line: FacilitatorLine, upstream: LoopbackUpstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    assert await line.post(upstream.url, b"{}", headers=()) == b"ok"
+
+
+@pytest.mark.parametrize("size", [KIB, KIB + 1])
+async def test_an_answer_has_a_maximum(line: FacilitatorLine, upstream: LoopbackUpstream, size: int) -> None:
+    upstream.answer = plain(b"x" * size)
+    if size == KIB:
+        assert len(await line.post(upstream.url, b"{}", headers=())) == KIB
+        return
+    with pytest.raises(ChainUnavailable):
+        await line.post(upstream.url, b"{}", headers=())
+
+
+@pytest.mark.parametrize("answer", [hang_up, say_nothing])
+async def test_one_that_does_not_answer_is_away_and_was_asked_once(
+    line: FacilitatorLine, upstream: LoopbackUpstream, answer: object
+) -> None:
+    upstream.answer = answer  # type: ignore[assignment]  # one of the answerers
+    with pytest.raises(ChainUnavailable) as told:
+        await line.post(upstream.url, b"{}", headers=HEADERS)
+    assert len(upstream.arrived) == 1
+    assert "hush" not in str(told.value)
+    assert upstream.url not in str(told.value)
+
+
+async def test_nobody_there_is_away(line: FacilitatorLine) -> None:
+    with pytest.raises(ChainUnavailable):
+        await line.post("http://127.0.0.1:9/verify", b"{}", headers=())
