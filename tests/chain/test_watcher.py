@@ -10,13 +10,14 @@ from tollway.chain.rules import ChainRules
 from tollway.chain.watcher import Watcher
 from tollway.errors import StorageUnavailable
 from tollway.identifiers import Address, ChainId, TxHash, keccak256
+from tollway.ledger.authorization import Authorization, SettledTransfer
 from tollway.ledger.book import Claimed
 from tollway.ledger.call import CallState, NewPayment, Payment, PaymentState
 from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.money import Asset
-from tollway.testing.book_samples import claim_on, close_of
+from tollway.testing.book_samples import attempt_of, authorization_of, authorized_claim, claim_on, close_of
 from tollway.testing.memory_book import MemoryBook
-from tollway.testing.memory_chain import MemoryChain, Transaction, transfer_log
+from tollway.testing.memory_chain import MemoryChain, Transaction, authorization_log, transfer_log
 
 CHAIN, OTHER, UNKNOWN = ChainId(84532), ChainId(10), ChainId(5)
 PAYER, PAYEE, TOKEN = (Address(bytes([n]) * 20) for n in (1, 2, 3))
@@ -98,10 +99,74 @@ class Watch:
         assert isinstance(claimed, Claimed)
         await self.book.close(close_of(claim, CallState.CONSUMED))
 
+    def settlement(self, authorization: Authorization, name: str = "settled", **fields: Any) -> Transaction:
+        used = authorization_log(TOKEN, PAYER, authorization.nonce)
+        logs = (used, transfer_log(TOKEN, PAYER, PAYEE, authorization.base_units))
+        return self.transaction(name, **{"logs": logs, "sender": PAYEE, **fields})
+
+    async def settle(self, units: int = 10) -> tuple[Payment, Authorization]:
+        """A call paid by an authorisation that was settled one block deep."""
+        authorization = authorization_of(units, token=TOKEN, payer=PAYER, payee=PAYEE)
+        claim = authorized_claim(authorization)
+        assert isinstance(await self.book.claim(claim), Claimed)
+        closing = close_of(claim, CallState.SETTLING)
+        await self.book.settle(closing, attempt=attempt_of(claim), digest=None)
+        transaction = self.settlement(authorization)
+        block = self.chain.mine(CHAIN, transaction)
+        transfer = SettledTransfer(
+            tx_hash=transaction.tx_hash,
+            block_number=block.number,
+            block_hash=block.block_hash,
+            block_time=block.time,
+        )
+        await self.book.conclude(
+            claim.call_id, epoch=1, transfer=transfer, is_adrift=False, now_ms=self.now_ms()
+        )
+        (payment,) = await self.book.find_payments(transaction.tx_hash)
+        return payment, authorization
+
 
 @pytest.fixture
 def watch() -> Watch:
     return Watch()
+
+
+async def test_a_settled_payment_becomes_final_like_any_other(watch) -> None:
+    payment, _ = await watch.settle()
+    assert payment.is_authorized
+    watch.chain.bury(CHAIN, 3)
+    await watch.check()
+    assert await watch.state(payment) is PaymentState.FINAL
+
+
+async def test_a_settled_payment_that_leaves_the_chain_is_a_debt_until_it_is_mined_again(watch) -> None:
+    payment, authorization = await watch.settle()
+    watch.chain.reorg(CHAIN, 1)
+    await watch.check(2)
+    assert await watch.state(payment) is PaymentState.GONE
+    assert [debt.units for debt in await watch.book.debts(PAYER)] == [10]
+    watch.chain.mine(CHAIN, watch.settlement(authorization))
+    watch.chain.bury(CHAIN, 1)
+    await watch.check()
+    found = await watch.read(payment)
+    assert (found.state, found.value_units, found.taken_units) == (PaymentState.UNFINAL, 10, 10)
+    assert await watch.book.debts(PAYER) == ()
+    assert (await watch.book.audit()).is_balanced
+
+
+async def test_a_settled_payment_does_not_stand_by_a_transfer_that_nobody_authorised(watch) -> None:
+    payment, _ = await watch.settle()
+    watch.chain.reorg(CHAIN, 1, watch.transaction("settled"))
+    await watch.check(2)
+    assert await watch.state(payment) is PaymentState.GONE
+
+
+async def test_a_transfer_payment_does_not_stand_by_an_authorised_one(watch) -> None:
+    payment = await watch.record("tx")
+    logs = (authorization_log(TOKEN, PAYER), transfer_log(TOKEN, PAYER, PAYEE, 10))
+    watch.chain.reorg(CHAIN, 1, watch.transaction("tx", logs=logs))
+    await watch.check(2)
+    assert await watch.state(payment) is PaymentState.GONE
 
 
 async def test_a_payment_becomes_final_when_its_block_is(watch) -> None:

@@ -55,6 +55,7 @@ async def check_against(referee: AsyncWeb3, facts: ChainFacts) -> None:
         head_number=head["number"],
         head_time=head["timestamp"],
         finalized_number=final["number"],
+        fee_wei=receipt["gasUsed"] * receipt["effectiveGasPrice"],
     )
     assert [(str(log.address), log.topics, log.payload, log.removed) for log in facts.logs] == [
         (log["address"], tuple(bytes(topic) for topic in log["topics"]), bytes(log["data"]), log["removed"])
