@@ -190,7 +190,7 @@ def test_even_the_longest_path_fits() -> None:
     assert content["resource"]["url"].startswith("https://gw.example.com/xxx")
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(
     st.builds(
         Resource,

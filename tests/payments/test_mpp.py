@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tollway.errors import Code, Refusal
@@ -188,6 +188,7 @@ JSON = st.recursive(
 NAMES = ("id", "realm", "method", "intent", "request", "expires", "opaque", "digest", "header")
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(NAMES), JSON), st.dictionaries(st.text(max_size=8), JSON))
 def test_nothing_raises_anything_but_a_refusal(challenge: Content, payload: Content) -> None:
     content = Payer(valid_after=1).credential()
@@ -199,6 +200,7 @@ def test_nothing_raises_anything_but_a_refusal(challenge: Content, payload: Cont
         return
 
 
+@settings(deadline=None)
 @given(st.integers(0, 4_000_000_000))
 def test_moments_are_read_as_they_are_written(seconds: int) -> None:
     assert parse_moment(format_moment(seconds)) == seconds
