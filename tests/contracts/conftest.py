@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
+import os
 import shutil
 import tempfile
 import warnings
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -16,11 +18,16 @@ import pytest
 from sqlalchemy import make_url
 
 from tollway.limits import DEFAULT_LIMITS
+from tollway.storage.answer_store import AnswerStore
 from tollway.storage.book_store import BookStore
 from tollway.storage.database import Database, connect_database
+from tollway.storage.gas_store import GasStore
 from tollway.storage.migrate import upgrade
+from tollway.storage.sealer import Sealer
 from tollway.testing.book_samples import NOW_MS
+from tollway.testing.memory_answers import MemoryAnswers
 from tollway.testing.memory_book import MemoryBook
+from tollway.testing.memory_gas import MemoryGas
 
 _NUMBERS = count(1)
 
@@ -125,6 +132,23 @@ class Books:
         self._stores[owner_id] = store, asyncio.get_running_loop().create_task(store.run())
         await store.open()
         return store
+
+    def gas(self) -> Any:
+        """The lanes of the gas keys, of whichever gateway."""
+        return GasStore(self.database) if self.database is not None else MemoryGas(self._memory.rows)
+
+    def answers(self, **limits: Any) -> Any:
+        """Stored answers, of whichever gateway, sealed with the house's key."""
+        kept = replace(DEFAULT_LIMITS, **limits)
+        if self.database is None:
+            return MemoryAnswers(self._memory.rows, limits=kept)
+        return AnswerStore(self.database, sealer=Sealer(b"\x07" * 32, entropy=os.urandom), limits=kept)
+
+    @property
+    def _memory(self) -> MemoryBook:
+        if self._first is None:
+            self._first = MemoryBook(now_ms=self.clock, owner_id="one")
+        return self._first
 
     def _stores_of_memory(self, owner_id: str) -> bool:
         assert self._first is not None

@@ -56,6 +56,9 @@ class Rail(StrEnum):
     MPP = "mpp"  # the same in another dress
 
 
+AUTHORIZED_RAILS = frozenset({Rail.X402, Rail.MPP})
+
+
 class Delivery(StrEnum):
     """How much of the answer reached the caller."""
 

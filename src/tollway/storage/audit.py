@@ -7,7 +7,7 @@ from sqlalchemy import BigInteger, Connection, and_, case, cast, func, literal, 
 
 from tollway.identifiers import CallId, TxHash
 from tollway.ledger.book import AuditReport
-from tollway.ledger.call import TAKING, CallState
+from tollway.ledger.call import AUTHORIZED_RAILS, TAKING, CallState
 from tollway.storage.book_tables import call_table, payment_table, topup_table
 
 LINES_MAX = 1_000
@@ -60,7 +60,10 @@ def _wrong_calls(connection: Connection) -> Iterator[str]:
     columns = call_table.c
     held = columns.taken_units + func.coalesce(helped.c.units, 0)
     is_taking = columns.state.in_([state.value for state in TAKING])
+    is_authorized = columns.rail.in_([rail.value for rail in AUTHORIZED_RAILS])
+    is_ended = columns.state.in_([CallState.CONSUMED.value, CallState.REORGED.value])
     is_right = case(
+        (columns.payment_id.is_(None), and_(held == 0, ~is_ended)),  # nothing moved for it yet
         (is_taking, held == columns.price_units),
         (columns.state == CallState.RELEASED.value, held == 0),
         else_=and_(held >= 0, held < columns.price_units),
@@ -68,7 +71,7 @@ def _wrong_calls(connection: Connection) -> Iterator[str]:
     query = (
         select(columns.id, columns.state, columns.price_units, held.label("held"))
         .select_from(call_table.outerjoin(helped, helped.c.key == columns.id))
-        .where(columns.payment_id.is_not(None), is_right == literal(False))
+        .where(or_(columns.payment_id.is_not(None), is_authorized), is_right == literal(False))
         .order_by(columns.id)
         .limit(LINES_MAX)
     )

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Select, bindparam, delete, insert, select, up
 
 from tollway.errors import StorageUnavailable
 from tollway.identifiers import CallId
-from tollway.ledger.call import CallState, Payment, PaymentState, is_move_allowed
+from tollway.ledger.call import AUTHORIZED_RAILS, CallState, Payment, PaymentState, is_move_allowed
 from tollway.ledger.claims import Debit
 from tollway.ledger.parts import Parts, held_after
 from tollway.storage.book_rows import parse_payment
@@ -36,6 +36,11 @@ class LockedCall:
     payment_id: int | None
     price_units: int
     parts: Parts
+
+    @property
+    def is_unpaid(self) -> bool:
+        """An authorisation is to pay it, and has not."""
+        return self.payment_id is None and self.rail in AUTHORIZED_RAILS
 
 
 class BookPage:
@@ -110,7 +115,7 @@ class BookPage:
                 call_table.c.epoch == bindparam("at_epoch"),
             )
             values: dict[str, object] = {name: bindparam(name) for name in sorted(names)}
-            _check_count(self._connection.execute(statement.values(values), rows).rowcount, len(rows))
+            check_count(self._connection.execute(statement.values(values), rows).rowcount, len(rows))
 
     def write_debits(self, debits: Iterable[Debit]) -> None:
         """Writes what claims took, one change for each payment; assigned from the locked row, because a relative
@@ -130,7 +135,7 @@ class BookPage:
         values: dict[str, object] = {
             name: bindparam(name) for name in ("taken_units", "calls", "is_plain_ended")
         }
-        _check_count(self._connection.execute(_AT_BALANCE.values(values), rows).rowcount, len(rows))
+        check_count(self._connection.execute(_AT_BALANCE.values(values), rows).rowcount, len(rows))
         self._taken_before.update({debit.payment_id: debit.taken_units for debit in debits})
 
     def _write_balances(self) -> None:
@@ -141,7 +146,7 @@ class BookPage:
         ]
         if rows:
             values: dict[str, object] = {"taken_units": bindparam("taken_units")}
-            _check_count(self._connection.execute(_AT_BALANCE.values(values), rows).rowcount, len(rows))
+            check_count(self._connection.execute(_AT_BALANCE.values(values), rows).rowcount, len(rows))
             self._taken_before = {key: payment.taken_units for key, payment in self.payments.items()}
 
     def _write_parts(self) -> None:
@@ -243,7 +248,7 @@ def _with_taken(payment: Payment, taken_units: int) -> Payment:
     return replace(payment, taken_units=taken_units, value_units=value)
 
 
-def _check_count(found: int, expected: int) -> None:
+def check_count(found: int, expected: int) -> None:
     """Where the driver counts rows (-1: it does not), a change that missed its row rolls the transaction back."""
     if found not in (-1, expected):
         raise StorageUnavailable("a locked row was changed by somebody else")

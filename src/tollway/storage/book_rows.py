@@ -27,6 +27,7 @@ def parse_payment(row: Row[Any]) -> Payment:
         is_plain_ended=row.is_plain_ended,
         is_held=row.is_held,
         calls=row.calls,
+        is_authorized=row.is_authorized,
     )
 
 

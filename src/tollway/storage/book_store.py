@@ -15,7 +15,8 @@ from typing import TypeVar
 import structlog
 
 from tollway.errors import StorageUnavailable
-from tollway.identifiers import Address, CallId, TxHash
+from tollway.identifiers import CallId, TxHash
+from tollway.ledger.authorization import AuthorizedCall, SettledTransfer, SettlementAttempt
 from tollway.ledger.book import (
     AuditReport,
     Claim,
@@ -23,22 +24,29 @@ from tollway.ledger.book import (
     ClaimOutcome,
     Close,
     Closed,
-    Debt,
     Fenced,
     Finish,
-    OpenCall,
 )
-from tollway.ledger.call import CallRecord, CallState, NewPayment, Payment, is_move_allowed
-from tollway.ledger.claims import check_units
-from tollway.ledger.statement import HistoryPage, HistoryQuery
+from tollway.ledger.call import CallState, NewPayment, Payment, is_move_allowed
+from tollway.ledger.claims import check_claim, check_units
+from tollway.ledger.gas import LaneTaken
 from tollway.limits import DEFAULT_LIMITS, Limits
-from tollway.storage import operator_notes, payment_store, recovery, statement_store
+from tollway.storage import authorization_store, operator_notes, payment_store, recovery, settling
 from tollway.storage.audit import audit
+from tollway.storage.book_reader import BookReader
 from tollway.storage.database import Database, SqliteDatabase, Work, is_retryable
 from tollway.storage.group_commit import GroupCommit, OpenKey
 from tollway.storage.lease import Lease
 from tollway.storage.posting import Posting, Reopen, Reopened
-from tollway.storage.recovery import BootMark, SharedClock, Stranded, read_boot_mark, read_shared_clock
+from tollway.storage.recovery import (
+    BootMark,
+    OwnCall,
+    SharedClock,
+    Stranded,
+    read_boot_mark,
+    read_shared_clock,
+)
+from tollway.storage.settling import Conclude, Settle
 
 _log = structlog.get_logger(__name__)
 
@@ -52,7 +60,7 @@ RENEW_TIMEOUT_S = 5.0
 """A renewal that hangs is given up so early that several more fit into the lease."""
 
 
-class BookStore:
+class BookStore(BookReader):
     """Keeps the promises of `Book` and `Statement`. One for each gateway process; `owner_id` is new at each start."""
 
     def __init__(
@@ -69,10 +77,8 @@ class BookStore:
         on_lapse: Callable[[], None] = lambda: None,
     ) -> None:
         """`on_lapse`: this gateway was silent for longer than its lease, and others may have settled its calls."""
-        self._database = database
+        super().__init__(database, now_ms=now_ms, limits=limits)
         self._owner_id = owner_id
-        self._now_ms = now_ms
-        self._limits = limits
         self._unfinal_max_nano = unfinal_max_nano
         self._boot_mark = boot_mark
         self._shared_clock = shared_clock
@@ -105,9 +111,9 @@ class BookStore:
                 await self._batches.wait_closed()
 
     async def claim(self, claim: Claim) -> ClaimOutcome:
-        check_units(claim.price_units)
+        check_claim(claim)
         outcome = await self._batches.submit(claim)
-        assert not isinstance(outcome, Closed | Fenced | Reopened | None)
+        assert not isinstance(outcome, Closed | Fenced | Reopened | LaneTaken | CallState | None)
         return outcome
 
     async def close(self, close: Close) -> Closed | Fenced:
@@ -129,8 +135,43 @@ class BookStore:
         assert isinstance(outcome, Fenced)
         return outcome
 
-    async def find_payments(self, tx_hash: TxHash) -> tuple[Payment, ...]:
-        return await self._database.read(partial(payment_store.find_payments, tx_hash=tx_hash))
+    async def settle(
+        self, close: Close, *, attempt: SettlementAttempt | None, digest: bytes | None
+    ) -> Closed | Fenced | LaneTaken:
+        if close.after is not CallState.SETTLING:
+            raise ValueError("to settle is to go to settling")
+        outcome = await self._batches.submit(Settle(close=close, attempt=attempt, digest=digest))
+        assert isinstance(outcome, Closed | Fenced | LaneTaken)
+        return outcome
+
+    async def add_attempt(self, attempt: SettlementAttempt) -> bool | LaneTaken:
+        return await self._write(partial(settling.add_attempt, attempt=attempt))
+
+    async def conclude(
+        self, call_id: CallId, *, epoch: int, transfer: SettledTransfer | None, is_adrift: bool, now_ms: int
+    ) -> CallState | None:
+        outcome = await self._batches.submit(
+            Conclude(call_id=call_id, epoch=epoch, transfer=transfer, is_adrift=is_adrift, now_ms=now_ms)
+        )
+        assert outcome is None or isinstance(outcome, CallState)
+        return outcome
+
+    async def set_adrift(self, call_id: CallId, *, epoch: int) -> bool:
+        work = partial(authorization_store.set_adrift, call_id=call_id, epoch=epoch, owner_id=self._owner_id)
+        try:
+            return await self._write(work)
+        finally:
+            # Where it failed, recovery does it: nobody here waits for this call.
+            self._batches.forget(OpenKey(call_id, epoch))
+
+    async def unsettled(self, *, limit: int) -> tuple[AuthorizedCall, ...]:
+        work = partial(
+            authorization_store.take_unsettled,
+            limit=limit,
+            now_ms=self._now_ms(),
+            answered_since_ms=self._answered_since_ms(),
+        )
+        return await self._write(work, flush=False)
 
     async def record_payments(self, payments: Sequence[NewPayment], *, now_ms: int) -> tuple[Payment, ...]:
         for payment in payments:
@@ -139,18 +180,6 @@ class BookStore:
             return ()
         work = partial(payment_store.record_payments, payments=payments, now_ms=now_ms)
         return await self._write(work)
-
-    async def find_repeat(self, payment_id: int, digest: bytes) -> OpenCall | None:
-        return await self._database.read(
-            partial(statement_store.find_repeat, payment_id=payment_id, digest=digest)
-        )
-
-    async def spending_calls(self, payment_id: int, *, limit: int) -> tuple[CallId, ...]:
-        work = partial(statement_store.spending_calls, payment_id=payment_id, limit=limit)
-        return await self._database.read(work)
-
-    async def debts(self, payer: Address) -> tuple[Debt, ...]:
-        return await self._database.read(partial(payment_store.debts, payer=payer))
 
     async def resolve(self, call_id: CallId, after: CallState, *, now_ms: int) -> bool:
         if after not in (CallState.RELEASED, CallState.CONSUMED):
@@ -211,20 +240,23 @@ class BookStore:
         """Calls of this gateway that nobody here will close: claims whose answer was lost, closes that a crash of
         the database server undid. Looked up first and compared after, because a new claim is noted as open before
         it is written."""
-        found = await self._database.read(partial(recovery.find_own_forwarding, owner_id=self._owner_id))
+        found = await self._database.read(partial(recovery.find_own_open, owner_id=self._owner_id))
         return [
-            self._name_lost(OpenKey(call_id, epoch), was_consumed=was_consumed)
-            for call_id, epoch, was_consumed in found
-            if not self._batches.is_open(OpenKey(call_id, epoch))
+            self._name_lost(one)
+            for one in found
+            if not self._batches.is_open(OpenKey(one.call_id, one.epoch))
         ]
 
-    def _name_lost(self, key: OpenKey, *, was_consumed: bool) -> Stranded:
+    def _name_lost(self, call: OwnCall) -> Stranded:
         """Nothing was sent for a claim or a repeat of doubtful outcome: it goes back to where it was."""
+        if call.state is CallState.SETTLING:
+            return Stranded(call_id=call.call_id, epoch=call.epoch, before=call.state, after=call.state)
+        key = OpenKey(call.call_id, call.epoch)
         is_doubtful = key in self._batches.doubtful
         after = CallState.UNKNOWN
         if is_doubtful and key.epoch == 1:
             after = CallState.RELEASED
-        elif is_doubtful and was_consumed:
+        elif is_doubtful and call.was_consumed:
             after = CallState.CONSUMED
         return Stranded(
             call_id=key.call_id,
@@ -281,39 +313,23 @@ class BookStore:
     async def restored_before_ms(self) -> int | None:
         return await self._database.read(operator_notes.restored_before_ms)
 
-    async def history(self, query: HistoryQuery) -> HistoryPage:
-        return await self._database.read(partial(statement_store.history, query=query))
-
-    async def find_call(self, call_id: CallId) -> CallRecord | None:
-        return await self._database.read(partial(statement_store.find_call, call_id=call_id))
-
-    async def payments_of(self, payer: Address, *, limit: int, offset: int) -> tuple[Payment, ...]:
-        work = partial(statement_store.payments_of, payer=payer, limit=limit, offset=offset)
-        return await self._database.read(work)
-
-    async def payments_in(self, payer: Address, tx_hash: TxHash) -> tuple[Payment, ...]:
-        return await self._database.read(partial(statement_store.payments_in, payer=payer, tx_hash=tx_hash))
-
-    async def calls_of(self, payment_id: int, *, limit: int) -> tuple[CallId, ...]:
-        work = partial(statement_store.calls_of, payment_id=payment_id, limit=limit)
-        return await self._database.read(work)
-
     def _posting(self) -> Posting:
         return Posting(
             owner_id=self._owner_id,
             now_ms=self._now_ms(),
             attempts_max=self._limits.attempts_max,
             unfinal_max_nano=self._unfinal_max_nano,
+            answered_since_ms=self._answered_since_ms(),
         )
 
-    async def _write(self, work: Work[T]) -> T:
+    async def _write(self, work: Work[T], *, flush: bool = True) -> T:
         for _ in range(ROLLBACKS_MAX - 1):
             try:
-                return await self._database.write(work)
+                return await self._database.write(work, flush=flush)
             except StorageUnavailable as exc:
                 if not is_retryable(exc):
                     raise
-        return await self._database.write(work)
+        return await self._database.write(work, flush=flush)
 
     async def _keep_generation(self, now_ms: int) -> None:
         """SQLite only: bumps the generation, in the database first, then in the file beside it."""

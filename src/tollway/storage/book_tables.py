@@ -18,6 +18,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    false,
     text,
 )
 
@@ -27,6 +28,8 @@ RowId = BigInteger().with_variant(Integer, "sqlite")
 """A row number that SQLite fills in by itself."""
 
 COUNTING_NONCE = "nonce IS NOT NULL AND state <> 'released'"
+MOVING = "state IN ('forwarding', 'settling') AND rail IN ('x402', 'mpp')"
+"""A call that an authorisation pays, and whose money may be about to move."""
 REPEATABLE = "state IN ('forwarding', 'unknown') OR cut = 'cut'"
 """A call that the same request may run into, or run again. Literal, in the index and in the query."""
 
@@ -48,6 +51,7 @@ payment_table = Table(
     Column("block_time", BigInteger, nullable=False),
     Column("is_plain_ended", Boolean, nullable=False),
     Column("is_held", Boolean, nullable=False),
+    Column("is_authorized", Boolean, nullable=False, server_default=false()),
     Column("recorded_ms", BigInteger, nullable=False),
     Column("checked_ms", BigInteger, nullable=False),
     Column("gone_ms", BigInteger),
@@ -119,6 +123,21 @@ call_table = Table(
         "owner_id",
         sqlite_where=text("state = 'forwarding'"),
         postgresql_where=text("state = 'forwarding'"),
+    ),
+    Index(
+        "ix_call_settling",
+        "owner_id",
+        sqlite_where=text("state = 'settling'"),
+        postgresql_where=text("state = 'settling'"),
+    ),
+    Index("ix_call_moving", "payer", sqlite_where=text(MOVING), postgresql_where=text(MOVING)),
+    Index(
+        "ix_call_keyed",
+        "payer",
+        "idempotency_key",
+        "created_ms",
+        sqlite_where=text("idempotency_key IS NOT NULL"),
+        postgresql_where=text("idempotency_key IS NOT NULL"),
     ),
     Index(
         "ix_call_unknown",

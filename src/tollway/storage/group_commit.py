@@ -17,10 +17,12 @@ from sqlalchemy.exc import IntegrityError
 
 from tollway.errors import StorageUnavailable
 from tollway.identifiers import CallId
-from tollway.ledger.book import Claim, Claimed, Close, Finish
+from tollway.ledger.book import Claim, Claimed, Close, Closed, Finish
 from tollway.ledger.call import CallState
+from tollway.ledger.gas import LaneTaken
 from tollway.storage.database import Database, is_retryable
 from tollway.storage.posting import Entry, Outcome, Posting, PursesShort, Reopen, Reopened, post
+from tollway.storage.settling import Conclude, Settle
 
 _log = structlog.get_logger(__name__)
 
@@ -95,9 +97,9 @@ class GroupCommit:
 
     async def submit(self, entry: Entry) -> Outcome:
         """Writes the entry with the next batch. Cancelling the caller before the batch has begun withdraws a claim
-        or a reopen; later it is undone as soon as it is written. A close is written in any case, until `run` has
-        ended: then nobody would write it, and recovery finds the call."""
-        if self._has_ended or (self._is_stopping and not isinstance(entry, Close)):
+        or a reopen; later it is undone as soon as it is written. A close is written in any case, and so is what
+        settles or concludes, until `run` has ended: then nobody would write it, and recovery finds the call."""
+        if self._has_ended or (self._is_stopping and isinstance(entry, Claim | Reopen)):
             raise StorageUnavailable("the books are closing")
         waiting = _Waiting(entry=entry, future=asyncio.get_running_loop().create_future())
         assert waiting.future is not None
@@ -198,7 +200,7 @@ class GroupCommit:
 
     async def _write(self, entries: list[Entry], *, is_retry: bool) -> list[Outcome]:
         posting = replace(self._posting(), is_retry=is_retry)
-        is_durable = any(isinstance(entry, Claim | Reopen) for entry in entries)
+        is_durable = any(isinstance(entry, Claim | Reopen | Settle | Conclude) for entry in entries)
         for attempt in range(ROLLBACKS_MAX):
             work = partial(post, entries=entries, posting=posting)
             try:
@@ -211,7 +213,7 @@ class GroupCommit:
         raise StorageUnavailable("the batch was rolled back too often")
 
     def _answer(self, waiting: _Waiting, outcome: Outcome) -> None:
-        if not isinstance(outcome, Claimed | Reopened):
+        if not _leaves_open(waiting.entry, outcome):
             self._forget(waiting.entry)
         if waiting.future is None:
             return
@@ -226,12 +228,16 @@ class GroupCommit:
             self.note(_close_unsent(entry.call_id, outcome.epoch, CallState.RELEASED))
         elif isinstance(entry, Reopen) and isinstance(outcome, Reopened):
             self.note(_close_unsent(entry.call_id, outcome.claimed.epoch, outcome.before))
+        elif isinstance(entry, Settle):
+            self._forget(entry)  # recovery sets it adrift
 
     def _fail(self, waiting: _Waiting, failure: StorageUnavailable, *, is_doubtful: bool = True) -> None:
         entry = waiting.entry
         if isinstance(entry, Close):
             self._late[entry.call_id] = entry  # still open: it is written when the database is back
-        else:
+        elif not isinstance(
+            entry, Settle | Conclude
+        ):  # whoever waits for a settlement sets it adrift, or closes it
             self._forget(entry)
         key = _opened_key(entry)
         if key is not None and is_doubtful:
@@ -241,18 +247,23 @@ class GroupCommit:
         if waiting.future is not None and not waiting.future.done():
             waiting.future.set_exception(failure)
 
-    def _forget(self, entry: Entry) -> None:
-        """Nobody here will close this call (any more)."""
-        if isinstance(entry, Close):
-            self._open.pop(OpenKey(entry.call_id, entry.epoch), None)
-        else:
-            key = _opened_key(entry)
-            if key is not None and key in self._open:
-                self._open[key] -= 1
-                if self._open[key] <= 0:
-                    del self._open[key]
+    def forget(self, key: OpenKey) -> None:
+        """Nobody here waits for this call any more."""
+        self._open.pop(key, None)
         if not self._open:
             self._all_closed.set()
+
+    def _forget(self, entry: Entry) -> None:
+        """Nobody here will close this call (any more)."""
+        key = _opened_key(entry)
+        if key is None:
+            ended = _ended_key(entry)
+            if ended is not None:
+                self.forget(ended)
+        elif key in self._open:
+            self._open[key] -= 1
+            if self._open[key] <= 0:
+                self.forget(key)
 
 
 def _opened_key(entry: Entry) -> OpenKey | None:
@@ -261,6 +272,23 @@ def _opened_key(entry: Entry) -> OpenKey | None:
     if isinstance(entry, Reopen):
         return OpenKey(entry.call_id, entry.epoch + 1)
     return None
+
+
+def _ended_key(entry: Entry) -> OpenKey | None:
+    match entry:
+        case Close() | Conclude():
+            return OpenKey(entry.call_id, entry.epoch)
+        case Settle():
+            return OpenKey(entry.call_id, entry.close.epoch)
+        case _:
+            return None
+
+
+def _leaves_open(entry: Entry, outcome: Outcome) -> bool:
+    """Somebody here still has to end this call."""
+    if isinstance(entry, Settle):
+        return isinstance(outcome, Closed | LaneTaken)
+    return isinstance(outcome, Claimed | Reopened)
 
 
 def _is_withdrawn(waiting: _Waiting) -> bool:

@@ -34,8 +34,8 @@ def record_payments(
     connection: Connection, payments: Sequence[NewPayment], *, now_ms: int
 ) -> tuple[Payment, ...]:
     """Adds what is not there yet, lets gone ones come back, and pays debts from both."""
-    fresh = {_key(new) for new in sorted(payments, key=_key) if _insert(connection, new, now_ms)}
-    ids = {_key(new): _id_of(connection, new) for new in payments}
+    fresh = {_key(new) for new in sorted(payments, key=_key) if insert_payment(connection, new, now_ms)}
+    ids = {_key(new): find_payment_id(connection, new) for new in payments}
     page = BookPage(connection)
     page.lock_payments(ids.values())
     arrived: list[int] = []
@@ -46,7 +46,7 @@ def record_payments(
             arrived.append(payment_id)
         elif _key(new) in fresh:
             arrived.append(payment_id)
-    _pay_debts(connection, page, arrived, now_ms=now_ms)
+    pay_debts(connection, page, arrived, now_ms=now_ms)
     page.write()
     return tuple(page.payments[payment_id] for payment_id in dict.fromkeys(ids.values()))
 
@@ -157,7 +157,8 @@ def _drawing_calls(connection: Connection, payment_id: int) -> list[CallId]:
     return sorted(map(CallId, connection.execute(union(shown, helped)).scalars()))
 
 
-def _pay_debts(connection: Connection, page: BookPage, payment_ids: Iterable[int], *, now_ms: int) -> None:
+def pay_debts(connection: Connection, page: BookPage, payment_ids: Iterable[int], *, now_ms: int) -> None:
+    """From what has just arrived, in these payments, whose rows are locked."""
     paid: dict[CallId, LockedCall] = {}
     for payment_id in payment_ids:
         payment = page.payments[payment_id]
@@ -202,7 +203,10 @@ def _is_reorged() -> ColumnElement[bool]:
     return call_table.c.state == literal_column("'reorged'")
 
 
-def _insert(connection: Connection, new: NewPayment, now_ms: int) -> bool:
+def insert_payment(
+    connection: Connection, new: NewPayment, now_ms: int, *, is_authorized: bool = False
+) -> bool:
+    """False when it is there already."""
     check_units(new.value_units)
     dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
     statement = dialect.insert(payment_table).values(
@@ -220,6 +224,7 @@ def _insert(connection: Connection, new: NewPayment, now_ms: int) -> bool:
         block_time=new.block_time,
         is_plain_ended=False,
         is_held=False,
+        is_authorized=is_authorized,
         recorded_ms=now_ms,
         checked_ms=now_ms,
     )
@@ -227,9 +232,14 @@ def _insert(connection: Connection, new: NewPayment, now_ms: int) -> bool:
 
 
 def _come_back(connection: Connection, payment: Payment, new: NewPayment, now_ms: int) -> Payment:
-    """Running calls may still hold something of it, so its value is never set below that."""
+    """Running calls may still hold something of it, so its value is never set below that. What authorisations were
+    for is known from their calls, not from the logs."""
     check_units(new.value_units)
-    value_units = max(new.value_units, payment.taken_units)
+    value_units = new.value_units
+    if payment.is_authorized:
+        query = select(payment_table.c.value_units).where(payment_table.c.id == payment.id)
+        value_units = int(connection.execute(query).scalar_one())
+    value_units = max(value_units, payment.taken_units)
     state = PaymentState.FINAL if new.is_final else PaymentState.UNFINAL
     connection.execute(
         update(payment_table)
@@ -258,7 +268,7 @@ def _key(new: NewPayment) -> tuple[bytes, int, str, bytes, bytes]:
     return (new.tx_hash, new.chain_id, new.asset, new.payer, new.payee)
 
 
-def _id_of(connection: Connection, new: NewPayment) -> int:
+def find_payment_id(connection: Connection, new: NewPayment) -> int:
     columns = payment_table.c
     query = select(columns.id).where(
         columns.tx_hash == new.tx_hash,

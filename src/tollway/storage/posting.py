@@ -24,9 +24,12 @@ from tollway.ledger.book import (
 )
 from tollway.ledger.call import CallState, PaymentState, Rail
 from tollway.ledger.claims import Decision, NonceKey, Purse, decide_claims, nonce_key, purses_short
+from tollway.ledger.gas import LaneTaken
+from tollway.storage.authorization_store import find_known, lock_wallets, write_claimed
 from tollway.storage.book_page import BookPage, LockedCall, drawn_from, topup_rows
 from tollway.storage.book_tables import COUNTING_NONCE, call_table, payment_table, topup_table
 from tollway.storage.payment_store import find_debts
+from tollway.storage.settling import Conclude, Settle, Settling
 from tollway.storage.statement_store import find_held
 
 SIBLINGS_MAX = 256
@@ -50,18 +53,22 @@ class Reopened:
     before: CallState
 
 
-Entry = Claim | Close | Reopen | Finish
-Outcome = ClaimOutcome | Closed | Fenced | Reopened | None
+Move = Close | Reopen | Settle | Conclude
+Entry = Claim | Move | Finish
+Outcome = ClaimOutcome | Closed | Fenced | Reopened | LaneTaken | CallState | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Posting:
-    """The circumstances under which a batch is written. `purses`: those whose siblings are locked too."""
+    """The circumstances under which a batch is written. `purses`: those whose siblings are locked too.
+
+    `answered_since_ms`: answers stored after that are still kept."""
 
     owner_id: str
     now_ms: int
     attempts_max: int
     unfinal_max_nano: Mapping[str, int]
+    answered_since_ms: int
     is_retry: bool = False
     purses: frozenset[Purse] = frozenset()
 
@@ -85,17 +92,21 @@ class _Post:
         self._connection = connection
         self._posting = posting
         self._page = BookPage(connection)
+        self._settling = Settling(
+            connection,
+            self._page,
+            owner_id=posting.owner_id,
+            answered_since_ms=posting.answered_since_ms,
+        )
         self._outcomes: dict[CallId, Outcome] = {}
 
     def run(self, entries: Sequence[Entry]) -> list[Outcome]:
-        moves = [entry for entry in entries if isinstance(entry, Close | Reopen)]
+        moves = [entry for entry in entries if isinstance(entry, Move)]
         claims = [entry for entry in entries if isinstance(entry, Claim)]
         calls = self._lock(moves, claims)
         for move in moves:
-            call = calls.get(move.call_id)
-            self._outcomes[move.call_id] = (
-                self._close(move, call) if isinstance(move, Close) else self._reopen(move, call)
-            )
+            self._outcomes[move.call_id] = self._move(move, calls.get(move.call_id))
+        self._settling.write(now_ms=self._posting.now_ms)
         self._page.write()
         if self._posting.is_retry:
             self._find_claimed(claims)
@@ -103,16 +114,33 @@ class _Post:
         self._finish([entry for entry in entries if isinstance(entry, Finish)])
         return [None if isinstance(entry, Finish) else self._outcomes[entry.call_id] for entry in entries]
 
-    def _lock(self, moves: Sequence[Close | Reopen], claims: Sequence[Claim]) -> dict[CallId, LockedCall]:
-        """Locks every row that the batch may change, payments first."""
+    def _lock(self, moves: Sequence[Move], claims: Sequence[Claim]) -> dict[CallId, LockedCall]:
+        """Locks every row that the batch may change, in one order: wallets, authorisations, payments, calls, lanes."""
+        lock_wallets(self._connection, claims)
+        settled = self._settling.lock_authorizations([one for one in moves if isinstance(one, Conclude)])
         seen = self._page.read_calls([move.call_id for move in moves])
-        drawn = {key for call in seen.values() for key in drawn_from(call)}
+        drawn = {key for call in seen.values() for key in drawn_from(call)} | settled
         shown = {claim.payment_id for claim in claims if claim.payment_id is not None}
         self._page.lock_payments(drawn | shown | self._sibling_ids(claims))
         short = purses_short(claims, self._page.payments)
         if not short <= self._posting.purses:
             raise PursesShort(short | self._posting.purses)
-        return self._page.lock_calls(list(seen))
+        calls = self._page.lock_calls(list(seen))
+        self._settling.lock_lanes([one for one in moves if isinstance(one, Settle)])
+        return calls
+
+    def _move(self, move: Move, call: LockedCall | None) -> Outcome:
+        is_retry = self._posting.is_retry
+        match move:
+            case Close():
+                return self._close(move, call)
+            case Reopen():
+                return self._reopen(move, call)
+            case Settle():
+                told = {"moved_ms": self._posting.now_ms, **self._told_by(move.close)}
+                return self._settling.settle(move, call, is_retry=is_retry, **told)
+            case Conclude():
+                return self._settling.conclude(move, call, is_retry=is_retry)
 
     def _sibling_ids(self, claims: Sequence[Claim]) -> set[int]:
         columns = payment_table.c
@@ -141,6 +169,8 @@ class _Post:
         if call.state is not CallState.FORWARDING:
             is_done = self._posting.is_retry and call.state in (close.after, CallState.REORGED)
             return Closed(rest_units=self._rest_of(call)) if is_done else Fenced()
+        if close.after is CallState.CONSUMED and call.is_unpaid:
+            return Fenced()
         self._page.move(call, close.after, moved_ms=self._posting.now_ms, **self._told_by(close))
         return Closed(rest_units=self._rest_of(call))
 
@@ -229,17 +259,20 @@ class _Post:
     def _claim(self, claims: Sequence[Claim]) -> None:
         if not claims:
             return
+        known = find_known(self._connection, claims)
         decisions, debits = decide_claims(
             claims,
             payments=self._page.payments.values(),
             nonces=self._used_nonces(claims),
             debts=find_debts(self._connection, {claim.payer for claim in claims if claim.payer is not None}),
             unfinal_max_nano=self._posting.unfinal_max_nano,
+            authorizations=known,
         )
         self._page.write_debits(debits)
-        rows = [self._call_row(one) for one in decisions if isinstance(one.outcome, Claimed)]
-        if rows:
-            self._connection.execute(insert(call_table), rows)
+        granted = [one for one in decisions if isinstance(one.outcome, Claimed)]
+        if granted:
+            self._connection.execute(insert(call_table), [self._call_row(one) for one in granted])
+            write_claimed(self._connection, [one.claim for one in granted], known)
         topups = [
             row for one in decisions for row in topup_rows(one.claim.call_id, one.claim.payment_id, one.parts)
         ]

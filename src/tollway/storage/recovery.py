@@ -9,11 +9,14 @@ ended without a trace, and the clock alone never gives its price back. Who was s
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, delete, insert, literal_column, select, text, update
+from sqlalchemy import ColumnElement, Connection, Select, delete, insert, literal_column, select, text, update
 
 from tollway.identifiers import CallId
 from tollway.ledger.call import CallState
+from tollway.storage.authorization_store import cast_adrift
+from tollway.storage.authorization_tables import authorization_table
 from tollway.storage.book_page import BookPage
 from tollway.storage.book_tables import call_table, owner_table
 from tollway.storage.lease import Lease
@@ -32,13 +35,23 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stranded:
-    """A call to move on: only if it is still in that state and epoch."""
+    """A call to move on: only if it is still in that state and epoch. From `settling` to `settling`: adrift."""
 
     call_id: CallId
     epoch: int
     before: CallState
     after: CallState
     clock_releases: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnCall:
+    """A call of this gateway without an outcome. `was_consumed`: once, and it is repeated since."""
+
+    call_id: CallId
+    epoch: int
+    state: CallState
+    was_consumed: bool
 
 
 def read_boot_mark(connection: Connection) -> str:
@@ -88,13 +101,21 @@ def renew_boot_mark(connection: Connection, owner_id: str, *, boot_mark: BootMar
     connection.execute(at.values(boot_mark=boot_mark(connection)))
 
 
-def find_own_forwarding(connection: Connection, owner_id: str) -> list[tuple[CallId, int, bool]]:
-    """(call, epoch, whether it was consumed once and is repeated since)."""
+def find_own_open(connection: Connection, owner_id: str) -> list[OwnCall]:
+    """What this gateway is forwarding, or settling and not adrift."""
     columns = call_table.c
-    query = select(columns.id, columns.epoch, columns.cut).where(
-        columns.owner_id == owner_id, _is("forwarding")
-    )
-    return [(CallId(row.id), row.epoch, row.cut == "repeated") for row in connection.execute(query)]
+    query = select(columns.id, columns.epoch, columns.state, columns.cut).where(columns.owner_id == owner_id)
+    rows = list(connection.execute(query.where(_is("forwarding"))))
+    rows += connection.execute(_not_adrift(query))
+    return [
+        OwnCall(
+            call_id=CallId(row.id),
+            epoch=row.epoch,
+            state=CallState(row.state),
+            was_consumed=row.cut == "repeated",
+        )
+        for row in rows
+    ]
 
 
 def find_stranded(
@@ -131,10 +152,12 @@ def find_stranded(
 
 def settle(connection: Connection, stranded: Sequence[Stranded], *, now_ms: int) -> int:
     """Moves what is still as it was found; returns how many calls moved."""
+    settling = [one for one in stranded if one.before is CallState.SETTLING]
+    moved = cast_adrift(connection, [one.call_id for one in settling])
     page = BookPage(connection)
-    calls = page.lock_with_payments([one.call_id for one in stranded])
-    moved = 0
-    for one in stranded:
+    others = [one for one in stranded if one.before is not CallState.SETTLING]
+    calls = page.lock_with_payments([one.call_id for one in others])
+    for one in others:
         call = calls.get(one.call_id)
         if call is None or call.state is not one.before or call.epoch != one.epoch:
             continue
@@ -154,6 +177,8 @@ def resolve(connection: Connection, call_id: CallId, after: CallState, *, now_ms
     call = page.lock_with_payments([call_id]).get(call_id)
     if call is None or call.state is not CallState.UNKNOWN:
         return False
+    if after is CallState.CONSUMED and call.is_unpaid:
+        return False
     page.move(call, after, moved_ms=now_ms)
     page.write()
     return True
@@ -167,7 +192,7 @@ def _find_left(connection: Connection, living: Collection[str], *, boot_mark: Bo
         .where(_is("forwarding"), columns.owner_id.not_in(living))
         .limit(STRANDED_MAX)
     )
-    return [
+    forwarding = [
         Stranded(
             call_id=CallId(row.id),
             epoch=row.epoch,
@@ -177,6 +202,11 @@ def _find_left(connection: Connection, living: Collection[str], *, boot_mark: Bo
         )
         for row in connection.execute(left)
     ]
+    query = select(columns.id, columns.epoch).where(columns.owner_id.not_in(living)).limit(STRANDED_MAX)
+    return forwarding + [
+        Stranded(call_id=CallId(row.id), epoch=row.epoch, before=CallState.SETTLING, after=CallState.SETTLING)
+        for row in connection.execute(_not_adrift(query))
+    ]
 
 
 def _boot_marks(connection: Connection) -> dict[str, str]:
@@ -185,6 +215,13 @@ def _boot_marks(connection: Connection) -> dict[str, str]:
     open_owners = select(call_table.c.owner_id).where(_is("forwarding"))
     query = select(columns.id, columns.boot_mark).where(columns.id.in_(open_owners))
     return {row.id: row.boot_mark for row in connection.execute(query)}
+
+
+def _not_adrift(query: Select[Any]) -> Select[Any]:
+    """The calls of that query that settle and that somebody waits for, if he lives."""
+    held = authorization_table
+    joined = query.join(held, held.c.call_id == call_table.c.id)
+    return joined.where(_is("settling"), ~held.c.is_adrift)
 
 
 def _is(state: str) -> ColumnElement[bool]:

@@ -1,0 +1,276 @@
+"""Authorisations in SQL: who holds them, what counts against a balance, and what waits for the sweeper.
+
+Plain functions over a connection; `posting` and `book_store` run them. Who decides is `ledger/covers`. On PostgreSQL
+claims on one wallet's balance take turns by an advisory lock, taken before every other lock of a batch; on SQLite the
+writer is alone.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from hashlib import sha256
+from typing import Any
+
+from sqlalchemy import Connection, Row, Select, and_, insert, select, text, update
+
+from tollway.identifiers import Address, CallId, ChainId, ListingId, TxHash
+from tollway.ledger.authorization import (
+    Authorization,
+    AuthorizationKey,
+    AuthorizedCall,
+    Dialect,
+    SettlementAttempt,
+)
+from tollway.ledger.book import Claim
+from tollway.ledger.call import CallState
+from tollway.ledger.covers import KnownAuthorization, Wallet, wallet_of
+from tollway.storage.answer_store import has_answer
+from tollway.storage.authorization_tables import attempt_table, authorization_table
+from tollway.storage.book_page import check_count
+from tollway.storage.book_tables import MOVING, call_table
+
+STRIPES = 256
+"""Wallets share so many locks: a whole batch must fit into PostgreSQL's table of locks."""
+_LOCK_SPACE = 0x70757273  # any constant of ours
+
+
+def find_authorized(
+    connection: Connection, key: AuthorizationKey, *, answered_since_ms: int
+) -> AuthorizedCall | None:
+    columns = authorization_table.c
+    query = _authorized_query(answered_since_ms).where(
+        columns.nonce == key.nonce,
+        columns.chain_id == key.chain_id,
+        columns.asset == key.asset,
+        columns.payer == key.payer,
+    )
+    row = connection.execute(query).first()
+    return None if row is None else _parse_authorized(row)
+
+
+def take_unsettled(
+    connection: Connection, *, limit: int, now_ms: int, answered_since_ms: int
+) -> tuple[AuthorizedCall, ...]:
+    """The calls adrift, least recently looked at first; they go to the end of that queue."""
+    columns = authorization_table.c
+    turn = (
+        select(columns.call_id)
+        .where(text("is_adrift"))
+        .order_by(columns.looked_ms, columns.call_id)
+        .limit(limit)
+        .with_for_update(skip_locked=True)
+    )
+    ids = list(connection.execute(turn).scalars())
+    if not ids:
+        return ()
+    connection.execute(update(authorization_table).where(columns.call_id.in_(ids)).values(looked_ms=now_ms))
+    rows = connection.execute(_authorized_query(answered_since_ms).where(columns.call_id.in_(ids)))
+    found = {row.call_id: _parse_authorized(row) for row in rows}
+    return tuple(found[call_id] for call_id in ids)
+
+
+def attempts_of(connection: Connection, call_id: CallId) -> tuple[SettlementAttempt, ...]:
+    columns = attempt_table.c
+    query = select(attempt_table).where(columns.call_id == call_id)
+    rows = connection.execute(query.order_by(columns.created_ms, columns.nonce, columns.tx_hash))
+    return tuple(map(parse_attempt, rows))
+
+
+def lock_wallets(connection: Connection, claims: Iterable[Claim]) -> None:
+    """Lets other gateways wait that claim on the balance of the same wallets, until this transaction has ended."""
+    if connection.dialect.name != "postgresql":
+        return
+    wallets = {wallet_of(one.authorization.key) for one in claims if one.authorization is not None}
+    if not wallets:
+        return
+    # Sorted inside, because a function in the select list may run before an ORDER BY beside it.
+    lock = text(
+        "SELECT pg_advisory_xact_lock(:space, stripe) FROM"
+        " (SELECT stripe FROM unnest(CAST(:stripes AS integer[])) AS stripe ORDER BY stripe OFFSET 0) AS turn"
+    )
+    connection.execute(lock, {"space": _LOCK_SPACE, "stripes": sorted(set(map(_stripe_of, wallets)))})
+
+
+def find_known(connection: Connection, claims: Sequence[Claim]) -> list[KnownAuthorization]:
+    """Those that are claimed, as far as they are known, and all that may count against the balances of the claims."""
+    authorized = [claim for claim in claims if claim.authorization is not None]
+    if not authorized:
+        return []
+    keys = [claim.authorization.key for claim in authorized if claim.authorization is not None]
+    payers = {key.payer for key in keys}
+    seen_block = min(claim.cover.block_number for claim in authorized if claim.cover is not None)
+    columns, calls = authorization_table.c, call_table.c
+    of_keys = columns.nonce.in_(
+        {key.nonce for key in keys}
+    )  # others that share a nonce are known too, and no matter
+    settled = and_(
+        columns.payer.in_(payers), text("settled_block IS NOT NULL"), columns.settled_block > seen_block
+    )
+    moving = and_(calls.payer.in_(payers), text(MOVING))
+    query = select(
+        columns.nonce,
+        columns.chain_id,
+        columns.asset,
+        columns.payer,
+        columns.call_id,
+        columns.settled_block,
+        calls.state,
+        calls.price_units,
+    ).join(call_table, calls.id == columns.call_id)
+    found: dict[AuthorizationKey, KnownAuthorization] = {}
+    for where in (of_keys, settled, moving):  # three searches by index, where one with OR would walk
+        for row in connection.execute(query.where(where)):
+            found[_key_of(row)] = KnownAuthorization(
+                key=_key_of(row),
+                call_id=CallId(row.call_id),
+                state=CallState(row.state),
+                price_units=row.price_units,
+                settled_block=row.settled_block,
+            )
+    return list(found.values())
+
+
+def write_claimed(
+    connection: Connection, claims: Iterable[Claim], known: Iterable[KnownAuthorization]
+) -> None:
+    """Gives authorisations to the calls that were granted; one that is known moves from its released call."""
+    before = {one.key: one.call_id for one in known}
+    fresh, moved = [], []
+    for claim in claims:
+        if claim.authorization is None:
+            continue
+        row, earlier = _claimed_row(claim), before.get(claim.authorization.key)
+        if earlier is None:
+            fresh.append(row)
+        else:
+            moved.append({**row, "at_call": earlier})
+    if fresh:
+        connection.execute(insert(authorization_table), fresh)
+    for row in moved:  # one by one, for the count: none of them moved meanwhile
+        at = update(authorization_table).where(
+            authorization_table.c.call_id == row.pop("at_call"), authorization_table.c.tx_hash.is_(None)
+        )
+        check_count(connection.execute(at.values(row)).rowcount, 1)
+
+
+def set_adrift(connection: Connection, call_id: CallId, *, epoch: int, owner_id: str) -> bool:
+    calls = call_table.c
+    is_own = and_(calls.id == call_id, calls.epoch == epoch, calls.owner_id == owner_id)
+    return _cast_adrift(connection, [call_id], is_own) == 1
+
+
+def cast_adrift(connection: Connection, call_ids: Collection[CallId]) -> int:
+    """What is still settling waits for the sweeper from now on. Returns how many that are."""
+    return _cast_adrift(connection, call_ids, call_table.c.id.in_(call_ids)) if call_ids else 0
+
+
+def _cast_adrift(connection: Connection, call_ids: Collection[CallId], which: Any) -> int:
+    """The rows are locked first, then the calls are read: whoever concludes holds the same locks."""
+    columns, calls = authorization_table.c, call_table.c
+    locked = select(columns.call_id).where(columns.call_id.in_(call_ids), ~columns.is_adrift)
+    ids = list(connection.execute(locked.order_by(columns.call_id).with_for_update()).scalars())
+    still = select(calls.id).where(which, calls.id.in_(ids), calls.state == CallState.SETTLING.value)
+    settling = list(connection.execute(still).scalars())
+    if settling:
+        at = update(authorization_table).where(columns.call_id.in_(settling))
+        connection.execute(at.values(is_adrift=True))
+    return len(settling)
+
+
+def parse_attempt(row: Row[Any]) -> SettlementAttempt:
+    return SettlementAttempt(
+        chain_id=ChainId(row.chain_id),
+        tx_hash=TxHash(row.tx_hash),
+        call_id=CallId(row.call_id),
+        listing_id=ListingId(row.listing_id),
+        sender=Address(row.sender),
+        nonce=row.nonce,
+        raw=bytes(row.raw),
+        fee_max_wei=int(row.fee_max_wei),
+        created_ms=row.created_ms,
+    )
+
+
+def _authorized_query(answered_since_ms: int) -> Select[Any]:
+    columns, calls = authorization_table.c, call_table.c
+    return select(
+        *(column for column in columns if column.name not in ("tx_hash", "looked_ms")),
+        columns.tx_hash.label("transfer"),
+        calls.listing_id,
+        calls.method,
+        calls.digest,
+        calls.state,
+        calls.epoch,
+        calls.attempts,
+        calls.price,
+        calls.price_units,
+        calls.cut,
+        calls.created_ms,
+        has_answer(columns.call_id, since_ms=answered_since_ms).label("has_answer"),
+    ).join(call_table, calls.id == columns.call_id)
+
+
+def _parse_authorized(row: Row[Any]) -> AuthorizedCall:
+    state = CallState(row.state)
+    return AuthorizedCall(
+        authorization=Authorization(
+            chain_id=ChainId(row.chain_id),
+            token=Address(bytes.fromhex(row.asset[2:])),
+            payer=Address(row.payer),
+            payee=Address(row.payee),
+            base_units=int(row.base_units),
+            valid_after=int(row.valid_after),
+            valid_before=int(row.valid_before),
+            nonce=bytes(row.nonce),
+            signature=bytes(row.signature),
+            dialect=Dialect(row.dialect),
+            challenge_id=row.challenge_id,
+        ),
+        call_id=CallId(row.call_id),
+        listing_id=ListingId(row.listing_id),
+        method=row.method,
+        digest=bytes(row.digest),
+        state=state,
+        epoch=row.epoch,
+        attempts=row.attempts,
+        price=row.price,
+        price_units=row.price_units,
+        is_adrift=row.is_adrift,
+        is_lost=state is CallState.CONSUMED and row.cut == "cut",
+        has_answer=bool(row.has_answer),
+        seen_block=row.seen_block,
+        transfer=None if row.transfer is None else TxHash(row.transfer),
+        created_ms=row.created_ms,
+    )
+
+
+def _claimed_row(claim: Claim) -> dict[str, object]:
+    authorization, cover = claim.authorization, claim.cover
+    assert authorization is not None
+    assert cover is not None
+    return {
+        "nonce": authorization.nonce,
+        "chain_id": authorization.chain_id,
+        "asset": authorization.asset,
+        "payer": authorization.payer,
+        "call_id": claim.call_id,
+        "payee": authorization.payee,
+        "base_units": str(authorization.base_units),
+        "valid_after": str(authorization.valid_after),
+        "valid_before": str(authorization.valid_before),
+        "signature": authorization.signature,
+        "dialect": authorization.dialect.value,
+        "challenge_id": authorization.challenge_id,
+        "seen_block": cover.block_number,
+        "is_adrift": False,
+        "looked_ms": 0,
+        "tx_hash": None,
+        "settled_block": None,
+    }
+
+
+def _key_of(row: Any) -> AuthorizationKey:
+    return AuthorizationKey(ChainId(row.chain_id), row.asset, Address(row.payer), bytes(row.nonce))
+
+
+def _stripe_of(wallet: Wallet) -> int:
+    name = f"{wallet.chain_id}:{wallet.asset}:{wallet.payer.hex()}"
+    return sha256(name.encode()).digest()[0] % STRIPES

@@ -1,0 +1,78 @@
+"""What is asked of the books and changes nothing: payments, calls, debts, authorisations. Half of `BookStore`."""
+
+from collections.abc import Callable
+from functools import partial
+
+from tollway.identifiers import Address, CallId, TxHash
+from tollway.ledger.authorization import AuthorizationKey, AuthorizedCall, SettlementAttempt
+from tollway.ledger.book import Debt, KeyedCall, OpenCall
+from tollway.ledger.call import CallRecord, Payment
+from tollway.ledger.statement import HistoryPage, HistoryQuery
+from tollway.limits import DEFAULT_LIMITS, Limits
+from tollway.storage import authorization_store, payment_store, statement_store
+from tollway.storage.database import Database
+
+
+class BookReader:
+    """Keeps the promises of `Statement`, and those of `Book` that only read."""
+
+    def __init__(
+        self, database: Database, *, now_ms: Callable[[], int], limits: Limits = DEFAULT_LIMITS
+    ) -> None:
+        self._database = database
+        self._now_ms = now_ms
+        self._limits = limits
+
+    async def find_payments(self, tx_hash: TxHash) -> tuple[Payment, ...]:
+        return await self._database.read(partial(payment_store.find_payments, tx_hash=tx_hash))
+
+    async def find_repeat(self, payment_id: int, digest: bytes) -> OpenCall | None:
+        return await self._database.read(
+            partial(statement_store.find_repeat, payment_id=payment_id, digest=digest)
+        )
+
+    async def spending_calls(self, payment_id: int, *, limit: int) -> tuple[CallId, ...]:
+        work = partial(statement_store.spending_calls, payment_id=payment_id, limit=limit)
+        return await self._database.read(work)
+
+    async def debts(self, payer: Address) -> tuple[Debt, ...]:
+        return await self._database.read(partial(payment_store.debts, payer=payer))
+
+    async def history(self, query: HistoryQuery) -> HistoryPage:
+        return await self._database.read(partial(statement_store.history, query=query))
+
+    async def find_call(self, call_id: CallId) -> CallRecord | None:
+        return await self._database.read(partial(statement_store.find_call, call_id=call_id))
+
+    async def payments_of(self, payer: Address, *, limit: int, offset: int) -> tuple[Payment, ...]:
+        work = partial(statement_store.payments_of, payer=payer, limit=limit, offset=offset)
+        return await self._database.read(work)
+
+    async def payments_in(self, payer: Address, tx_hash: TxHash) -> tuple[Payment, ...]:
+        return await self._database.read(partial(statement_store.payments_in, payer=payer, tx_hash=tx_hash))
+
+    async def calls_of(self, payment_id: int, *, limit: int) -> tuple[CallId, ...]:
+        work = partial(statement_store.calls_of, payment_id=payment_id, limit=limit)
+        return await self._database.read(work)
+
+    async def find_authorized(self, key: AuthorizationKey) -> AuthorizedCall | None:
+        since_ms = self._answered_since_ms()
+        work = partial(authorization_store.find_authorized, key=key, answered_since_ms=since_ms)
+        return await self._database.read(work)
+
+    async def attempts_of(self, call_id: CallId) -> tuple[SettlementAttempt, ...]:
+        return await self._database.read(partial(authorization_store.attempts_of, call_id=call_id))
+
+    async def find_keyed(self, payer: Address, idempotency_key: str, *, since_ms: int) -> KeyedCall | None:
+        work = partial(
+            statement_store.find_keyed,
+            payer=payer,
+            idempotency_key=idempotency_key,
+            since_ms=since_ms,
+            answered_since_ms=self._answered_since_ms(),
+        )
+        return await self._database.read(work)
+
+    def _answered_since_ms(self) -> int:
+        """Answers stored after that are still kept."""
+        return self._now_ms() - self._limits.answer_ttl_s * 1000

@@ -1,0 +1,159 @@
+"""The lanes of the gas keys in SQL: nonces, transactions on their way, and what they cost. Signs and sends nothing.
+
+The functions over a connection are shared with `settling`, which takes a nonce in the commit that stores its hash.
+"""
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    and_,
+    bindparam,
+    case,
+    cast,
+    func,
+    insert,
+    or_,
+    select,
+    text,
+    update,
+)
+from sqlalchemy.dialects import postgresql, sqlite
+
+from tollway.identifiers import Address, ChainId, ListingId
+from tollway.ledger.authorization import SettlementAttempt
+from tollway.money import UNITS_MAX
+from tollway.storage.authorization_store import parse_attempt
+from tollway.storage.authorization_tables import attempt_table, lane_table
+from tollway.storage.database import Database
+
+Lane = tuple[Address, ChainId]
+_GWEI = 10**9
+
+
+class GasStore:
+    """Keeps the promises of `GasBook`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def next_nonce(self, chain_id: ChainId, sender: Address) -> int:
+        columns = lane_table.c
+        query = select(columns.next_nonce).where(columns.sender == sender, columns.chain_id == chain_id)
+        found = await self._database.read(lambda connection: connection.execute(query).scalar())
+        return 0 if found is None else int(found)
+
+    async def raise_nonce(self, chain_id: ChainId, sender: Address, nonce: int) -> int:
+        def work(connection: Connection) -> int:
+            lane = (sender, chain_id)
+            before = lock_lanes(connection, [lane])[lane]
+            after = max(before, nonce)
+            write_lanes(connection, {lane: after})
+            return after
+
+        return await self._database.write(work)
+
+    async def open_attempts(
+        self, chain_id: ChainId, sender: Address, *, limit: int
+    ) -> tuple[SettlementAttempt, ...]:
+        columns = attempt_table.c
+        query = (
+            select(attempt_table)
+            .where(columns.sender == sender, columns.chain_id == chain_id, text("is_open"))
+            .order_by(columns.nonce, columns.created_ms, columns.tx_hash)
+            .limit(limit)
+        )
+        rows = await self._database.read(lambda connection: connection.execute(query).all())
+        return tuple(map(parse_attempt, rows))
+
+    async def mark_mined(self, chain_id: ChainId, sender: Address, *, below: int) -> None:
+        columns = attempt_table.c
+        at = update(attempt_table).where(
+            columns.sender == sender, columns.chain_id == chain_id, columns.nonce < below, text("is_open")
+        )
+        await self._database.write(lambda connection: connection.execute(at.values(is_open=False)))
+
+    async def note_cost(self, attempt: SettlementAttempt, *, cost_wei: int) -> None:
+        columns = attempt_table.c
+        at = update(attempt_table).where(
+            columns.call_id == attempt.call_id,
+            columns.chain_id == attempt.chain_id,
+            columns.sender == attempt.sender,
+            columns.nonce == attempt.nonce,
+        )
+        cost = case((columns.tx_hash == attempt.tx_hash, min(cost_wei, UNITS_MAX)), else_=0)
+        await self._database.write(
+            lambda connection: connection.execute(at.values(cost_wei=cost)), flush=False
+        )
+
+    async def gas_spent_wei(self, chain_id: ChainId, listing_id: ListingId, *, since_ms: int) -> int:
+        columns = attempt_table.c
+        of_nonce = (
+            select(func.max(columns.cost_wei).label("wei"))
+            .where(
+                columns.listing_id == listing_id,
+                columns.chain_id == chain_id,
+                columns.created_ms >= since_ms,
+            )
+            .group_by(columns.sender, columns.nonce)
+            .subquery()
+        )
+        # In two halves: the sum of a day may pass what 64 bits hold, which one transaction never does.
+        halves = (of_nonce.c.wei // _GWEI, of_nonce.c.wei % _GWEI)
+        query = select(*(cast(func.coalesce(func.sum(half), 0), BigInteger) for half in halves))
+        row = await self._database.read(lambda connection: connection.execute(query).one())
+        return int(row[0]) * _GWEI + int(row[1])
+
+
+def lock_lanes(connection: Connection, lanes: Collection[Lane]) -> dict[Lane, int]:
+    """The next nonce of each lane, locked, in one order; a lane that is new begins at 0."""
+    if not lanes:
+        return {}
+    wanted = sorted(set(lanes))
+    rows = [{"sender": sender, "chain_id": chain_id, "next_nonce": 0} for sender, chain_id in wanted]
+    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
+    connection.execute(dialect.insert(lane_table).on_conflict_do_nothing(), rows)
+    columns = lane_table.c
+    where = or_(
+        *(and_(columns.sender == sender, columns.chain_id == chain_id) for sender, chain_id in wanted)
+    )
+    query = select(lane_table).where(where).order_by(columns.sender, columns.chain_id).with_for_update()
+    return {
+        (Address(row.sender), ChainId(row.chain_id)): int(row.next_nonce) for row in connection.execute(query)
+    }
+
+
+def write_lanes(connection: Connection, lanes: dict[Lane, int]) -> None:
+    columns = lane_table.c
+    at = update(lane_table).where(
+        columns.sender == bindparam("at_sender"), columns.chain_id == bindparam("at_chain")
+    )
+    rows = [
+        {"at_sender": sender, "at_chain": chain_id, "to_nonce": nonce}
+        for (sender, chain_id), nonce in sorted(lanes.items())
+    ]
+    if rows:
+        connection.execute(at.values(next_nonce=bindparam("to_nonce")), rows)
+
+
+def write_attempts(connection: Connection, attempts: Iterable[SettlementAttempt]) -> None:
+    rows: list[dict[str, Any]] = [
+        {
+            "tx_hash": attempt.tx_hash,
+            "chain_id": attempt.chain_id,
+            "call_id": attempt.call_id,
+            "listing_id": attempt.listing_id,
+            "sender": attempt.sender,
+            "nonce": attempt.nonce,
+            "raw": attempt.raw,
+            "fee_max_wei": str(attempt.fee_max_wei),
+            "cost_wei": min(attempt.fee_max_wei, UNITS_MAX),
+            "is_open": True,
+            "created_ms": attempt.created_ms,
+        }
+        for attempt in attempts
+    ]
+    if rows:
+        connection.execute(insert(attempt_table), rows)

@@ -1,0 +1,306 @@
+"""Between an answer that costs and the money that moved for it: what settling writes into the books. Synchronous.
+
+`Settling` is the part of a batch that goes to `settling` and out of it; `posting` locks its rows with all others:
+authorisations by call, payments, calls, lanes. A nonce is taken in the commit that stores its hash, and what moved is
+recorded in the commit that consumes or releases its call.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from sqlalchemy import Connection, bindparam, select, update
+
+from tollway.identifiers import Address, CallId, ChainId, TxHash
+from tollway.ledger.authorization import SettledTransfer, SettlementAttempt
+from tollway.ledger.book import Close, Closed, Fenced
+from tollway.ledger.call import CallState, NewPayment, PaymentState
+from tollway.ledger.gas import LaneTaken
+from tollway.ledger.settled import Ending, judge_ending
+from tollway.storage.answer_store import has_answer
+from tollway.storage.authorization_tables import attempt_table, authorization_table
+from tollway.storage.book_page import BookPage, LockedCall
+from tollway.storage.book_tables import call_table, payment_table
+from tollway.storage.gas_store import Lane, lock_lanes, write_attempts, write_lanes
+from tollway.storage.payment_store import find_payment_id, insert_payment, pay_debts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settle:
+    """`forwarding` -> `settling`, with the transaction, if there is one yet."""
+
+    close: Close
+    attempt: SettlementAttempt | None
+    digest: bytes | None
+
+    @property
+    def call_id(self) -> CallId:
+        return self.close.call_id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conclude:
+    """`settling` -> `consumed` or `released`. `transfer` None: nothing moved, and nothing will."""
+
+    call_id: CallId
+    epoch: int
+    transfer: SettledTransfer | None
+    is_adrift: bool
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Held:
+    """An authorisation whose row is locked, with what the end of its call depends on."""
+
+    chain_id: ChainId
+    asset: str
+    payer: Address
+    payee: Address
+    is_adrift: bool
+    transfer: TxHash | None
+    method: str
+    has_answer: bool
+    payment_id: int | None = None
+
+
+class Settling:
+    """Belongs to one transaction. `lock_authorizations` comes before the other locks of the batch, `lock_lanes` after."""
+
+    def __init__(
+        self, connection: Connection, page: BookPage, *, owner_id: str, answered_since_ms: int
+    ) -> None:
+        self._connection = connection
+        self._page = page
+        self._owner_id = owner_id
+        self._answered_since_ms = answered_since_ms
+        self._held: dict[CallId, _Held] = {}
+        self._lanes: dict[Lane, int] = {}
+        self._attempts: list[SettlementAttempt] = []
+        self._ended: list[dict[str, object]] = []
+        self._credit: list[int] = []
+
+    def lock_authorizations(self, concludes: Sequence[Conclude]) -> set[int]:
+        """Locks what is concluded, and adds the payments that are not there yet, worth nothing so far. Returns the
+        payments to lock with the others. While these rows are locked nobody else moves their calls out of
+        `settling`."""
+        if not concludes:
+            return set()
+        by_call = {one.call_id: one for one in concludes}
+        columns = authorization_table.c
+        turn = select(columns.call_id).where(columns.call_id.in_(list(by_call))).order_by(columns.call_id)
+        self._connection.execute(turn.with_for_update()).all()
+        seen = self._page.read_calls(list(by_call))
+        self._held = self._read_held(list(by_call))
+        moved = {
+            call_id: _new_payment(self._held[call_id], one.transfer)
+            for call_id, one in by_call.items()
+            if one.transfer is not None and call_id in seen and self._is_due(one, seen[call_id])
+        }
+        for call_id, new in sorted(moved.items(), key=lambda item: (item[1].tx_hash, item[0])):
+            insert_payment(self._connection, new, by_call[call_id].now_ms, is_authorized=True)
+        for call_id, new in moved.items():
+            payment_id = find_payment_id(self._connection, new)
+            self._held[call_id] = replace(self._held[call_id], payment_id=payment_id)
+        return {one.payment_id for one in self._held.values() if one.payment_id is not None}
+
+    def lock_lanes(self, settles: Sequence[Settle]) -> None:
+        attempts = [one.attempt for one in settles if one.attempt is not None]
+        self._lanes = lock_lanes(self._connection, [(one.sender, one.chain_id) for one in attempts])
+
+    def settle(
+        self, settle: Settle, call: LockedCall | None, *, is_retry: bool, **told: object
+    ) -> Closed | Fenced | LaneTaken:
+        if call is None or call.owner_id != self._owner_id or call.epoch != settle.close.epoch:
+            return Fenced()
+        if call.state is not CallState.FORWARDING:
+            is_done = is_retry and call.state is CallState.SETTLING and self._is_stored(settle.attempt)
+            return Closed(rest_units=None) if is_done else Fenced()
+        if not call.is_unpaid:
+            return Fenced()
+        if settle.attempt is not None:
+            taken = self._take_nonce(settle.attempt)
+            if taken is not None:
+                return taken
+        digest = {} if settle.digest is None else {"digest": settle.digest}
+        self._page.move(call, CallState.SETTLING, **told, **digest)
+        return Closed(rest_units=None)
+
+    def conclude(self, conclude: Conclude, call: LockedCall | None, *, is_retry: bool) -> CallState | None:
+        held = self._held.get(conclude.call_id)
+        if call is None or held is None:
+            return None
+        if not self._is_due(conclude, call):
+            return call.state if is_retry and _is_concluded(conclude, call, held) else None
+        ending = judge_ending(
+            is_moved=conclude.transfer is not None,
+            is_adrift=conclude.is_adrift,
+            has_answer=held.has_answer,
+            method=held.method,
+        )
+        transfer = conclude.transfer
+        self._ended.append(
+            {
+                "at_call": call.id,
+                "to_hash": None if transfer is None else transfer.tx_hash,
+                "to_block": None if transfer is None else transfer.block_number,
+            }
+        )
+        told: dict[str, object] = {"moved_ms": conclude.now_ms}
+        if conclude.is_adrift or ending in (Ending.CREDIT, Ending.VOID):
+            told["completed_ms"] = conclude.now_ms
+        if transfer is None or held.payment_id is None:
+            return self._page.move(call, CallState.RELEASED, **told)
+        told["tx_hash"] = transfer.tx_hash
+        return self._book_transfer(replace(call, payment_id=held.payment_id), ending, told)
+
+    def write(self, *, now_ms: int) -> None:
+        """After every move of the batch is decided."""
+        pay_debts(self._connection, self._page, dict.fromkeys(self._credit), now_ms=now_ms)
+        write_attempts(self._connection, self._attempts)
+        write_lanes(self._connection, self._lanes)
+        if self._ended:
+            self._connection.execute(_END, self._ended)
+
+    def _book_transfer(self, call: LockedCall, ending: Ending, told: dict[str, object]) -> CallState:
+        """What moved is a payment, and this call takes it, or it is credit."""
+        payment_id = call.payment_id
+        assert payment_id is not None
+        is_bought = ending is not Ending.CREDIT
+        self._raise_payment(payment_id, call.price_units, calls=int(is_bought))
+        told["payment_id"] = payment_id
+        if not is_bought:
+            self._credit.append(payment_id)
+            return self._page.move(call, CallState.RELEASED, **told)
+        if ending is Ending.LOST:
+            told["cut"] = "cut"
+        parts = {payment_id: call.price_units}
+        self._page.hold(call, parts)
+        return self._page.move(replace(call, parts=parts), CallState.CONSUMED, **told)
+
+    def _raise_payment(self, payment_id: int, units: int, *, calls: int) -> None:
+        """Its row is locked. A payment that is gone is shown without its value, and keeps it in its row."""
+        columns = payment_table.c
+        self._connection.execute(
+            update(payment_table)
+            .where(columns.id == payment_id)
+            .values(value_units=columns.value_units + units, calls=columns.calls + calls, is_authorized=True)
+        )
+        payment = self._page.payments[payment_id]
+        if payment.state is not PaymentState.GONE:
+            payment = replace(payment, value_units=payment.value_units + units)
+        self._page.payments[payment_id] = replace(payment, calls=payment.calls + calls, is_authorized=True)
+
+    def _is_due(self, conclude: Conclude, call: LockedCall) -> bool:
+        held = self._held.get(conclude.call_id)
+        if held is None or (call.state, call.epoch) != (CallState.SETTLING, conclude.epoch):
+            return False
+        if held.is_adrift is not conclude.is_adrift:
+            return False
+        return conclude.is_adrift or call.owner_id == self._owner_id
+
+    def _take_nonce(self, attempt: SettlementAttempt) -> LaneTaken | None:
+        lane = (attempt.sender, attempt.chain_id)
+        if attempt.nonce != self._lanes[lane]:
+            return LaneTaken(next_nonce=self._lanes[lane])
+        self._lanes[lane] += 1
+        self._attempts.append(attempt)
+        return None
+
+    def _is_stored(self, attempt: SettlementAttempt | None) -> bool:
+        return attempt is None or is_attempt_stored(self._connection, attempt)
+
+    def _read_held(self, call_ids: Sequence[CallId]) -> dict[CallId, _Held]:
+        columns = authorization_table.c
+        query = (
+            select(
+                columns.call_id,
+                columns.chain_id,
+                columns.asset,
+                columns.payer,
+                columns.payee,
+                columns.is_adrift,
+                columns.tx_hash,
+                call_table.c.method,
+                has_answer(columns.call_id, since_ms=self._answered_since_ms).label("has_answer"),
+            )
+            .join(call_table, call_table.c.id == columns.call_id)
+            .where(columns.call_id.in_(call_ids))
+        )
+        return {
+            CallId(row.call_id): _Held(
+                chain_id=ChainId(row.chain_id),
+                asset=row.asset,
+                payer=Address(row.payer),
+                payee=Address(row.payee),
+                is_adrift=row.is_adrift,
+                transfer=None if row.tx_hash is None else TxHash(row.tx_hash),
+                method=row.method,
+                has_answer=bool(row.has_answer),
+            )
+            for row in self._connection.execute(query)
+        }
+
+
+def add_attempt(connection: Connection, attempt: SettlementAttempt) -> bool | LaneTaken:
+    """A transaction of its own. A nonce that an earlier attempt of this call has is a fee bump."""
+    page = BookPage(connection)
+    call = page.lock_calls([attempt.call_id]).get(attempt.call_id)
+    if call is None or call.state is not CallState.SETTLING:
+        return False
+    if is_attempt_stored(connection, attempt):
+        return True
+    columns = attempt_table.c
+    earlier = select(columns.tx_hash).where(
+        columns.call_id == attempt.call_id,
+        columns.chain_id == attempt.chain_id,
+        columns.sender == attempt.sender,
+        columns.nonce == attempt.nonce,
+    )
+    lane = (attempt.sender, attempt.chain_id)
+    if connection.execute(earlier.limit(1)).first() is None:
+        next_nonce = lock_lanes(connection, [lane])[lane]
+        if attempt.nonce != next_nonce:
+            return LaneTaken(next_nonce=next_nonce)
+        write_lanes(connection, {lane: next_nonce + 1})
+    write_attempts(connection, [attempt])
+    return True
+
+
+def is_attempt_stored(connection: Connection, attempt: SettlementAttempt) -> bool:
+    columns = attempt_table.c
+    query = select(columns.call_id).where(
+        columns.tx_hash == attempt.tx_hash,
+        columns.chain_id == attempt.chain_id,
+        columns.call_id == attempt.call_id,
+    )
+    return connection.execute(query).first() is not None
+
+
+_END = (
+    update(authorization_table)
+    .where(authorization_table.c.call_id == bindparam("at_call"))
+    .values(is_adrift=False, tx_hash=bindparam("to_hash"), settled_block=bindparam("to_block"))
+)
+
+
+def _is_concluded(conclude: Conclude, call: LockedCall, held: _Held) -> bool:
+    """This very conclusion was written, and only its answer was lost."""
+    is_ended = call.state in (CallState.CONSUMED, CallState.RELEASED, CallState.REORGED)
+    expected = None if conclude.transfer is None else conclude.transfer.tx_hash
+    return is_ended and call.epoch == conclude.epoch and held.transfer == expected
+
+
+def _new_payment(held: _Held, transfer: SettledTransfer | None) -> NewPayment:
+    assert transfer is not None
+    return NewPayment(
+        chain_id=held.chain_id,
+        tx_hash=transfer.tx_hash,
+        asset=held.asset,
+        payer=held.payer,
+        payee=held.payee,
+        value_units=0,
+        block_number=transfer.block_number,
+        block_hash=transfer.block_hash,
+        block_time=transfer.block_time,
+        is_final=transfer.is_final,
+    )

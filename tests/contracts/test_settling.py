@@ -1,0 +1,508 @@
+"""What every keeper of the books promises between an answer that costs and the money that moved for it."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tollway.identifiers import Address
+from tollway.ledger.kept_answers import StoredAnswer
+from tollway.ledger.book import Claimed, Closed, Exhausted, Fenced
+from tollway.ledger.call import CallState, PaymentState, Rail
+from tollway.ledger.gas import LaneTaken
+from tollway.ledger.statement import HistoryQuery
+from tollway.testing.book_samples import (
+    CHAIN,
+    NOW_MS,
+    PAYEE,
+    PAYER,
+    USDC,
+    attempt_of,
+    authorization_of,
+    authorized_claim,
+    claim_on,
+    close_of,
+    finish_of,
+    new_payment,
+    transfer_in,
+    tx_hash,
+)
+
+ANSWER = StoredAnswer(status=200, headers=((b"content-type", b"text/plain"),), body=b"hello")
+SETTLED = Closed(rest_units=None)
+
+
+async def opened(book: Any, price_units: int = 4, **fields: Any) -> Any:
+    claim = authorized_claim(authorization_of(price_units), **fields)
+    assert isinstance(await book.claim(claim), Claimed)
+    return claim
+
+
+async def settle(book: Any, claim: Any, nonce: int | None = 0, **fields: Any) -> Any:
+    attempt = None if nonce is None else attempt_of(claim, nonce)
+    return await book.settle(close_of(claim, CallState.SETTLING, **fields), attempt=attempt, digest=None)
+
+
+async def settling(book: Any, price_units: int = 4, nonce: int | None = 0, **fields: Any) -> Any:
+    claim = await opened(book, price_units, **fields)
+    assert await settle(book, claim, nonce) == SETTLED
+    return claim
+
+
+async def adrift(book: Any, **fields: Any) -> Any:
+    claim = await settling(book, nonce=None, **fields)
+    assert await book.set_adrift(claim.call_id, epoch=1) is True
+    return claim
+
+
+async def conclude(book: Any, claim: Any, name: str = "settled", **fields: Any) -> Any:
+    options = {"epoch": 1, "transfer": transfer_in(name), "is_adrift": False, "now_ms": NOW_MS}
+    return await book.conclude(claim.call_id, **{**options, **fields})
+
+
+async def state(book: Any, claim: Any) -> CallState:
+    record = await book.find_call(claim.call_id)
+    found: CallState = record.state
+    return found
+
+
+async def assert_balanced(book: Any) -> None:
+    assert (await book.audit()).wrong == ()
+
+
+# To settling
+
+
+async def test_an_answer_that_costs_goes_to_settling_with_its_transaction(book: Any) -> None:
+    claim = await opened(book)
+    attempt = attempt_of(claim, fee_max_wei=2**80)
+    close = close_of(claim, CallState.SETTLING, upstream_status=201, upstream_latency_ms=7)
+    assert await book.settle(close, attempt=attempt, digest=b"\x08" * 32) == SETTLED
+    found = await book.find_authorized(claim.authorization.key)
+    assert (found.state, found.is_adrift, found.transfer) == (CallState.SETTLING, False, None)
+    assert found.digest == b"\x08" * 32
+    record = await book.find_call(claim.call_id)
+    assert (record.state, record.upstream_status, record.latency_ms) == (CallState.SETTLING, 201, 12)
+    assert (record.tx_hash, record.completed_ms) == (None, None)
+    assert await book.attempts_of(claim.call_id) == (attempt,)
+    page = await book.history(HistoryQuery(wallet=PAYER, status="pending"))
+    assert [call.id for call in page.calls] == [claim.call_id]
+    await assert_balanced(book)
+
+
+async def test_a_call_may_settle_before_there_is_a_transaction(book: Any) -> None:
+    claim = await settling(book, nonce=None)
+    assert await book.attempts_of(claim.call_id) == ()
+    assert (await book.find_authorized(claim.authorization.key)).digest == claim.digest
+
+
+@pytest.mark.parametrize("after", [CallState.CONSUMED, CallState.RELEASED, CallState.UNKNOWN])
+async def test_to_settle_leads_to_settling_only(book: Any, after: CallState) -> None:
+    claim = await opened(book)
+    with pytest.raises(ValueError, match="settl"):
+        await book.settle(close_of(claim, after), attempt=None, digest=None)
+    assert await state(book, claim) is CallState.FORWARDING
+
+
+async def test_only_an_authorised_call_settles(book: Any) -> None:
+    (payment,) = await book.record_payments([new_payment(10)], now_ms=NOW_MS)
+    for claim in (claim_on(payment), claim_on(None)):
+        await book.claim(claim)
+        assert await settle(book, claim) == Fenced()
+        assert await state(book, claim) is CallState.FORWARDING
+
+
+async def test_to_settle_by_another_gateway_epoch_or_twice_is_fenced(books: Any) -> None:
+    one, two = await books.gateway("one"), await books.gateway("two")
+    claim = await opened(one)
+    assert await settle(two, claim) == Fenced()
+    assert await settle(one, claim, epoch=2) == Fenced()
+    assert await settle(one, authorized_claim(authorization_of())) == Fenced()
+    assert await one.attempts_of(claim.call_id) == ()
+    assert await settle(one, claim) == SETTLED
+    assert await settle(one, claim, 1) == Fenced()
+    assert await one.close(close_of(claim)) == Fenced()
+    assert len(await one.attempts_of(claim.call_id)) == 1
+
+
+# Lanes
+
+
+async def test_consecutive_nonces_settle_in_order(book: Any) -> None:
+    claims = [await opened(book) for _ in range(10)]
+    outcomes = await asyncio.gather(*(settle(book, claim, nonce) for nonce, claim in enumerate(claims)))
+    assert outcomes == [SETTLED] * 10
+
+
+@pytest.mark.parametrize("nonce", [0, 2, 7])
+async def test_a_nonce_that_is_not_the_next_one_changes_nothing(book: Any, nonce: int) -> None:
+    await settling(book, nonce=0)
+    claim = await opened(book)
+    assert await settle(book, claim, nonce) == LaneTaken(next_nonce=1)
+    assert await state(book, claim) is CallState.FORWARDING
+    assert await book.attempts_of(claim.call_id) == ()
+    assert await settle(book, claim, 1) == SETTLED
+
+
+async def test_one_of_many_settlements_gets_the_nonce(book: Any) -> None:
+    claims = [await opened(book) for _ in range(10)]
+    outcomes = await asyncio.gather(*(settle(book, claim, 0) for claim in claims))
+    assert [one == SETTLED for one in outcomes].count(True) == 1
+    assert outcomes.count(LaneTaken(next_nonce=1)) == 9
+
+
+async def test_every_key_and_chain_has_a_lane_of_its_own(book: Any) -> None:
+    await settling(book, nonce=0)
+    for number, other in enumerate(({"sender": PAYEE}, {"chain_id": 1})):
+        claim = await opened(book)
+        attempt = attempt_of(claim, 0, f"lane {number}", **other)
+        settled = await book.settle(close_of(claim, CallState.SETTLING), attempt=attempt, digest=None)
+        assert settled == SETTLED
+
+
+async def test_a_fee_bump_takes_the_same_nonce_and_a_second_try_the_next(book: Any) -> None:
+    claim = await settling(book, nonce=0)
+    bump = attempt_of(claim, 0, "bump", created_ms=NOW_MS + 1)
+    second = attempt_of(claim, 1, "second", created_ms=NOW_MS + 2)
+    assert await book.add_attempt(bump) is True
+    assert await book.add_attempt(second) is True
+    assert await book.add_attempt(second) is True  # the same again, whose answer was lost
+    assert await book.add_attempt(attempt_of(claim, 3)) == LaneTaken(next_nonce=2)
+    other = await settling(book, nonce=2)
+    assert await book.add_attempt(attempt_of(other, 0, "foreign")) == LaneTaken(next_nonce=3)
+    assert [one.tx_hash for one in await book.attempts_of(claim.call_id)] == [
+        attempt_of(claim, 0).tx_hash,
+        bump.tx_hash,
+        second.tx_hash,
+    ]
+
+
+@pytest.mark.parametrize("before", [CallState.FORWARDING, CallState.CONSUMED, CallState.RELEASED])
+async def test_an_attempt_is_added_while_the_call_settles_only(book: Any, before: CallState) -> None:
+    claim = await opened(book)
+    if before is not CallState.FORWARDING:
+        await settle(book, claim, None)
+        await conclude(book, claim, transfer=transfer_in() if before is CallState.CONSUMED else None)
+    assert await state(book, claim) is before
+    assert await book.add_attempt(attempt_of(claim, 0)) is False
+    assert await book.attempts_of(claim.call_id) == ()
+    assert await settle(book, await opened(book), 0) == SETTLED
+
+
+# Conclusions of the gateway that waits
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize("is_final", [False, True])
+async def test_money_that_moved_is_a_payment_that_this_call_took(
+    book: Any, method: str, is_final: bool
+) -> None:
+    claim = await settling(book, method=method)
+    transfer = transfer_in(is_final=is_final)
+    assert await conclude(book, claim, transfer=transfer) is CallState.CONSUMED
+    (payment,) = await book.find_payments(transfer.tx_hash)
+    assert (payment.chain_id, payment.asset, payment.payer, payment.payee) == (CHAIN, USDC, PAYER, PAYEE)
+    assert (payment.value_units, payment.taken_units, payment.calls) == (4, 4, 1)
+    assert payment.state is (PaymentState.FINAL if is_final else PaymentState.UNFINAL)
+    assert (payment.block_number, payment.block_hash) == (transfer.block_number, transfer.block_hash)
+    assert (payment.block_time, payment.is_authorized) == (transfer.block_time, True)
+    record = await book.find_call(claim.call_id)
+    assert (record.state, record.rail, record.tx_hash) == (CallState.CONSUMED, Rail.X402, transfer.tx_hash)
+    found = await book.find_authorized(claim.authorization.key)
+    assert (found.state, found.transfer, found.is_lost) == (CallState.CONSUMED, transfer.tx_hash, False)
+    assert await book.spending_calls(payment.id, limit=9) == (claim.call_id,)
+    assert await book.reopen(claim.call_id, epoch=1, now_ms=NOW_MS) == Fenced()
+    await assert_balanced(book)
+
+
+async def test_a_settled_transfer_buys_nothing_else(book: Any) -> None:
+    claim = await settling(book)
+    await conclude(book, claim)
+    (payment,) = await book.find_payments(tx_hash("settled"))
+    assert await book.claim(claim_on(payment)) == Exhausted(rest_units=0)
+    (again,) = await book.record_payments([new_payment(4, "settled")], now_ms=NOW_MS)
+    assert (again.id, again.rest_units, again.is_authorized) == (payment.id, 0, True)
+
+
+async def test_a_settlement_that_surely_failed_releases_the_call(book: Any) -> None:
+    claim = await settling(book)
+    assert await conclude(book, claim, transfer=None) is CallState.RELEASED
+    record = await book.find_call(claim.call_id)
+    assert (record.tx_hash, record.completed_ms) == (None, NOW_MS)
+    assert (await book.audit()).payments == 0
+    await assert_balanced(book)
+
+
+async def test_authorisations_in_one_transaction_add_up(book: Any) -> None:
+    """Anybody may put several authorisations into one transaction; for the books they are one payment."""
+    claims = [await settling(book, price, nonce=n) for n, price in enumerate((4, 3, 2))]
+    done = await asyncio.gather(*(conclude(book, claim) for claim in claims))
+    assert done == [CallState.CONSUMED] * 3
+    (payment,) = await book.find_payments(tx_hash("settled"))
+    assert (payment.value_units, payment.taken_units, payment.calls) == (9, 9, 3)
+    assert len(await book.spending_calls(payment.id, limit=9)) == 3
+    await assert_balanced(book)
+
+
+async def test_the_same_transaction_on_another_chain_or_purse_is_another_payment(book: Any) -> None:
+    await conclude(book, await settling(book, nonce=None))
+    for other in ({"chain_id": 1}, {"payee": Address(b"\x02" * 20)}, {"payer": Address(b"\x03" * 20)}):
+        claim = authorized_claim(authorization_of(4, **other))
+        await book.claim(claim)
+        await settle(book, claim, None)
+        assert await conclude(book, claim) is CallState.CONSUMED
+    assert [one.value_units for one in await book.find_payments(tx_hash("settled"))] == [4] * 4
+
+
+@pytest.mark.parametrize("wrong", [{"epoch": 2}, {"is_adrift": True}])
+async def test_a_conclusion_of_another_epoch_or_form_finds_nothing(book: Any, wrong: dict[str, Any]) -> None:
+    claim = await settling(book)
+    assert await conclude(book, claim, **wrong) is None
+    assert await state(book, claim) is CallState.SETTLING
+    assert await book.find_payments(tx_hash("settled")) == ()
+
+
+async def test_another_gateway_concludes_only_what_is_adrift(books: Any) -> None:
+    one, two = await books.gateway("one"), await books.gateway("two")
+    claim = await settling(one)
+    assert await conclude(two, claim) is None
+    assert await conclude(two, claim, is_adrift=True) is None
+    assert await two.set_adrift(claim.call_id, epoch=1) is False
+    assert await one.set_adrift(claim.call_id, epoch=2) is False
+    assert await one.set_adrift(claim.call_id, epoch=1) is True
+    assert await one.set_adrift(claim.call_id, epoch=1) is False
+    assert await conclude(one, claim) is None
+    assert await conclude(two, claim, is_adrift=True) is CallState.CONSUMED
+    assert await conclude(one, claim, is_adrift=True) is None
+    await assert_balanced(one)
+
+
+@pytest.mark.parametrize("before", [CallState.FORWARDING, CallState.CONSUMED, CallState.RELEASED])
+async def test_only_what_settles_is_concluded(book: Any, before: CallState) -> None:
+    claim = await opened(book)
+    if before is not CallState.FORWARDING:
+        await settle(book, claim, None)
+        await conclude(book, claim, transfer=transfer_in() if before is CallState.CONSUMED else None)
+    for form in (False, True):
+        assert await conclude(book, claim, "other", is_adrift=form) is None
+    assert await book.set_adrift(claim.call_id, epoch=1) is False
+    assert await state(book, claim) is before
+    assert await book.find_payments(tx_hash("other")) == ()
+
+
+# Adrift
+
+
+async def test_calls_adrift_are_looked_at_least_recently_looked_at_first(books: Any) -> None:
+    book = await books.gateway("one")
+    await settling(book, nonce=None)
+    claims = [await adrift(book) for _ in range(3)]
+    ids = [claim.call_id for claim in claims]
+    first = await book.unsettled(limit=2)
+    assert [one.call_id for one in first] == ids[:2]
+    assert (first[0].is_adrift, first[0].state) == (True, CallState.SETTLING)
+    assert first[0].authorization == claims[0].authorization
+    books.clock.ms += 1
+    assert [one.call_id for one in await book.unsettled(limit=1)] == [ids[2]]
+    books.clock.ms += 1
+    assert [one.call_id for one in await book.unsettled(limit=2)] == ids[:2]
+    await conclude(book, claims[0], is_adrift=True)
+    assert {one.call_id for one in await book.unsettled(limit=9)} == set(ids[1:])
+
+
+@pytest.mark.parametrize(
+    ("method", "is_stored", "ends", "is_lost"),
+    [
+        ("POST", True, CallState.CONSUMED, False),
+        ("GET", True, CallState.CONSUMED, False),
+        ("GET", False, CallState.CONSUMED, True),
+        ("HEAD", False, CallState.CONSUMED, True),
+        ("POST", False, CallState.RELEASED, False),
+        ("DELETE", False, CallState.RELEASED, False),
+    ],
+)
+async def test_what_becomes_of_a_call_adrift_whose_money_moved(
+    books: Any, method: str, is_stored: bool, ends: CallState, is_lost: bool
+) -> None:
+    book = await books.gateway("one")
+    claim = await adrift(book, method=method)
+    if is_stored:
+        assert await books.answers().keep(claim.call_id, PAYER, ANSWER, now_ms=NOW_MS)
+    assert await conclude(book, claim, is_adrift=True) is ends
+    found = await book.find_authorized(claim.authorization.key)
+    assert (found.state, found.is_lost, found.has_answer, found.is_adrift) == (
+        ends,
+        is_lost,
+        is_stored,
+        False,
+    )
+    assert found.transfer == tx_hash("settled")
+    record = await book.find_call(claim.call_id)
+    assert (record.tx_hash, record.completed_ms) == (tx_hash("settled"), NOW_MS)
+    (payment,) = await book.find_payments(tx_hash("settled"))
+    assert (payment.value_units, payment.rest_units) == (4, 0 if ends is CallState.CONSUMED else 4)
+    await assert_balanced(book)
+
+
+async def test_a_call_adrift_whose_money_never_moves_is_released(book: Any) -> None:
+    claim = await adrift(book)
+    assert await conclude(book, claim, is_adrift=True, transfer=None) is CallState.RELEASED
+    assert (await book.audit()).payments == 0
+    assert await book.unsettled(limit=9) == ()
+
+
+async def test_a_lost_call_runs_again_once_and_stays_charged(book: Any) -> None:
+    claim = await adrift(book)
+    await conclude(book, claim, is_adrift=True)
+    reopened = await book.reopen(claim.call_id, epoch=1, now_ms=NOW_MS)
+    assert reopened == Claimed(epoch=2, rest_units=0, rail=Rail.X402, before=CallState.CONSUMED)
+    assert await settle(book, claim, epoch=2) == Fenced()  # its money has moved
+    assert await book.close(close_of(claim, epoch=2)) == Closed(rest_units=0)
+    book.finish(finish_of(claim, epoch=2, is_cut=True))
+    assert await book.reopen(claim.call_id, epoch=2, now_ms=NOW_MS) == Fenced()
+    assert (await book.find_authorized(claim.authorization.key)).is_lost is False
+    await assert_balanced(book)
+
+
+async def test_a_lost_call_that_runs_again_does_not_count_against_the_balance(book: Any) -> None:
+    claim = await adrift(book)
+    await conclude(book, claim, is_adrift=True)
+    await book.reopen(claim.call_id, epoch=1, now_ms=NOW_MS)
+    other = authorized_claim(authorization_of(4), balance_units=4, block_number=101)
+    assert isinstance(await book.claim(other), Claimed)
+
+
+async def test_a_repeat_of_a_lost_call_may_end_unknown_and_be_decided_by_the_provider(book: Any) -> None:
+    claim = await adrift(book)
+    await conclude(book, claim, is_adrift=True)
+    await book.reopen(claim.call_id, epoch=1, now_ms=NOW_MS)
+    await book.close(close_of(claim, CallState.UNKNOWN, epoch=2))
+    assert await book.resolve(claim.call_id, CallState.CONSUMED, now_ms=NOW_MS) is True
+    await assert_balanced(book)
+
+
+async def test_what_an_unanswered_call_moved_is_credit_of_its_payer(book: Any) -> None:
+    claim = await adrift(book, method="POST")
+    await conclude(book, claim, is_adrift=True)
+    (payment,) = await book.find_payments(tx_hash("settled"))
+    assert await book.claim(claim_on(payment, 3)) == Claimed(epoch=1, rest_units=1, rail=Rail.TX)
+    assert await book.spending_calls(payment.id, limit=9) != (claim.call_id,)
+    await assert_balanced(book)
+
+
+async def test_credit_pays_the_debt_of_its_purse_first(book: Any) -> None:
+    (lost,) = await book.record_payments([new_payment(3, "lost", is_final=False)], now_ms=NOW_MS)
+    owing, claim = claim_on(lost, 3), await adrift(book, method="POST")
+    await book.claim(owing)
+    await book.close(close_of(owing))
+    await book.mark_gone(lost.id, now_ms=NOW_MS)
+    assert [debt.units for debt in await book.debts(PAYER)] == [3]
+    await conclude(book, claim, is_adrift=True)
+    assert await book.debts(PAYER) == ()
+    (payment,) = await book.find_payments(tx_hash("settled"))
+    assert payment.rest_units == 1
+    assert await state(book, owing) is CallState.CONSUMED
+    await assert_balanced(book)
+
+
+async def test_one_of_many_sweepers_concludes(books: Any) -> None:
+    one, two = await books.gateway("one"), await books.gateway("two")
+    claim = await adrift(one, method="POST")
+    outcomes = await asyncio.gather(
+        *(conclude(book, claim, is_adrift=True) for book in (one, two) for _ in range(5))
+    )
+    assert sorted(outcomes, key=str) == [None] * 9 + [CallState.RELEASED]
+    (payment,) = await one.find_payments(tx_hash("settled"))
+    assert payment.value_units == 4
+
+
+# Recovery
+
+
+async def test_what_a_dead_gateway_was_settling_is_adrift(books: Any) -> None:
+    one, two = await books.gateway("one"), await books.gateway("two")
+    claim = await settling(one)
+    await books.bury("one")
+    assert await two.recover(now_ms=NOW_MS) == 1
+    assert await two.recover(now_ms=NOW_MS) == 0
+    assert [found.call_id for found in await two.unsettled(limit=9)] == [claim.call_id]
+    assert await conclude(one, claim) is None
+    assert await conclude(two, claim, is_adrift=True) is CallState.CONSUMED
+    await assert_balanced(two)
+
+
+async def test_what_a_living_gateway_is_settling_stays(books: Any) -> None:
+    one = await books.gateway("one")
+    claim = await settling(one)
+    assert await one.recover(now_ms=NOW_MS) == 0
+    assert await one.unsettled(limit=9) == ()
+    assert await conclude(one, claim) is CallState.CONSUMED
+
+
+# Reorganisations
+
+
+async def test_a_settled_transfer_that_left_the_chain_is_a_debt_until_it_is_back(book: Any) -> None:
+    claim = await settling(book)
+    await conclude(book, claim)
+    (payment,) = await book.find_payments(tx_hash("settled"))
+    assert [one.id for one in await book.unfinal_payments(limit=9)] == [payment.id]
+    assert await book.mark_gone(payment.id, now_ms=NOW_MS) == 4
+    assert await state(book, claim) is CallState.REORGED
+    assert [debt.units for debt in await book.debts(PAYER)] == [4]
+    await assert_balanced(book)
+    back = new_payment(999, "settled", is_final=False, block_number=107)
+    (again,) = await book.record_payments([back], now_ms=NOW_MS)
+    assert (again.id, again.value_units, again.rest_units) == (payment.id, 4, 0)
+    assert (again.is_authorized, again.block_number) == (True, 107)
+    assert await state(book, claim) is CallState.CONSUMED
+    assert await book.debts(PAYER) == ()
+    await assert_balanced(book)
+
+
+async def test_credit_that_left_the_chain_and_came_back_is_worth_the_same(book: Any) -> None:
+    claim = await adrift(book, method="POST")
+    await conclude(book, claim, is_adrift=True)
+    (payment,) = await book.find_payments(tx_hash("settled"))
+    assert await book.mark_gone(payment.id, now_ms=NOW_MS) == 0
+    (gone,) = await book.find_payments(tx_hash("settled"))
+    assert (gone.state, gone.rest_units) == (PaymentState.GONE, 0)
+    (back,) = await book.record_payments([new_payment(0, "settled")], now_ms=NOW_MS)
+    assert (back.state, back.rest_units) == (PaymentState.FINAL, 4)
+    await assert_balanced(book)
+
+
+async def test_a_second_authorisation_of_a_transaction_that_is_gone_owes_until_it_is_back(book: Any) -> None:
+    first, second = await settling(book, 4, nonce=0), await settling(book, 3, nonce=1)
+    await conclude(book, first)
+    (payment,) = await book.find_payments(tx_hash("settled"))
+    await book.mark_gone(payment.id, now_ms=NOW_MS)
+    assert await conclude(book, second) is CallState.REORGED
+    assert [debt.units for debt in await book.debts(PAYER)] == [7]
+    await assert_balanced(book)
+    (back,) = await book.record_payments([new_payment(0, "settled")], now_ms=NOW_MS)
+    assert (back.value_units, back.rest_units) == (7, 0)
+    assert [await state(book, one) for one in (first, second)] == [CallState.CONSUMED] * 2
+    await assert_balanced(book)
+
+
+async def test_history_names_transaction_and_payee_of_an_authorised_call(book: Any) -> None:
+    claim = await settling(book, listing_id="api_7")
+    await conclude(book, claim)
+    page = await book.history(HistoryQuery(wallet=PAYER, status="succeeded"))
+    (record,) = page.calls
+    assert (record.pay_to, record.tx_hash, record.asset) == (PAYEE, tx_hash("settled"), USDC)
+    assert (record.rail, record.chain_id) == (Rail.X402, CHAIN)
+    (payment,) = await book.payments_of(PAYER, limit=9, offset=0)
+    assert await book.calls_of(payment.id, limit=9) == (claim.call_id,)
+
+
+async def test_a_stored_answer_is_told_with_its_call(books: Any) -> None:
+    book = await books.gateway("one")
+    claim = await opened(book, idempotency_key="key")
+    await books.answers().keep(claim.call_id, PAYER, ANSWER, now_ms=NOW_MS)
+    assert (await book.find_authorized(claim.authorization.key)).has_answer is True
+    assert (await book.find_keyed(PAYER, "key", since_ms=0)).has_answer is True
+    books.clock.ms += 24 * 3_600_000
+    assert (await book.find_authorized(claim.authorization.key)).has_answer is False
+    assert (await book.find_keyed(PAYER, "key", since_ms=0)).has_answer is False
