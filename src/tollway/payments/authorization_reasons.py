@@ -25,7 +25,6 @@ class AuthorizationReason(StrEnum):
     TOKEN = "invalid_exact_evm_eip3009_not_supported"  # noqa: S105 - a reason, not a secret
     TRANSFER_METHOD = "unsupported_transfer_method"
     MPP_METHOD = "method_unsupported"
-    WITHDRAWN = "rail_withdrawn"
 
     # It pays otherwise than asked.
     RECIPIENT = "invalid_exact_evm_payload_recipient_mismatch"
@@ -89,10 +88,6 @@ _PROBLEMS: dict[AuthorizationReason, tuple[Code, str]] = {
     AuthorizationReason.MPP_METHOD: (
         _UNSUPPORTED,
         "Of MPP only method `evm`, intent `charge`, credential type `authorization` is taken.",
-    ),
-    AuthorizationReason.WITHDRAWN: (
-        _UNSUPPORTED,
-        "This gateway cannot settle authorisations of that token now; pay by X-Payment-Tx, or another token.",
     ),
     AuthorizationReason.RECIPIENT: (_FAILED, "The authorisation pays another wallet than payTo."),
     AuthorizationReason.AMOUNT: (_FAILED, "The authorisation is not over exactly the price."),

@@ -154,6 +154,4 @@ def format_moment(seconds: int) -> str:
 
 def parse_moment(text: str) -> int:
     """The reverse, of our own texts only."""
-    return (datetime.strptime(text, "%Y-%m-%dT%H:%M:%S.000Z").replace(tzinfo=UTC) - _EPOCH) // timedelta(
-        seconds=1
-    )
+    return (datetime.fromisoformat(text) - _EPOCH) // timedelta(seconds=1)
