@@ -11,7 +11,7 @@ import secrets
 import signal
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -19,8 +19,6 @@ from typing import Self
 
 import structlog
 from prometheus_client import CollectorRegistry, make_asgi_app
-from starlette.requests import Request
-from starlette.types import ASGIApp
 
 from tollway.chain.roll_call import RollCall
 from tollway.chain.rpc import ChainEndpoints, RpcReader
@@ -28,23 +26,17 @@ from tollway.chain.rules import ChainRules
 from tollway.chain.watcher import Watcher
 from tollway.chores import Chores
 from tollway.errors import SettingsInvalid, StorageUnavailable
-from tollway.gateway.cashier import Cashier
-from tollway.gateway.forward import Passage
+from tollway.frontage import Frontage, Rooms
 from tollway.gateway.meters import Meters
-from tollway.gateway.serve import Gateway, GatewayName
-from tollway.identifiers import ChainId, ListingId, TxHash
-from tollway.identity.authenticator import Authenticator, Identity
+from tollway.identifiers import ChainId, TxHash
 from tollway.identity.front_desk import FrontDesk
 from tollway.identity.public_origin import PublicOrigin, parse_origin
 from tollway.identity.signatures import SignatureJudge
 from tollway.ledger.call import Payment
-from tollway.money import Asset
 from tollway.outbound.dialer import Dialer
 from tollway.outbound.inquirer import Inquirer
 from tollway.payments.settlement_rules import SettlementRules
-from tollway.payments.sighting import Lookout
 from tollway.payments.till import Till
-from tollway.registry.draft_rules import DraftRules
 from tollway.registry.listing import Shelf
 from tollway.settings import Settings, ensure_secret_key
 from tollway.storage.book_store import BookStore
@@ -55,21 +47,9 @@ from tollway.storage.moderation_store import ModerationStore
 from tollway.storage.sealer import Sealer
 from tollway.storage.session_store import SqlSessions
 from tollway.telemetry import Metrics
-from tollway.treasury import Treasury, make_challenger
-from tollway.web.app import build_app
-from tollway.web.authentication import make_challenge, wallet_dependency
-from tollway.web.bazaar_routes import BazaarDesk, bazaar_router
-from tollway.web.call_routes import CallRoutes
-from tollway.web.health_routes import health_router
-from tollway.web.history_routes import history_router, x402_history_router
-from tollway.web.listing_routes import ListingDesk, endpoint_judge, listing_router
-from tollway.web.listing_wire import ListingShape
+from tollway.treasury import Treasury
 from tollway.web.load_gauge import LoadGauge, read_resident_bytes
-from tollway.web.middleware import parse_proxies, read_client_address, read_request_id
-from tollway.web.nonce_meter import NonceMeter
 from tollway.web.server import HttpServer
-from tollway.web.signin_routes import signin_router
-from tollway.web.terms_wire import TermsWire
 
 _log = structlog.get_logger(__name__)
 
@@ -154,9 +134,31 @@ class House:
             now_ms=now_ms,
             entropy=secrets.token_bytes,
         )
-        self.app = self._build_app(origin)
+        self.gauge = LoadGauge(limits=limits, clock=time.monotonic, read_memory_bytes=read_resident_bytes)
+        self.metrics.calls_in_flight.set_function(lambda: self.gauge.running)
+        self.app = Frontage(self._rooms(), origin=origin, now_ms=now_ms).build()
         self.server = HttpServer(
             self.app, host=settings.listen.host, port=settings.listen.port, limits=limits
+        )
+
+    def _rooms(self) -> Rooms:
+        return Rooms(
+            settings=self.settings,
+            rules=self.rules,
+            catalog=self.catalog,
+            book=self.book,
+            sessions=self.sessions,
+            moderation=self.moderation,
+            chains=self.chains,
+            dialer=self.dialer,
+            inquirer=self.inquirer,
+            meters=self.meters,
+            till=self.till,
+            treasury=self.treasury,
+            desk=self.desk,
+            metrics=self.metrics,
+            gauge=self.gauge,
+            check_ready=self.check_ready,
         )
 
     def _settlement_rules(self) -> dict[ChainId, SettlementRules]:
@@ -190,147 +192,8 @@ class House:
             ),
         )
 
-    def _build_app(self, origin: PublicOrigin) -> ASGIApp:
-        settings, limits = self.settings, self.settings.limits
-        assert settings.secret_key is not None
-        challenger = make_challenger(settings.secret_key.reveal(), origin) if settings.mpp else None
-        gateway = Gateway(
-            name=GatewayName(
-                origin=str(origin),
-                host=origin.authority,
-                allow_private=settings.allow_private_endpoints,
-                is_bound_required=settings.require_bound_signature,
-            ),
-            catalog=self.catalog,
-            book=self.book,
-            till=self.till,
-            cashier=Cashier(
-                book=self.book,
-                answers=self.treasury.answers,
-                settlement=self.treasury.settlement,
-                challenger=challenger,
-                is_x402=settings.x402,
-                rules=self.rules,
-                limits=limits,
-                public_url=settings.public_url,
-                now_ms=now_ms,
-                entropy=secrets.token_bytes,
-            ),
-            passage=Passage(
-                dialer=self.dialer,
-                book=self.book,
-                limits=limits,
-                now_ms=now_ms,
-                public_url=settings.public_url,
-                name=origin.authority,
-                note_upstream_s=self.metrics.upstream_seconds.observe,
-            ),
-            meters=self.meters,
-            limits=limits,
-            is_blocked=self.moderation.is_blocked,
-            now_ms=now_ms,
-            entropy=secrets.token_bytes,
-        )
-        proxies = parse_proxies(settings.trusted_proxies)
-        self.gauge = LoadGauge(limits=limits, clock=time.monotonic, read_memory_bytes=read_resident_bytes)
-        self.metrics.calls_in_flight.set_function(lambda: self.gauge.running)
-        calls = CallRoutes(
-            gateway,
-            terms=TermsWire(
-                self.rules,
-                public_url=settings.public_url,
-                challenger=challenger,
-                is_x402=settings.x402,
-                now_ms=now_ms,
-            ),
-            limits=limits,
-            public_url=settings.public_url,
-            now_ms=now_ms,
-            request_id_of=lambda scope: read_request_id(scope["headers"], entropy=secrets.token_bytes),
-            client_address_of=lambda scope: read_client_address(scope, proxies),
-            note_outcome=lambda outcome: self.metrics.calls.labels(outcome).inc(),
-            gauge=self.gauge,
-        )
-        authenticator = Authenticator(self.sessions, self.desk, origin=origin, limits=limits, now_ms=now_ms)
-        wallet = wallet_dependency(authenticator, body_bytes_max=limits.control_body_bytes_max)
-        nonce_meter = NonceMeter(limits=limits)
-        return build_app(
-            call_app=calls,
-            routers=[
-                listing_router(self._listing_desk(wallet)),
-                history_router(
-                    statement=self.book,
-                    book=self.book,
-                    wallet=wallet,
-                    lookup=Lookout(self.chains, meter=self.meters).sight,
-                    find_asset=self._find_asset,
-                    now_ms=now_ms,
-                ),
-                x402_history_router(
-                    statement=self.book, wallet=wallet, find_asset=self._find_asset, now_ms=now_ms
-                ),
-                bazaar_router(
-                    BazaarDesk(
-                        catalog=self.catalog,
-                        rules=self.rules,
-                        is_offered=self._is_x402_offered,
-                        public_url=settings.public_url,
-                    )
-                ),
-                signin_router(self.desk, nonce_meter, limits=limits),
-                health_router(self.check_ready),
-            ],
-            public_url=settings.public_url,
-            limits=limits,
-            clock=time.monotonic,
-            entropy=secrets.token_bytes,
-            gauge=self.gauge,
-            challenge=make_challenge(self.desk, nonce_meter, origin=origin, chain_ids=tuple(self.rules)),
-            metrics=self.metrics,
-            trusted_proxies=settings.trusted_proxies,
-        )
-
-    def _listing_desk(self, wallet: Callable[[Request], Awaitable[Identity]]) -> ListingDesk:
-        settings = self.settings
-        assets = tuple(asset for rules in self.rules.values() for asset in rules.assets)
-        return ListingDesk(
-            catalog=self.catalog,
-            rules=DraftRules(
-                assets=assets,
-                main_networks=frozenset(
-                    chain_id for chain_id, rules in self.rules.items() if rules.kind == "main"
-                ),
-                allow_private_endpoints=settings.allow_private_endpoints,
-                judge_endpoint=endpoint_judge(allow_private=settings.allow_private_endpoints),
-            ),
-            shape=ListingShape(
-                public_url=settings.public_url,
-                assets=assets,
-                confirmations_for=lambda asset, units: self.rules[asset.chain_id].confirmations_for(
-                    asset, units
-                ),
-                is_offered=self._is_x402_offered,
-            ),
-            limits=settings.limits,
-            authenticate=wallet,
-            probe=self.dialer.probe,
-            is_blocked=self.moderation.is_blocked,
-            allowlist=settings.allowlist if settings.registration == "allowlist" else None,
-            now_ms=now_ms,
-            entropy=secrets.token_bytes,
-            is_unprotected=self.inquirer.is_unprotected,
-            fetch_document=self.inquirer.fetch_document,
-        )
-
-    def _is_x402_offered(self, asset: Asset, units: int, listing_id: ListingId) -> bool:
-        return self.settings.x402 and self.treasury.settlement.is_offered(asset, units, listing_id)
-
     async def _find_older_terms(self, shelf: Shelf, moment_ms: int) -> Shelf:
         return replace(shelf, versions=await self.catalog.terms_since(shelf.listing.id, moment_ms))
-
-    def _find_asset(self, chain_id: ChainId, key: str) -> Asset | None:
-        assets = self.rules[chain_id].assets if chain_id in self.rules else ()
-        return next((asset for asset in assets if asset.key == key), None)
 
     def _on_gone(self, payment: Payment) -> None:
         self.till.forget_payer(payment.payer)

@@ -1,0 +1,233 @@
+"""The door as it is wired: from the rooms to the ASGI application. The second half of the composition root.
+
+It creates what only the door needs, and opens, closes and runs nothing.
+"""
+
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from tollway.chain.rpc import RpcReader
+from tollway.chain.rules import ChainRules
+from tollway.gateway.cashier import Cashier
+from tollway.gateway.forward import Passage
+from tollway.gateway.meters import Meters
+from tollway.gateway.serve import Gateway, GatewayName
+from tollway.identifiers import ChainId, ListingId
+from tollway.identity.authenticator import Authenticator, Identity
+from tollway.identity.front_desk import FrontDesk
+from tollway.identity.public_origin import PublicOrigin
+from tollway.money import Asset
+from tollway.outbound.dialer import Dialer
+from tollway.outbound.inquirer import Inquirer
+from tollway.payments.sighting import Lookout
+from tollway.payments.till import Till
+from tollway.registry.draft_rules import DraftRules
+from tollway.settings import Settings
+from tollway.storage.book_store import BookStore
+from tollway.storage.catalog_store import CatalogStore
+from tollway.storage.moderation_store import ModerationStore
+from tollway.storage.session_store import SqlSessions
+from tollway.telemetry import Metrics
+from tollway.treasury import Treasury, make_challenger
+from tollway.web.app import build_app
+from tollway.web.authentication import make_challenge, wallet_dependency
+from tollway.web.bazaar_routes import BazaarDesk, bazaar_router
+from tollway.web.call_routes import CallRoutes
+from tollway.web.health_routes import health_router
+from tollway.web.history_routes import history_router, x402_history_router
+from tollway.web.listing_routes import ListingDesk, endpoint_judge, listing_router
+from tollway.web.listing_wire import ListingShape
+from tollway.web.load_gauge import LoadGauge
+from tollway.web.middleware import parse_proxies, read_client_address, read_request_id
+from tollway.web.nonce_meter import NonceMeter
+from tollway.web.signin_routes import signin_router
+from tollway.web.terms_wire import TermsWire
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rooms:
+    """What the house has opened, or will have when the first request comes."""
+
+    settings: Settings
+    rules: dict[ChainId, ChainRules]
+    catalog: CatalogStore
+    book: BookStore
+    sessions: SqlSessions
+    moderation: ModerationStore
+    chains: RpcReader
+    dialer: Dialer
+    inquirer: Inquirer
+    meters: Meters
+    till: Till
+    treasury: Treasury
+    desk: FrontDesk
+    metrics: Metrics
+    gauge: LoadGauge
+    check_ready: Callable[[], Awaitable[Mapping[str, bool]]]
+
+
+class Frontage:
+    """Built once, by the house."""
+
+    def __init__(self, rooms: Rooms, *, origin: PublicOrigin, now_ms: Callable[[], int]) -> None:
+        self._rooms = rooms
+        self._origin = origin
+        self._now_ms = now_ms
+        self._settings = rooms.settings
+        self._limits = rooms.settings.limits
+        key = rooms.settings.secret_key
+        has_mpp = rooms.settings.mpp and key is not None
+        self._challenger = make_challenger(key.reveal(), origin) if has_mpp and key is not None else None
+
+    def build(self) -> ASGIApp:
+        rooms, settings, limits = self._rooms, self._settings, self._limits
+        authenticator = Authenticator(
+            rooms.sessions, rooms.desk, origin=self._origin, limits=limits, now_ms=self._now_ms
+        )
+        wallet = wallet_dependency(authenticator, body_bytes_max=limits.control_body_bytes_max)
+        nonce_meter = NonceMeter(limits=limits)
+        return build_app(
+            call_app=self._calls(),
+            routers=[
+                listing_router(self._listing_desk(wallet)),
+                history_router(
+                    statement=rooms.book,
+                    book=rooms.book,
+                    wallet=wallet,
+                    lookup=Lookout(rooms.chains, meter=rooms.meters).sight,
+                    find_asset=self._find_asset,
+                    now_ms=self._now_ms,
+                ),
+                x402_history_router(
+                    statement=rooms.book,
+                    wallet=wallet,
+                    find_asset=self._find_asset,
+                    now_ms=self._now_ms,
+                ),
+                bazaar_router(
+                    BazaarDesk(
+                        catalog=rooms.catalog,
+                        rules=rooms.rules,
+                        is_offered=self._is_x402_offered,
+                        public_url=settings.public_url,
+                    )
+                ),
+                signin_router(rooms.desk, nonce_meter, limits=limits),
+                health_router(rooms.check_ready),
+            ],
+            public_url=settings.public_url,
+            limits=limits,
+            clock=time.monotonic,
+            entropy=secrets.token_bytes,
+            gauge=rooms.gauge,
+            challenge=make_challenge(
+                rooms.desk, nonce_meter, origin=self._origin, chain_ids=tuple(rooms.rules)
+            ),
+            metrics=rooms.metrics,
+            trusted_proxies=settings.trusted_proxies,
+        )
+
+    def _gateway(self) -> Gateway:
+        rooms, settings, limits = self._rooms, self._settings, self._limits
+        return Gateway(
+            name=GatewayName(
+                origin=str(self._origin),
+                host=self._origin.authority,
+                allow_private=settings.allow_private_endpoints,
+                is_bound_required=settings.require_bound_signature,
+            ),
+            catalog=rooms.catalog,
+            book=rooms.book,
+            till=rooms.till,
+            cashier=Cashier(
+                book=rooms.book,
+                answers=rooms.treasury.answers,
+                settlement=rooms.treasury.settlement,
+                challenger=self._challenger,
+                is_x402=settings.x402,
+                rules=rooms.rules,
+                limits=limits,
+                public_url=settings.public_url,
+                now_ms=self._now_ms,
+                entropy=secrets.token_bytes,
+            ),
+            passage=Passage(
+                dialer=rooms.dialer,
+                book=rooms.book,
+                limits=limits,
+                now_ms=self._now_ms,
+                public_url=settings.public_url,
+                name=self._origin.authority,
+                note_upstream_s=rooms.metrics.upstream_seconds.observe,
+            ),
+            meters=rooms.meters,
+            limits=limits,
+            is_blocked=rooms.moderation.is_blocked,
+            now_ms=self._now_ms,
+            entropy=secrets.token_bytes,
+        )
+
+    def _calls(self) -> CallRoutes:
+        rooms, settings, limits = self._rooms, self._settings, self._limits
+        proxies = parse_proxies(settings.trusted_proxies)
+        return CallRoutes(
+            self._gateway(),
+            terms=TermsWire(
+                rooms.rules,
+                public_url=settings.public_url,
+                challenger=self._challenger,
+                is_x402=settings.x402,
+                now_ms=self._now_ms,
+            ),
+            limits=limits,
+            public_url=settings.public_url,
+            now_ms=self._now_ms,
+            request_id_of=lambda scope: read_request_id(scope["headers"], entropy=secrets.token_bytes),
+            client_address_of=lambda scope: read_client_address(scope, proxies),
+            note_outcome=lambda outcome: rooms.metrics.calls.labels(outcome).inc(),
+            gauge=rooms.gauge,
+        )
+
+    def _listing_desk(self, wallet: Callable[[Request], Awaitable[Identity]]) -> ListingDesk:
+        rooms, settings = self._rooms, self._settings
+        assets = tuple(asset for rules in rooms.rules.values() for asset in rules.assets)
+        return ListingDesk(
+            catalog=rooms.catalog,
+            rules=DraftRules(
+                assets=assets,
+                main_networks=frozenset(
+                    chain_id for chain_id, rules in rooms.rules.items() if rules.kind == "main"
+                ),
+                allow_private_endpoints=settings.allow_private_endpoints,
+                judge_endpoint=endpoint_judge(allow_private=settings.allow_private_endpoints),
+            ),
+            shape=ListingShape(
+                public_url=settings.public_url,
+                assets=assets,
+                confirmations_for=lambda asset, units: rooms.rules[asset.chain_id].confirmations_for(
+                    asset, units
+                ),
+                is_offered=self._is_x402_offered,
+            ),
+            limits=settings.limits,
+            authenticate=wallet,
+            probe=rooms.dialer.probe,
+            is_blocked=rooms.moderation.is_blocked,
+            allowlist=settings.allowlist if settings.registration == "allowlist" else None,
+            now_ms=self._now_ms,
+            entropy=secrets.token_bytes,
+            is_unprotected=rooms.inquirer.is_unprotected,
+            fetch_document=rooms.inquirer.fetch_document,
+        )
+
+    def _is_x402_offered(self, asset: Asset, units: int, listing_id: ListingId) -> bool:
+        return self._settings.x402 and self._rooms.treasury.settlement.is_offered(asset, units, listing_id)
+
+    def _find_asset(self, chain_id: ChainId, key: str) -> Asset | None:
+        assets = self._rooms.rules[chain_id].assets if chain_id in self._rooms.rules else ()
+        return next((asset for asset in assets if asset.key == key), None)
