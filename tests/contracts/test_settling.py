@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from tollway.identifiers import Address
-from tollway.ledger.kept_answers import StoredAnswer
 from tollway.ledger.book import Claimed, Closed, Exhausted, Fenced
 from tollway.ledger.call import CallState, PaymentState, Rail
 from tollway.ledger.gas import LaneTaken
+from tollway.ledger.kept_answers import StoredAnswer
 from tollway.ledger.statement import HistoryQuery
 from tollway.testing.book_samples import (
     CHAIN,

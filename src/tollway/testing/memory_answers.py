@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from tollway.errors import StorageUnavailable
 from tollway.identifiers import Address, CallId
-from tollway.ledger.answers import StoredAnswer, encode_answer
+from tollway.ledger.kept_answers import StoredAnswer, encode_answer
 from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.testing.memory_rows import MemoryAnswer, MemoryRows
 

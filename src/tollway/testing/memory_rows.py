@@ -4,12 +4,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from tollway.identifiers import Address, CallId, ChainId, TxHash
-from tollway.ledger.answers import StoredAnswer
 from tollway.ledger.authorization import Authorization, AuthorizationKey, SettlementAttempt
 from tollway.ledger.book import Claim, Close, Finish, NonceUsed, OpenCall
 from tollway.ledger.call import TAKING, CallRecord, CallState, NewPayment, Payment, PaymentState, Rail
 from tollway.ledger.claims import NonceKey, Purse, nonce_key
 from tollway.ledger.covers import KnownAuthorization
+from tollway.ledger.kept_answers import StoredAnswer
 from tollway.ledger.parts import Parts
 from tollway.ledger.statement import HistoryQuery, HistoryStatus
 

@@ -1,0 +1,119 @@
+"""What every keeper of the gas keys' lanes promises: nonces without holes, transactions on their way, their cost."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tollway.identifiers import Address, ChainId, ListingId
+from tollway.ledger.authorization import SettlementAttempt
+from tollway.ledger.book import Claimed, Closed
+from tollway.ledger.call import CallState
+from tollway.ledger.gas import LaneTaken
+from tollway.testing.book_samples import (
+    CHAIN,
+    GAS_KEY,
+    NOW_MS,
+    attempt_of,
+    authorization_of,
+    authorized_claim,
+    close_of,
+)
+
+LISTING = ListingId("api_1")
+OTHER_KEY = Address(b"\xee" * 20)
+
+
+async def settling(book: Any, nonce: int, **fields: Any) -> SettlementAttempt:
+    """The attempt of a new call that settles."""
+    claim = authorized_claim(authorization_of())
+    assert isinstance(await book.claim(claim), Claimed)
+    attempt = attempt_of(claim, nonce, **fields)
+    close = close_of(claim, CallState.SETTLING)
+    assert isinstance(await book.settle(close, attempt=attempt, digest=None), Closed)
+    return attempt
+
+
+def bump_of(attempt: SettlementAttempt, name: str, **fields: Any) -> SettlementAttempt:
+    claim = authorized_claim(authorization_of(), call_id=attempt.call_id)
+    return attempt_of(claim, attempt.nonce, name, **{"created_ms": NOW_MS + 1, **fields})
+
+
+@pytest.fixture
+def gas(books: Any, book: Any) -> Any:
+    return books.gas()
+
+
+async def test_a_new_lane_begins_at_nonce_zero_and_goes_on_by_one(book: Any, gas: Any) -> None:
+    assert await gas.next_nonce(CHAIN, GAS_KEY) == 0
+    await settling(book, 0)
+    await settling(book, 1)
+    assert await gas.next_nonce(CHAIN, GAS_KEY) == 2
+    assert await gas.next_nonce(ChainId(1), GAS_KEY) == 0
+    assert await gas.next_nonce(CHAIN, OTHER_KEY) == 0
+
+
+async def test_a_lane_is_raised_and_never_lowered(book: Any, gas: Any) -> None:
+    assert await gas.raise_nonce(CHAIN, GAS_KEY, 7) == 7
+    assert await gas.raise_nonce(CHAIN, GAS_KEY, 3) == 7
+    assert await gas.next_nonce(CHAIN, GAS_KEY) == 7
+    assert await gas.next_nonce(CHAIN, OTHER_KEY) == 0
+    claim = authorized_claim(authorization_of())
+    await book.claim(claim)
+    close = close_of(claim, CallState.SETTLING)
+    taken = await book.settle(close, attempt=attempt_of(claim, 0), digest=None)
+    assert taken == LaneTaken(next_nonce=7)
+    assert isinstance(await book.settle(close, attempt=attempt_of(claim, 7), digest=None), Closed)
+    assert await gas.next_nonce(CHAIN, GAS_KEY) == 8
+
+
+async def test_raising_and_settling_at_once_leave_no_hole(book: Any, gas: Any) -> None:
+    await asyncio.gather(settling(book, 0), *(gas.raise_nonce(CHAIN, GAS_KEY, 0) for _ in range(5)))
+    assert await gas.next_nonce(CHAIN, GAS_KEY) == 1
+
+
+async def test_open_attempts_are_listed_by_nonce_and_age_until_their_nonce_is_mined(
+    book: Any, gas: Any
+) -> None:
+    first = await settling(book, 0)
+    second = await settling(book, 1)
+    bump = bump_of(first, "bump")
+    assert await book.add_attempt(bump) is True
+    await settling(book, 0, sender=OTHER_KEY)
+    assert await gas.open_attempts(CHAIN, GAS_KEY, limit=9) == (first, bump, second)
+    assert await gas.open_attempts(CHAIN, GAS_KEY, limit=1) == (first,)
+    assert await gas.open_attempts(ChainId(1), GAS_KEY, limit=9) == ()
+    await gas.mark_mined(CHAIN, GAS_KEY, below=0)
+    assert len(await gas.open_attempts(CHAIN, GAS_KEY, limit=9)) == 3
+    await gas.mark_mined(CHAIN, GAS_KEY, below=1)
+    assert await gas.open_attempts(CHAIN, GAS_KEY, limit=9) == (second,)
+    assert len(await gas.open_attempts(CHAIN, OTHER_KEY, limit=9)) == 1
+    assert await book.attempts_of(first.call_id) == (first, bump)
+
+
+async def test_settling_for_a_listing_costs_what_it_may_cost_until_it_is_known(book: Any, gas: Any) -> None:
+    first = await settling(book, 0, fee_max_wei=1_000)
+    second = await settling(book, 1, fee_max_wei=2_000, created_ms=NOW_MS + 5)
+    await settling(book, 2, fee_max_wei=9_000, listing_id=ListingId("api_2"))
+    await settling(book, 0, fee_max_wei=9_000, chain_id=ChainId(1))
+
+    async def spent(since_ms: int = NOW_MS) -> Any:
+        return await gas.gas_spent_wei(CHAIN, LISTING, since_ms=since_ms)
+
+    assert await spent() == 3_000
+    assert await spent(NOW_MS + 1) == 2_000
+    assert await spent(NOW_MS + 6) == 0
+    bump = bump_of(first, "bump", fee_max_wei=1_500, created_ms=NOW_MS)
+    await book.add_attempt(bump)
+    assert await spent() == 3_500  # attempts of one nonce count once
+    await gas.note_cost(bump, cost_wei=700)
+    assert await spent() == 2_700
+    await gas.note_cost(second, cost_wei=5)
+    assert await spent() == 705
+
+
+async def test_the_costs_of_a_day_add_up_beyond_64_bits(book: Any, gas: Any) -> None:
+    for nonce in range(3):
+        await settling(book, nonce, fee_max_wei=2**62 + 1)
+    spent = await gas.gas_spent_wei(CHAIN, LISTING, since_ms=0)
+    assert spent == 3 * (2**62 + 1)
