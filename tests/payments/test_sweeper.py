@@ -67,6 +67,15 @@ async def test_a_transaction_that_no_node_knows_is_sent_again(scene: SettlingSce
     assert await call.read_state() is CallState.CONSUMED
 
 
+async def test_what_had_to_be_sent_again_is_not_offered_more_at_once(scene: SettlingScene) -> None:
+    call = await leave_adrift(scene)
+    scene.chain.drop_sent(CHAIN)
+    scene.pass_time(scene.limits.fee_bump_after_s)
+    await scene.tank.refresh()
+    await sweep(scene)
+    assert len(await scene.book.attempts_of(call.claim.call_id)) == 1
+
+
 async def test_a_call_without_a_transaction_gets_one(scene: SettlingScene) -> None:
     call = await scene.claim()
     scene.chain.take_away(CHAIN)

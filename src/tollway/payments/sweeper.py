@@ -221,7 +221,7 @@ class Sweeper:
             told = case.receipts.get(attempt.tx_hash)
             if not isinstance(told, NotMined) or not told.is_pending:
                 await self._send(attempt)
-            if is_next and self._now_ms() - attempt.created_ms >= self._limits.fee_bump_after_s * 1000:
+            elif is_next and self._now_ms() - attempt.created_ms >= self._limits.fee_bump_after_s * 1000:
                 await self._bump(case, attempt)
             return
         reverted = sum(isinstance(told, ChainFacts) for told in case.receipts.values())
