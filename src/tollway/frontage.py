@@ -20,6 +20,7 @@ from tollway.gateway.serve import Gateway, GatewayName
 from tollway.identifiers import ChainId, ListingId
 from tollway.identity.authenticator import Authenticator, Identity
 from tollway.identity.front_desk import FrontDesk
+from tollway.identity.notary import Notary
 from tollway.identity.public_origin import PublicOrigin
 from tollway.money import Asset
 from tollway.outbound.dialer import Dialer
@@ -38,6 +39,7 @@ from tollway.web.app import build_app
 from tollway.web.authentication import make_challenge, wallet_dependency
 from tollway.web.bazaar_routes import BazaarDesk, bazaar_router
 from tollway.web.call_routes import CallRoutes
+from tollway.web.did_routes import did_router
 from tollway.web.health_routes import health_router
 from tollway.web.history_routes import history_router, x402_history_router
 from tollway.web.listing_routes import ListingDesk, endpoint_judge, listing_router
@@ -80,9 +82,10 @@ class Frontage:
         self._now_ms = now_ms
         self._settings = rooms.settings
         self._limits = rooms.settings.limits
-        key = rooms.settings.secret_key
-        has_mpp = rooms.settings.mpp and key is not None
-        self._challenger = make_challenger(key.reveal(), origin) if has_mpp and key is not None else None
+        assert rooms.settings.secret_key is not None  # the house made one where there was none
+        secret = rooms.settings.secret_key.reveal()
+        self._notary = Notary.derive(secret)
+        self._challenger = make_challenger(secret, origin) if rooms.settings.mpp else None
 
     def build(self) -> ASGIApp:
         rooms, settings, limits = self._rooms, self._settings, self._limits
@@ -119,6 +122,7 @@ class Frontage:
                 ),
                 signin_router(rooms.desk, nonce_meter, limits=limits),
                 health_router(rooms.check_ready),
+                did_router(authority=self._origin.authority, signer=self._notary.address),
             ],
             public_url=settings.public_url,
             limits=limits,
@@ -182,6 +186,8 @@ class Frontage:
                 public_url=settings.public_url,
                 challenger=self._challenger,
                 is_x402=settings.x402,
+                notary=self._notary,
+                offer_valid_s=limits.price_memory_s,
                 now_ms=self._now_ms,
             ),
             limits=limits,

@@ -13,9 +13,11 @@ from tollway.errors import Problem
 from tollway.gateway.cashier import find_route
 from tollway.gateway.exchange import IncomingCall, Offer
 from tollway.identifiers import ChainId
+from tollway.identity.notary import Notary
 from tollway.money import Asset
 from tollway.payments.challenge import Challenge, build_challenge
 from tollway.payments.mpp import Challenger
+from tollway.payments.offer_receipt import OFFER_RECEIPT, sign_offers
 from tollway.payments.x402 import (
     PAYMENT_IDENTIFIER,
     PAYMENT_IDENTIFIER_EXTENSION,
@@ -39,12 +41,17 @@ class TermsWire:
         challenger: Challenger | None,
         now_ms: Callable[[], int],
         is_x402: bool = True,
+        notary: Notary | None = None,
+        offer_valid_s: int = 600,
     ) -> None:
+        """`notary` signs the offers, which are good for `offer_valid_s`."""
         self._rules = rules
         self._public_url = public_url
         self._challenger = challenger
         self._now_ms = now_ms
         self._is_x402 = is_x402
+        self._notary = notary
+        self._offer_valid_s = offer_valid_s
 
     def terms_json(self, offer: Offer) -> dict[str, Any]:
         """`payment`: every number that a client needs in order to pay."""
@@ -73,12 +80,12 @@ class TermsWire:
 
     def challenge(self, offer: Offer, call: IncomingCall, problem: Problem) -> Challenge:
         """`PAYMENT-REQUIRED`, `WWW-Authenticate: Payment`, and the body's members of x402 v1."""
-        listing = offer.shelf.listing
+        resource = self._resource(offer.shelf.listing, call)
         challenge = build_challenge(
             offer.requirements,
-            self._resource(listing, call),
+            resource,
             error=problem.reason or problem.code.value,
-            extensions=_extensions(listing, call),
+            extensions=self._extensions(offer, call, resource),
             challenger=self._challenger,
             route=find_route(call),
             now_s=self._now_ms() / 1000,
@@ -96,15 +103,26 @@ class TermsWire:
             tags=listing.tags,
         )
 
+    def _extensions(
+        self, offer: Offer, call: IncomingCall, resource: Resource
+    ) -> dict[str, Mapping[str, Any]]:
+        """The provider's own document says what the call takes; sign-in is not among them, since it grants nothing
+        here."""
+        listing = offer.shelf.listing
+        extensions: dict[str, Mapping[str, Any]] = {PAYMENT_IDENTIFIER: PAYMENT_IDENTIFIER_EXTENSION}
+        described = describe_call(call.method, path=call.target.rest, openapi=listing.openapi)
+        if described is not None:
+            extensions[BAZAAR] = described
+        if self._notary is not None:
+            extensions[OFFER_RECEIPT] = sign_offers(
+                offer.requirements,
+                resource_url=resource.url,
+                now_s=self._now_ms() / 1000,
+                valid_s=self._offer_valid_s,
+                sign=self._notary.sign,
+            )
+        return extensions
+
 
 def _is_settled(asset: Asset, settled: frozenset[Asset]) -> bool:
     return asset in settled
-
-
-def _extensions(listing: Listing, call: IncomingCall) -> dict[str, Mapping[str, Any]]:
-    """The provider's own document says what the call takes; sign-in is never among them, since it grants nothing here."""
-    extensions: dict[str, Mapping[str, Any]] = {PAYMENT_IDENTIFIER: PAYMENT_IDENTIFIER_EXTENSION}
-    described = describe_call(call.method, path=call.target.rest, openapi=listing.openapi)
-    if described is not None:
-        extensions[BAZAAR] = described
-    return extensions
