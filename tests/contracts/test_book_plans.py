@@ -7,17 +7,49 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
+from tollway.ledger.call import CallState
+from tollway.ledger.kept_answers import StoredAnswer
 from tollway.ledger.statement import HistoryQuery
+from tollway.limits import Limits
+from tollway.storage.answer_store import AnswerStore
 from tollway.storage.book_store import BookStore
 from tollway.storage.database import SqliteDatabase
-from tollway.testing.book_samples import NOW_MS, PAYER, claim_on, close_of, new_payment
+from tollway.storage.gas_store import GasStore
+from tollway.storage.sealer import Sealer
+from tollway.testing.book_samples import (
+    CHAIN,
+    GAS_KEY,
+    NOW_MS,
+    PAYER,
+    attempt_of,
+    authorization_of,
+    authorized_claim,
+    claim_on,
+    close_of,
+    new_payment,
+    transfer_in,
+)
 
 # a piece of the statement -> the search that it must be
 PLANS = {
     "call.nonce IN": "uq_call_nonce (nonce=? AND tx_hash=?",
     "call.digest =": "ix_call_repeatable (payment_id=? AND digest=?",
     "call.pay_to =": "ix_call_reorged (payer=?",
-    "call.payer IN": "ix_call_reorged (payer=?",
+    "call.price_units, call.taken_units, (SELECT": "ix_call_reorged (payer=?",
+    "authorization.nonce IN": "(nonce=?",
+    "authorization.settled_block >": "ix_authorization_settled (payer=? AND settled_block>?",
+    "rail IN ('x402', 'mpp')": "ix_call_moving (payer=?",
+    "WHERE authorization.call_id IN": "uq_authorization_call_id (call_id=?",
+    "WHERE authorization.nonce = ?": "(nonce=? AND chain_id=? AND asset=? AND payer=?",
+    "WHERE is_adrift": "ix_authorization_adrift",
+    "call.owner_id = ? AND call.state = 'settling'": "ix_call_settling (owner_id=?",
+    "call.idempotency_key = ?": "ix_call_keyed (payer=? AND idempotency_key=? AND created_ms>?",
+    "settlement_attempt.call_id = ? ORDER": "(call_id=?",
+    "AND is_open": "ix_settlement_attempt_open (sender=? AND chain_id=?",
+    "max(settlement_attempt.cost_wei)": "ix_settlement_attempt_listing_time (listing_id=? AND chain_id=? AND created_ms>?",
+    "FROM gas_lane": "(sender=? AND chain_id=?",
+    "sum(answer.bytes)": "COVERING INDEX ix_answer",
+    "answer.payer = ?": "COVERING INDEX ix_answer_payer_time (payer=?",
     "call.taken_units AS units": "ix_call_repeatable (payment_id=?",
     "call_topup.payment_id IN": "ix_call_topup_payment_id (payment_id=?",
     "call.owner_id = ? AND call.state = 'forwarding'": "ix_call_forwarding (owner_id=?",
@@ -54,10 +86,38 @@ async def plans(sqlite_url: str, tmp_path: Path) -> dict[str, str]:
     await book.close(close_of(claim))
     await book.debts(PAYER)
     await book.history(HistoryQuery(wallet=PAYER))
+    await settle_some(book, database)
     book.stop()
     await writing
     await database.close()
     return found
+
+
+async def settle_some(book: BookStore, database: SqliteDatabase) -> None:
+    gas = GasStore(database)
+    limits = Limits(answers_bytes_max=40, answers_per_payer_bytes_max=40)
+    answers = AnswerStore(database, sealer=Sealer(b"1" * 32, entropy=bytes), limits=limits)
+    claims = [authorized_claim(authorization_of(), idempotency_key="key") for _ in range(2)]
+    for nonce, claim in enumerate(claims):
+        await book.claim(claim)
+        attempt = attempt_of(claim, nonce)
+        await book.settle(close_of(claim, CallState.SETTLING), attempt=attempt, digest=None)
+        await book.add_attempt(attempt_of(claim, nonce, f"bump {nonce}"))
+        await gas.note_cost(attempt, cost_wei=1)
+        await answers.keep(
+            claim.call_id, PAYER, StoredAnswer(status=200, headers=(), body=b""), now_ms=NOW_MS
+        )
+    await book.conclude(claims[0].call_id, epoch=1, transfer=transfer_in(), is_adrift=False, now_ms=NOW_MS)
+    await book.set_adrift(claims[1].call_id, epoch=1)
+    await book.unsettled(limit=5)
+    await book.recover(now_ms=NOW_MS)
+    await book.find_keyed(PAYER, "key", since_ms=0)
+    await gas.open_attempts(CHAIN, GAS_KEY, limit=5)
+    await gas.mark_mined(CHAIN, GAS_KEY, below=1)
+    await gas.gas_spent_wei(CHAIN, claims[0].listing_id, since_ms=0)
+    for claim in claims:
+        assert claim.authorization is not None
+        await book.find_authorized(claim.authorization.key)
 
 
 @pytest.mark.parametrize(("piece", "search"), PLANS.items())

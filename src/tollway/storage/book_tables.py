@@ -136,6 +136,7 @@ call_table = Table(
         "payer",
         "idempotency_key",
         "created_ms",
+        "id",
         sqlite_where=text("idempotency_key IS NOT NULL"),
         postgresql_where=text("idempotency_key IS NOT NULL"),
     ),

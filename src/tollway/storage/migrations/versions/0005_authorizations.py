@@ -30,7 +30,7 @@ def _widen_books() -> None:
     op.create_index(
         "ix_call_keyed",
         "call",
-        ["payer", "idempotency_key", "created_ms"],
+        ["payer", "idempotency_key", "created_ms", "id"],
         sqlite_where=keyed,
         postgresql_where=keyed,
     )

@@ -1,0 +1,98 @@
+"""A gateway's books behind a gate: for tests of what happens while a batch waits, fails, or loses its answer."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from tollway.errors import StorageUnavailable
+from tollway.limits import DEFAULT_LIMITS, Limits
+from tollway.storage.book_store import BookStore
+from tollway.storage.database import Database
+from tollway.testing.book_samples import NOW_MS, new_payment
+
+
+class Gate:
+    """A database whose writes wait where the test says, and fail when the test says."""
+
+    def __init__(self, database: Database) -> None:
+        self.dialect = database.dialect
+        self._database = database
+        self.before = asyncio.Event()
+        self.after = asyncio.Event()
+        self.before.set()
+        self.after.set()
+        self.begun = 0
+        self.committed = 0
+        self.fail_before: Callable[[], bool] = lambda: False
+        self.fail_after: Callable[[], bool] = lambda: False
+        self.is_away = False
+        self.flushed: list[bool] = []
+
+    async def read(self, work: Any) -> Any:
+        if self.is_away:
+            raise StorageUnavailable
+        return await self._database.read(work)
+
+    async def write(self, work: Any, *, flush: bool = True) -> Any:
+        self.begun += 1
+        self.flushed.append(flush)
+        await self.before.wait()
+        if self.is_away or self.fail_before():
+            raise StorageUnavailable
+        outcome = await self._database.write(work, flush=flush)
+        self.committed += 1
+        await self.after.wait()
+        if self.fail_after():
+            raise StorageUnavailable
+        return outcome
+
+
+class Desk:
+    """One gateway's books behind a gate."""
+
+    def __init__(self, database: Database, owner_id: str = "one", *, limits: Limits = DEFAULT_LIMITS) -> None:
+        self.sizes: list[int] = []
+        self.gate = Gate(database)
+        self.book: Any = BookStore(
+            self.gate,  # type: ignore[arg-type]
+            owner_id=owner_id,
+            now_ms=lambda: NOW_MS,
+            limits=limits,
+            on_batch=self.sizes.append,
+        )
+        self._task = asyncio.get_running_loop().create_task(self.book.run())
+
+    async def pay(self, value_units: int, name: str = "tx", **fields: Any) -> Any:
+        (payment,) = await self.book.record_payments(
+            [new_payment(value_units, name, **fields)], now_ms=NOW_MS
+        )
+        return payment
+
+    def go_away(self) -> bool:
+        """For `fail_after`: the commit is written, its answer is lost, and nothing answers any more."""
+        self.gate.is_away = True
+        return True
+
+    def come_back(self) -> None:
+        self.gate.is_away, self.gate.fail_after = False, lambda: False
+
+    async def close(self) -> None:
+        self.gate.before.set()
+        self.gate.after.set()
+        self.book.stop()
+        await self._task
+
+
+def once() -> Callable[[], bool]:
+    answers = iter([True])
+    return lambda: next(answers, False)
+
+
+async def until(is_true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not is_true():  # noqa: ASYNC110 - what is waited for has no event of its own
+            await asyncio.sleep(0)
+
+
+def start(job: Any) -> asyncio.Task[Any]:
+    return asyncio.get_running_loop().create_task(job)

@@ -1,0 +1,361 @@
+"""Settlements in the group commit: one commit for many, answers that are lost, callers who leave, gateways that race."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from tollway.errors import StorageUnavailable
+from tollway.ledger.book import AuthorizationTaken, Claimed, Closed, Fenced, NotCovered
+from tollway.ledger.call import CallState
+from tollway.ledger.gas import LaneTaken
+from tollway.storage.database import Database
+from tollway.testing.book_samples import (
+    NOW_MS,
+    PAYER,
+    attempt_of,
+    authorization_of,
+    authorized_claim,
+    claim_on,
+    close_of,
+    transfer_in,
+    tx_hash,
+)
+from tollway.testing.gated_books import Desk, once, start, until
+
+SETTLED = Closed(rest_units=None)
+
+
+@pytest.fixture
+async def desk(database: Database) -> AsyncIterator[Desk]:
+    it = Desk(database)
+    await it.book.open()
+    yield it
+    await it.close()
+    assert (await it.book.audit()).wrong == ()
+
+
+async def opened(desk: Desk, **fields: Any) -> Any:
+    claim = authorized_claim(authorization_of(4), **fields)
+    assert isinstance(await desk.book.claim(claim), Claimed)
+    return claim
+
+
+async def settle(desk: Desk, claim: Any, nonce: int = 0) -> Any:
+    close = close_of(claim, CallState.SETTLING)
+    return await desk.book.settle(close, attempt=attempt_of(claim, nonce), digest=None)
+
+
+async def settling(desk: Desk, nonce: int = 0, **fields: Any) -> Any:
+    claim = await opened(desk, **fields)
+    assert await settle(desk, claim, nonce) == SETTLED
+    return claim
+
+
+async def conclude(desk: Desk, claim: Any, name: str = "settled", **fields: Any) -> Any:
+    options = {"epoch": 1, "transfer": transfer_in(name), "is_adrift": False, "now_ms": NOW_MS}
+    return await desk.book.conclude(claim.call_id, **{**options, **fields})
+
+
+async def states(desk: Desk) -> list[str]:
+    query = text("SELECT state FROM call ORDER BY created_ms")
+    found: list[str] = await desk.gate.read(lambda c: list(c.execute(query).scalars()))
+    return found
+
+
+async def adrift_ids(desk: Desk) -> list[str]:
+    return [one.call_id for one in await desk.book.unsettled(limit=99)]
+
+
+async def test_many_settlements_and_conclusions_share_a_commit_that_is_flushed(desk: Desk) -> None:
+    claims = [await opened(desk) for _ in range(10)]
+    desk.sizes.clear()
+    desk.gate.flushed.clear()
+    await asyncio.gather(*(settle(desk, claim, n) for n, claim in enumerate(claims)))
+    await asyncio.gather(*(conclude(desk, claim, f"tx {n % 3}") for n, claim in enumerate(claims)))
+    assert (desk.sizes, desk.gate.flushed) == ([10, 10], [True, True])
+    assert await states(desk) == ["consumed"] * 10
+    values = [(await desk.book.find_payments(tx_hash(f"tx {n}")))[0].value_units for n in range(3)]
+    assert values == [16, 12, 12]
+
+
+async def test_claims_settlements_and_conclusions_of_one_batch_see_each_other(desk: Desk) -> None:
+    running, ending = await opened(desk), await settling(desk)
+    late = authorized_claim(authorization_of(4), balance_units=11)
+    desk.gate.before.clear()
+    plug = start(desk.book.claim(claim_on(None)))
+    await until(lambda: desk.gate.flushed[-1:] == [True] and desk.sizes[-1:] == [1])
+    jobs = [start(settle(desk, running, 1)), start(conclude(desk, ending)), start(desk.book.claim(late))]
+    await asyncio.sleep(0)
+    desk.gate.before.set()
+    outcomes = await asyncio.gather(*jobs)
+    await plug
+    assert desk.sizes[-1] == 3
+    assert outcomes == [SETTLED, CallState.CONSUMED, NotCovered(held_units=8)]
+
+
+async def test_a_settlement_whose_answer_was_lost_is_looked_up_not_repeated(desk: Desk) -> None:
+    claims = [await opened(desk) for _ in range(3)]
+    desk.gate.fail_after = once()
+    outcomes = await asyncio.gather(
+        settle(desk, claims[0], 0), settle(desk, claims[1], 1), settle(desk, claims[2], 7)
+    )
+    assert outcomes == [SETTLED, SETTLED, LaneTaken(next_nonce=2)]
+    assert await states(desk) == ["settling", "settling", "forwarding"]
+    assert len(await desk.book.attempts_of(claims[0].call_id)) == 1
+    assert await desk.book.recover(now_ms=NOW_MS) == 0
+
+
+async def test_a_settlement_that_lost_its_answer_is_not_taken_for_another(desk: Desk) -> None:
+    """The call settles with one transaction; one that was never stored must not be broadcast."""
+    claim = await settling(desk)
+    desk.gate.fail_before = once()
+    assert await settle(desk, claim, 1) == Fenced()
+
+
+@pytest.mark.parametrize("name", ["settled", None])
+async def test_a_conclusion_whose_answer_was_lost_is_looked_up_not_repeated(
+    desk: Desk, name: str | None
+) -> None:
+    claim = await settling(desk)
+    transfer = None if name is None else transfer_in(name)
+    ends = CallState.RELEASED if transfer is None else CallState.CONSUMED
+    desk.gate.fail_after = once()
+    assert await conclude(desk, claim, transfer=transfer) is ends
+    payments = await desk.book.find_payments(tx_hash("settled"))
+    assert [one.value_units for one in payments] == ([] if transfer is None else [4])
+    desk.gate.fail_before = once()
+    assert await conclude(desk, claim, "another") is None
+
+
+async def test_a_claim_whose_answer_was_lost_is_looked_up_not_repeated(desk: Desk) -> None:
+    claims = [authorized_claim(authorization_of(4), balance_units=8) for _ in range(3)]
+    desk.gate.fail_after = once()
+    outcomes = await asyncio.gather(*(desk.book.claim(claim) for claim in claims))
+    assert [type(one) for one in outcomes] == [Claimed, Claimed, NotCovered]
+    assert await states(desk) == ["forwarding"] * 2
+
+
+async def test_one_bad_settlement_does_not_fail_the_others(desk: Desk) -> None:
+    first, second, third = [await opened(desk) for _ in range(3)]
+    await settle(desk, first)
+    twin = attempt_of(second, 1, f"{first.call_id} 0")  # the hash of another's transaction
+    close = close_of(second, CallState.SETTLING)
+    outcomes = await asyncio.gather(
+        desk.book.settle(close, attempt=twin, digest=None),
+        settle(desk, third, 1),
+        conclude(desk, first),
+        return_exceptions=True,
+    )
+    assert isinstance(outcomes[0], StorageUnavailable)
+    assert outcomes[1:] == [SETTLED, CallState.CONSUMED]
+    assert await states(desk) == ["consumed", "forwarding", "settling"]
+
+
+# Calls that nobody here waits for
+
+
+@pytest.mark.parametrize("gate", ["before", "after"])
+async def test_a_settlement_whose_caller_left_is_adrift_soon(desk: Desk, gate: str) -> None:
+    claim = await opened(desk)
+    getattr(desk.gate, gate).clear()
+    job = start(settle(desk, claim))
+    await asyncio.sleep(0)
+    job.cancel()
+    await asyncio.gather(job, return_exceptions=True)
+    getattr(desk.gate, gate).set()
+    await desk.book.claim(claim_on(None))
+    assert (await states(desk))[0] == "settling"
+    assert await adrift_ids(desk) == []
+    assert await desk.book.recover(now_ms=NOW_MS) == 1
+    assert await adrift_ids(desk) == [claim.call_id]
+
+
+async def test_a_settlement_of_unknown_outcome_is_given_up_by_whoever_asked(desk: Desk) -> None:
+    claim = await opened(desk)
+    desk.gate.fail_after = desk.go_away
+    with pytest.raises(StorageUnavailable):
+        await settle(desk, claim)
+    with pytest.raises(StorageUnavailable):
+        await desk.book.set_adrift(claim.call_id, epoch=1)
+    desk.come_back()
+    assert await states(desk) == ["settling"]
+    await desk.book.wait_closed(timeout_s=60)
+    assert await desk.book.recover(now_ms=NOW_MS) == 1
+    assert await adrift_ids(desk) == [claim.call_id]
+
+
+async def test_a_settlement_that_was_not_written_leaves_a_call_that_may_be_closed(desk: Desk) -> None:
+    claim = await opened(desk)
+    desk.gate.is_away = True
+    with pytest.raises(StorageUnavailable):
+        await settle(desk, claim)
+    desk.come_back()
+    assert await desk.book.close(close_of(claim, CallState.RELEASED)) == SETTLED
+    assert await states(desk) == ["released"]
+
+
+async def test_a_settlement_that_was_not_written_and_is_given_up_becomes_unknown(desk: Desk) -> None:
+    claim = await opened(desk)
+    desk.gate.is_away = True
+    with pytest.raises(StorageUnavailable):
+        await settle(desk, claim)
+    desk.come_back()
+    assert await desk.book.set_adrift(claim.call_id, epoch=1) is False
+    assert await desk.book.recover(now_ms=NOW_MS) == 1
+    assert await states(desk) == ["unknown"]
+
+
+async def test_a_conclusion_that_found_no_database_leaves_the_call_to_whoever_waits(desk: Desk) -> None:
+    claim = await settling(desk)
+    desk.gate.is_away = True
+    with pytest.raises(StorageUnavailable):
+        await conclude(desk, claim)
+    desk.come_back()
+    assert await desk.book.recover(now_ms=NOW_MS) == 0
+    assert await conclude(desk, claim) is CallState.CONSUMED
+
+
+async def test_the_shutdown_waits_for_settlements_and_not_for_those_adrift(desk: Desk) -> None:
+    first, second = await settling(desk, 0), await settling(desk, 1)
+    waiting = start(desk.book.wait_closed(timeout_s=60))
+    await conclude(desk, first)
+    assert not waiting.done()
+    await desk.book.set_adrift(second.call_id, epoch=1)
+    await waiting
+
+
+async def test_what_settles_is_still_written_while_the_books_close(desk: Desk) -> None:
+    claim = await opened(desk)
+    desk.gate.before.clear()
+    plug = start(desk.book.claim(claim_on(None)))
+    await until(lambda: desk.sizes[-2:] == [1, 1])
+    desk.book.stop()
+    job = start(settle(desk, claim))
+    await asyncio.sleep(0)
+    desk.gate.before.set()
+    assert await job == SETTLED
+    await plug
+
+
+async def test_another_gateway_that_died_leaves_its_settlements_adrift(database: Database) -> None:
+    dead, living = Desk(database, "dead"), Desk(database, "living")
+    for one in (dead, living):
+        await one.book.renew_ownership(now_ms=NOW_MS)
+    claim = await settling(dead)
+    await dead.close()
+    if (
+        database.dialect == "postgresql"
+    ):  # there a lease must run out first, which the contract of recovery shows
+        await database.write(
+            lambda c: c.execute(text("UPDATE gateway_owner SET seen_ms = 0 WHERE id = 'dead'"))
+        )
+        living.book._lease._steady_from_ms = 0
+    assert await living.book.recover(now_ms=NOW_MS) == 1
+    assert await adrift_ids(living) == [claim.call_id]
+    await living.close()
+
+
+# Gateways that race
+
+
+async def test_fifty_authorisations_at_two_gateways_buy_what_the_balance_covers(database: Database) -> None:
+    desks = [Desk(database, "one"), Desk(database, "two")]
+    for number in range(4):
+        payer = type(PAYER)(bytes([number + 1]) * 20)
+        claims = [authorized_claim(authorization_of(10, payer=payer), balance_units=79) for _ in range(50)]
+        outcomes = await asyncio.gather(*(desks[n % 2].book.claim(claim) for n, claim in enumerate(claims)))
+        kinds = [type(one) for one in outcomes]
+        assert (kinds.count(Claimed), kinds.count(NotCovered)) == (7, 43)
+    for desk in desks:
+        await desk.close()
+    assert (await desks[0].book.audit()).wrong == ()
+
+
+async def test_one_authorisation_at_two_gateways_opens_one_call(database: Database) -> None:
+    desks = [Desk(database, "one"), Desk(database, "two")]
+    for _ in range(4):
+        authorization = authorization_of(10)
+        outcomes = await asyncio.gather(
+            *(desk.book.claim(authorized_claim(authorization)) for desk in desks * 25)
+        )
+        kinds = [type(one) for one in outcomes]
+        assert (kinds.count(Claimed), kinds.count(AuthorizationTaken)) == (1, 49)
+    for desk in desks:
+        await desk.close()
+
+
+async def test_two_gateways_on_one_lane_take_every_nonce_once(database: Database) -> None:
+    """A gas key belongs to all gateways of a database; whoever is late asks for the next nonce again."""
+    desks = [Desk(database, "one"), Desk(database, "two")]
+
+    async def settle_some(desk: Desk) -> None:
+        for _ in range(10):
+            claim, nonce = await opened(desk), 0
+            while isinstance(outcome := await settle(desk, claim, nonce), LaneTaken):
+                nonce = outcome.next_nonce
+            assert outcome == SETTLED
+
+    await asyncio.gather(*(settle_some(desk) for desk in desks * 2))
+    query = text("SELECT nonce FROM settlement_attempt ORDER BY nonce")
+    nonces = await database.read(lambda c: list(c.execute(query).scalars()))
+    assert nonces == list(range(40))
+    for desk in desks:
+        await desk.close()
+
+
+async def test_two_gateways_conclude_into_one_payment_without_loss(database: Database) -> None:
+    desks = [Desk(database, "one"), Desk(database, "two")]
+    settled = [(desk, await settling(desk, n)) for n, desk in enumerate(desks * 8)]
+    done = await asyncio.gather(*(conclude(desk, claim) for desk, claim in settled))
+    assert done == [CallState.CONSUMED] * 16
+    (payment,) = await desks[0].book.find_payments(tx_hash("settled"))
+    assert (payment.value_units, payment.taken_units, payment.calls) == (64, 64, 16)
+    for desk in desks:
+        await desk.close()
+    assert (await desks[0].book.audit()).wrong == ()
+
+
+async def test_claims_at_one_gateway_and_conclusions_at_another_never_overspend(database: Database) -> None:
+    """The balance was 40 in block 100; ten times 4 are on their way, and leave in block 101."""
+    desks = [Desk(database, "one"), Desk(database, "two")]
+    running = [await settling(desks[0], n) for n in range(10)]
+    fresh = [authorized_claim(authorization_of(4), balance_units=40) for _ in range(10)]
+    outcomes = await asyncio.gather(
+        *(conclude(desks[0], claim) for claim in running),
+        *(desks[1].book.claim(claim) for claim in fresh),
+    )
+    assert outcomes[10:] == [NotCovered(held_units=40)] * 10
+    for desk in desks:
+        await desk.close()
+
+
+async def test_a_sweeper_and_a_gateway_that_gives_up_conclude_once(database: Database) -> None:
+    desks = [Desk(database, "one"), Desk(database, "two")]
+    for number in range(5):
+        claim, name = await settling(desks[0], number, method="POST"), f"tx {number}"
+        await asyncio.gather(
+            desks[0].book.set_adrift(claim.call_id, epoch=1),
+            conclude(desks[0], claim, name),
+            *(conclude(desk, claim, name, is_adrift=True) for desk in desks * 2),
+        )
+        await conclude(desks[1], claim, name, is_adrift=True)
+        (payment,) = await desks[0].book.find_payments(tx_hash(name))
+        assert payment.value_units == 4
+    for desk in desks:
+        await desk.close()
+    assert (await desks[0].book.audit()).wrong == ()
+
+
+async def test_the_audit_finds_an_authorised_call_that_took_without_paying(
+    database: Database, desk: Desk
+) -> None:
+    claim = await settling(desk)
+    for wrong in ("state = 'consumed'", "taken_units = 1"):
+        await database.write(
+            lambda c, wrong=wrong: c.execute(text(f"UPDATE call SET {wrong} WHERE id = '{claim.call_id}'"))
+        )
+        assert len((await desk.book.audit()).wrong) == 1
+        await database.write(lambda c: c.execute(text("UPDATE call SET state = 'settling', taken_units = 0")))
