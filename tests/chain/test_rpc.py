@@ -451,6 +451,21 @@ async def test_a_transfer_that_reverts_is_an_answer(make_node, make_reader) -> N
     assert (facts.gas_estimate, facts.is_used, facts.balance) == (None, True, 0)
 
 
+async def test_an_estimate_beside_a_revert_counts_for_nothing(make_node, make_reader) -> None:
+    script, url = await make_node()
+    know_authorization(script, simulation=REVERT)
+    assert (await ask_authorization(await make_reader(url))).gas_estimate is None
+
+
+async def test_a_revert_beside_a_transfer_without_an_estimate_is_no_agreement(make_node, make_reader) -> None:
+    first, first_url = await make_node()
+    second, second_url = await make_node()
+    know_authorization(first, estimate=REVERT)
+    know_authorization(second, simulation=REVERT)
+    with pytest.raises(ChainUnavailable):
+        await ask_authorization(await make_reader(first_url, second_url, agreement_min=2))
+
+
 async def test_a_revert_of_a_megabyte_is_cut(make_node, make_reader) -> None:
     script, url = await make_node()
     bomb = {"!error": {"code": 3, "message": "execution reverted", "data": "0x" + "ab" * 2**20}}
@@ -569,7 +584,9 @@ async def test_without_enough_nodes_no_use_is_not_said(make_node, make_reader) -
     second, second_url = await make_node()
     first.answers |= {"eth_getLogs": [], "eth_blockNumber": "0xa"}
     second.http = fail
-    assert await find_use(await make_reader(first_url, second_url)) is None
+    reader = await make_reader(first_url, second_url)
+    assert [await find_use(reader) for _ in range(3)] == [None] * 3
+    assert len(second.batches) == 1  # known to be down, it is not waited for
     with pytest.raises(ChainUnavailable):
         await find_use(await make_reader(first_url, second_url, agreement_min=2))
 
@@ -647,6 +664,21 @@ async def test_a_transaction_goes_to_one_node_after_another_until_one_takes_it(
     assert await reader.send_transaction(CHAIN, RAW) is None
     assert seen == [["0x" + RAW.hex()]]
     assert [len(script.batches) for script in scripts] == [1, 1, 0]
+
+
+async def test_no_node_is_sent_a_transaction_twice(make_node, make_reader) -> None:
+    scripts, urls = zip(*[await make_node() for _ in range(2)], strict=True)
+
+    async def hang_up(request: web.Request) -> web.Response:
+        assert request.transport is not None
+        request.transport.close()
+        return web.Response()
+
+    for script in scripts:
+        script.http = hang_up
+    with pytest.raises(ChainUnavailable):
+        await (await make_reader(*urls)).send_transaction(CHAIN, RAW)
+    assert [len(script.batches) for script in scripts] == [1, 1]
 
 
 async def test_a_node_that_has_the_transaction_already_has_taken_it(make_node, make_reader) -> None:

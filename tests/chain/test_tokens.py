@@ -257,6 +257,12 @@ FOREIGN = replace(TRANSFER, address=OTHER)
             id="the transfer belongs to the other authorisation",
         ),
         pytest.param((USED, USED, TRANSFER), False, id="said twice"),
+        pytest.param((USED, TRANSFER, USED), False, id="said twice, around its transfer"),
+        pytest.param(
+            (USED_OTHER, TRANSFER, USED, replace(TO_OTHER, removed=True), TRANSFER),
+            True,
+            id="a removed event between",
+        ),
     ],
 )
 def test_a_receipt_settles_an_authorisation_by_its_own_transfer_only(
