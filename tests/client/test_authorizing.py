@@ -527,11 +527,18 @@ def test_it_comes_before_credit_and_whatever_rail_is_wanted():
 
 # ---- Before anything is signed.
 
+ON_BASE = {
+    "network": "eip155:8453",
+    "token": "0x833589fCD6eDb6E08f4c7C32D4f71b54bdA02913",
+    "extra": {"name": "USD Coin", "version": "2"},
+}
+"""A token that is known for sure, on a chain that was not named."""
+
 REFUSED_OFFERS = {
     "another symbol": ({"symbol": "USDT"}, CannotPay),
     "other decimals": ({"decimals": 5}, CannotPay),
     "another domain than the token's": ({"extra": {"name": "Other", "version": "2"}}, CannotPay),
-    "a chain of no node": ({"network": "eip155:8453"}, CannotPay),
+    "a chain of no node": (ON_BASE, CannotPay),
     "too dear": ({"amount": "10001"}, PriceAboveMax),
     "more than there is": ({"amount": "10000"}, CannotPay),
 }
@@ -549,7 +556,7 @@ def test_the_gateways_numbers_are_not_believed(name):
 
 
 def test_the_next_offer_is_taken_where_the_first_cannot_be_kept():
-    elsewhere = {**X402, "network": "eip155:8453"}
+    elsewhere = {**X402, **ON_BASE}
     world = World(asks("payment_required", elsewhere, X402), SERVED)
     world.call()
     assert world.signed[0].asset.chain_id == CHAIN

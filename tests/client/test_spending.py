@@ -7,19 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from tollway.client import authorization_rows, spending
+from tollway.client import spending
 from tollway.client.quote import Cap
 from tollway.client.spending import SpendingStore
-from tollway.client.steps import (
-    AuthorizationState,
-    NonceTaken,
-    OverBudget,
-    PaidAlready,
-    SignedAuthorization,
-    Stored,
-    Transfer,
-    TransferState,
-)
+from tollway.client.steps import NonceTaken, OverBudget, PaidAlready, Stored, Transfer, TransferState
 from tollway.errors import StorageUnavailable
 from tollway.identifiers import Address, ChainId, TxHash
 from tollway.money import Asset
@@ -237,84 +228,6 @@ def test_a_newer_or_broken_file_is_refused(store, store_path):
     store_path.write_bytes(b"not a database, surely" * 100)
     with pytest.raises(StorageUnavailable):
         store.all_of(PAYER)
-
-
-def authorization(number: int, **changes) -> SignedAuthorization:
-    told = {
-        "nonce": bytes([number]) * 32,
-        "proof": f"proof {number}",
-        "asset": USDC,
-        "payer": PAYER,
-        "pay_to": Address(b"\x22" * 20),
-        "gateway": GATEWAY,
-        "amount": 10_000,
-        "valid_before": 1_700_000_090,
-        **changes,
-    }
-    return SignedAuthorization(**told)
-
-
-OPEN, REQUEST = AuthorizationState.OPEN, b"\x0e" * 32
-
-
-@pytest.mark.parametrize("state", list(AuthorizationState))
-def test_an_authorisation_counts_as_spent_until_it_is_released(store, state):
-    budget = Cap.parse("0.01 USDC")
-    assert store.store_authorization(authorization(1), request=REQUEST, budget=budget) == Stored()
-    store.learn_authorization(authorization(1).nonce, state, None)
-    is_free = state is AuthorizationState.RELEASED
-    second = store.store_authorization(authorization(2), request=REQUEST, budget=budget)
-    assert (second == Stored()) is is_free
-    assert isinstance(store.store(transfer(3), budget=budget), OverBudget)
-    store.learn_authorization(authorization(2).nonce, AuthorizationState.RELEASED, None)
-    assert (store.store(transfer(3), budget=budget) == Stored()) is is_free
-
-
-def test_an_authorisation_that_the_budget_refuses_leaves_nothing(store):
-    store.store(transfer(1), budget=None)
-    told = store.store_authorization(authorization(1), request=REQUEST, budget=Cap.parse("0.015 USDC"))
-    assert told == OverBudget(spent_atto=10**16, budget_atto=15 * 10**15)
-    assert store.authorizations_of(PAYER) == ()
-
-
-def test_an_open_authorisation_is_for_the_same_request_and_one_asker_at_a_time(store_path):
-    clock = [1_700_000_000_000]
-    store = SpendingStore(store_path, now_ms=lambda: clock[0])
-    first = authorization(1)
-    store.store_authorization(first, request=REQUEST, budget=None)
-
-    def ask(request=REQUEST, payer=PAYER, left=()):
-        return store.recall_authorization(payer=payer, request=request, left=left)
-
-    assert ask() is None  # whoever signed it is still at it
-    assert ask(left=(first.nonce,)) == first
-    assert ask() is None
-    store.learn_authorization(first.nonce, OPEN, None)
-    assert ask(request=b"\x0f" * 32) is None
-    assert ask(payer=Address(b"\x02" * 20)) is None
-    assert ask() == first
-    assert ask() is None
-    clock[0] += authorization_rows.LEASE_MS  # its process is gone
-    assert ask() == first
-
-
-def test_an_outcome_is_kept_and_the_proof_is_not(store):
-    first, paid = authorization(1), TxHash(b"\x0a" * 32)
-    store.store_authorization(first, request=REQUEST, budget=None)
-    store.learn_authorization(first.nonce, AuthorizationState.CHARGED, paid)
-    for state in (OPEN, AuthorizationState.RELEASED):
-        store.learn_authorization(first.nonce, state, None)
-    assert not store.abandon_authorization(first.nonce)
-    (kept,) = store.authorizations_of(PAYER)
-    assert kept == replace(first, state=AuthorizationState.CHARGED, tx_hash=paid, proof="")
-    assert store.recall_authorization(payer=PAYER, request=REQUEST) is None
-    assert first.proof.encode() not in store.path.read_bytes()
-
-
-def test_the_same_nonce_is_never_stored_twice(store):
-    store.store_authorization(authorization(1), request=REQUEST, budget=None)
-    with pytest.raises(StorageUnavailable):
-        store.store_authorization(authorization(1), request=REQUEST, budget=None)
 
 
 RACER = """

@@ -53,6 +53,32 @@ Store = Annotated[
     Path | None,
     typer.Option("--store", envvar="TOLLWAY_STORE", help="The file of payments made by this wallet."),
 ]
+MaxPrice = Annotated[
+    str | None,
+    typer.Option(
+        "--max-price",
+        envvar="TOLLWAY_MAX_PRICE",
+        help='The most it may cost: "0.05 USDC". Default: 1 dollar.',
+    ),
+]
+Budget = Annotated[
+    str | None,
+    typer.Option(
+        "--budget", envvar="TOLLWAY_BUDGET", help='The most this wallet may spend in all: "5 USDC".'
+    ),
+]
+Rail = Annotated[
+    RailChoice,
+    typer.Option(
+        "--rail",
+        envvar="TOLLWAY_RAIL",
+        help="What pays when no credit is left: tx, a transaction; x402, an authorisation without gas.",
+    ),
+]
+Chains = Annotated[
+    list[int] | None,
+    typer.Option("--chain", help="Pay by authorisations on this chain, without a node. Repeatable."),
+]
 DEFAULT_GATEWAY = "http://127.0.0.1:8402"
 
 
@@ -193,31 +219,12 @@ def call(
     header: Annotated[
         list[str] | None, typer.Option("--header", "-H", help="Name: value, repeatable.")
     ] = None,
-    max_price: Annotated[
-        str | None,
-        typer.Option(
-            "--max-price",
-            envvar="TOLLWAY_MAX_PRICE",
-            help='The most it may cost: "0.05 USDC". Default: 1 dollar.',
-        ),
-    ] = None,
-    budget: Annotated[
-        str | None,
-        typer.Option(
-            "--budget", envvar="TOLLWAY_BUDGET", help='The most this wallet may spend in all: "5 USDC".'
-        ),
-    ] = None,
+    max_price: MaxPrice = None,
+    budget: Budget = None,
     prepay: Annotated[
         int, typer.Option("--prepay", min=1, help="Pay for so many calls at once, by a transaction.")
     ] = 1,
-    rail: Annotated[
-        RailChoice,
-        typer.Option(
-            "--rail",
-            envvar="TOLLWAY_RAIL",
-            help="What pays when no credit is left: tx, a transaction; x402, an authorisation without gas.",
-        ),
-    ] = "auto",
+    rail: Rail = "auto",
     idempotency_key: Annotated[str | None, typer.Option("--idempotency-key")] = None,
     output: Annotated[
         str | None, typer.Option("--output", "-o", help="Write the body here as it is; - is stdout.")
@@ -228,10 +235,7 @@ def call(
             "--rpc", envvar="TOLLWAY_RPC", help="Chain nodes: URL, or CHAINID=URL; several with commas."
         ),
     ] = "",
-    chain: Annotated[
-        list[int] | None,
-        typer.Option("--chain", help="Pay by authorisations on this chain, without a node. Repeatable."),
-    ] = None,
+    chain: Chains = None,
     wait_s: Annotated[float, typer.Option("--wait", min=1, help="Seconds to wait for the payment.")] = 180.0,
     store: Store = None,
     gateway: Gateway = DEFAULT_GATEWAY,

@@ -80,10 +80,7 @@ class _Sent:
 
 def pay_flow(purse: Purse, rules: Rules) -> Flow[Paid]:
     """One call. Ends with its answer, whatever that says, or raises a `CallerFailure`."""
-    if not 1 <= rules.prepay <= PREPAY_MAX:
-        raise ValueError(f"prepay is a number of calls from 1 to {PREPAY_MAX}")
-    if rules.prepay > 1 and rules.rail == "x402":
-        raise ValueError("an authorisation pays one call; prepay needs the rail tx or auto")
+    _check(rules)
     left = yield from _show_left_over(rules)
     if left is not None:
         return left
@@ -110,8 +107,7 @@ def pay_flow(purse: Purse, rules: Rules) -> Flow[Paid]:
                 case Paid():
                     return verdict
                 case Short():
-                    told = Terms.read(verdict.answer)
-                    terms = terms if told.is_empty else told
+                    terms = Terms.read(verdict.answer).or_else(terms)
                     short = verdict
                 case NotCounted():
                     refused.append((transfer, verdict))
@@ -152,6 +148,14 @@ def pay_flow(purse: Purse, rules: Rules) -> Flow[Paid]:
     raise PaymentPending(
         "Other calls of this wallet spent what was paid for this one. Repeat it, or pay for more calls at once."
     )
+
+
+def _check(rules: Rules) -> None:
+    """Raises ValueError for rules that make no sense."""
+    if not 1 <= rules.prepay <= PREPAY_MAX:
+        raise ValueError(f"prepay is a number of calls from 1 to {PREPAY_MAX}")
+    if rules.prepay > 1 and rules.rail == "x402":
+        raise ValueError("an authorisation pays one call; prepay needs the rail tx or auto")
 
 
 def _raise_if_unspendable(transfer: Transfer, verdict: Verdict | None) -> None:

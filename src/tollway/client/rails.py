@@ -37,6 +37,10 @@ class Terms:
     def is_empty(self) -> bool:
         return not (self.tx or self.x402)
 
+    def or_else(self, earlier: Self | None) -> Self | None:
+        """These, unless they name no way at all."""
+        return earlier if self.is_empty else self
+
     @property
     def payees(self) -> tuple[Address, ...]:
         told = [*(offer.pay_to for offer in self.tx), *(offer.pay_to for offer in self.x402)]

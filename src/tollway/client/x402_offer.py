@@ -171,12 +171,12 @@ def encode_payment(
     payment: dict[str, object] = {
         "x402Version": 2,
         "payload": {"signature": "0x" + signature.hex(), "authorization": authorization},
-        "accepted": json.loads(offer.accepted),
+        "accepted": from_json(offer.accepted),
     }
     if offer.resource is not None:
-        payment["resource"] = json.loads(offer.resource)
+        payment["resource"] = from_json(offer.resource)
     if offer.extensions is not None:
-        payment["extensions"] = json.loads(offer.extensions)
+        payment["extensions"] = from_json(offer.extensions)
     return base64.b64encode(_encode_json(payment).encode()).decode()
 
 
