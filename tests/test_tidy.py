@@ -33,6 +33,7 @@ TESTED_ELSEWHERE: dict[str, tuple[str, ...]] = {
         "ledger/statement.py",
         "storage/audit.py",
         "storage/book_page.py",
+        "storage/book_reader.py",
         "storage/book_rows.py",
         "storage/book_store.py",
         "storage/book_tables.py",
@@ -43,6 +44,14 @@ TESTED_ELSEWHERE: dict[str, tuple[str, ...]] = {
         "storage/recovery.py",
         "storage/statement_store.py",
     ),
+    "contracts/test_authorizations.py": (
+        "ledger/authorization.py",
+        "storage/authorization_store.py",
+        "storage/authorization_tables.py",
+    ),
+    "contracts/test_settling.py": ("storage/settling.py",),
+    "contracts/test_gas.py": ("ledger/gas.py", "storage/gas_store.py"),
+    "contracts/test_answers.py": ("ledger/kept_answers.py", "storage/answer_store.py"),
     "contracts/test_catalog.py": (
         "registry/catalog.py",
         "storage/catalog_rows.py",

@@ -110,6 +110,7 @@ async def settle_some(book: BookStore, database: SqliteDatabase) -> None:
     await book.conclude(claims[0].call_id, epoch=1, transfer=transfer_in(), is_adrift=False, now_ms=NOW_MS)
     await book.set_adrift(claims[1].call_id, epoch=1)
     await book.unsettled(limit=5)
+    await book.attempts_of(claims[1].call_id)
     await book.recover(now_ms=NOW_MS)
     await book.find_keyed(PAYER, "key", since_ms=0)
     await gas.open_attempts(CHAIN, GAS_KEY, limit=5)

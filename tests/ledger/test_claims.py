@@ -8,19 +8,30 @@ import pytest
 
 from tollway.identifiers import Address, TxHash
 from tollway.ledger.book import (
+    AuthorizationTaken,
     Claim,
     Claimed,
     Exhausted,
     InDebt,
     NonceUsed,
+    NotCovered,
     NotFirst,
     PlainEnded,
     UnfinalLimit,
     Unspendable,
 )
 from tollway.ledger.call import CallState, Payment, PaymentState
-from tollway.ledger.claims import check_units, decide_claims, nonce_key, purse_of, purses_short
-from tollway.testing.book_samples import CHAIN, PAYEE, PAYER, USDC, claim_on
+from tollway.ledger.claims import Purse, check_units, decide_claims, nonce_key, purse_of, purses_short
+from tollway.ledger.covers import KnownAuthorization
+from tollway.testing.book_samples import (
+    CHAIN,
+    PAYEE,
+    PAYER,
+    USDC,
+    authorization_of,
+    authorized_claim,
+    claim_on,
+)
 
 NONCE = b"\x07" * 32
 
@@ -49,6 +60,7 @@ def decide(
     nonces: Any = None,
     debts: Any = None,
     unfinal_max_nano: Any = None,
+    authorizations: Any = (),
 ) -> Any:
     return decide_claims(
         claims,
@@ -56,6 +68,7 @@ def decide(
         nonces=nonces or {},
         debts=debts or {},
         unfinal_max_nano=unfinal_max_nano or {},
+        authorizations=authorizations,
     )
 
 
@@ -230,3 +243,55 @@ def test_a_nonce_counts_once_within_a_batch() -> None:
     decisions, debits = decide([first, second], shown)
     assert decisions[1].outcome == NonceUsed(call_id=first.call_id, state=CallState.FORWARDING)
     assert [one.taken_units for one in debits] == [1]
+
+
+# Authorisations
+
+
+def test_an_authorisation_in_debt_or_taken_is_told_so_before_its_cover() -> None:
+    claim = authorized_claim(authorization_of(4), balance_units=0)
+    key = claim.authorization.key if claim.authorization else None
+    assert key is not None
+    used = KnownAuthorization(
+        key=key, call_id=claim.call_id, state=CallState.UNKNOWN, price_units=4, settled_block=None
+    )
+    debts = {Purse(CHAIN, USDC, PAYER, PAYEE): 3}
+
+    def outcome(**options: Any) -> Any:
+        (decision,), debits = decide([claim], **options)
+        assert (dict(decision.parts), debits) == ({}, ())
+        return decision.outcome
+
+    taken = AuthorizationTaken(call_id=claim.call_id, state=CallState.UNKNOWN)
+    assert outcome(authorizations=[used], debts=debts) == taken
+    assert outcome(debts=debts) == InDebt(units=3)
+    assert outcome() == NotCovered(held_units=0)
+
+
+@pytest.mark.parametrize(("price", "is_granted"), [(3, True), (4, False)])
+def test_what_is_about_to_move_counts_as_not_final(price: int, is_granted: bool) -> None:
+    running = KnownAuthorization(
+        key=authorization_of().key,
+        call_id=claim_on(None).call_id,
+        state=CallState.SETTLING,
+        price_units=4,
+        settled_block=None,
+    )
+    unfinal = payment(1, 9, taken_units=3, state=PaymentState.UNFINAL)
+    stranger = payment(2, 9, taken_units=9, state=PaymentState.UNFINAL, payer=Address(b"\x01" * 20))
+    (decision,), _ = decide(
+        [authorized_claim(authorization_of(price))],
+        unfinal,
+        stranger,
+        authorizations=[running],
+        unfinal_max_nano={"USDC": 10_000},
+    )
+    assert isinstance(decision.outcome, Claimed) is is_granted
+
+
+def test_claims_by_payment_and_by_authorisation_in_one_batch_do_not_touch_each_other() -> None:
+    shown = payment(1, 10)
+    claims = [claim_on(shown, 10), authorized_claim(authorization_of(10), balance_units=10)]
+    decisions, debits = decide(claims, shown)
+    assert [type(one.outcome) for one in decisions] == [Claimed, Claimed]
+    assert [one.taken_units for one in debits] == [10]
