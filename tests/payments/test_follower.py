@@ -1,17 +1,18 @@
 """Waiting for receipts: many at once in one question, deep enough, through trouble."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from tollway.chain.reader import ChainFacts
-from tollway.identifiers import TxHash, keccak256
-from tollway.payments.follower import Follower
+from tollway.chain.reader import ChainFacts, NotMined
+from tollway.identifiers import Address, ChainId, TxHash, keccak256
+from tollway.payments.follower import ROUNDS_UNTIL_ALL, Follower
 from tollway.testing.authorization_samples import CHAIN
 from tollway.testing.memory_chain import MemoryChain, Transaction
 from tollway.testing.settling_scene import TOKEN
 
+LANE = Address(b"\x01" * 20)
 HASHES = [TxHash(keccak256(b"%d" % n)) for n in range(30)]
 
 
@@ -43,16 +44,48 @@ async def rounds(chain: MemoryChain, count: int) -> None:
 
 async def test_all_who_wait_share_one_question(chain: MemoryChain, follower: Follower) -> None:
     chain.mine(CHAIN, *map(transaction, HASHES))
-    facts = await asyncio.gather(*(follower.wait_mined(CHAIN, one, depth=1) for one in HASHES))
+    facts = await asyncio.gather(*(follower.wait_mined(CHAIN, one, lane=LANE, depth=1) for one in HASHES))
     assert [one.tx_hash for one in facts] == HASHES
-    assert chain.questions <= 2
+    assert chain.questions <= 3
+
+
+async def test_one_that_is_never_mined_does_not_hide_those_behind_it(
+    chain: MemoryChain, follower: Follower
+) -> None:
+    async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+        stuck = group.create_task(follower.wait_mined(CHAIN, HASHES[0], lane=LANE, depth=1))
+        await rounds(chain, 1)
+        chain.mine(CHAIN, transaction(HASHES[1]))
+        behind = await follower.wait_mined(CHAIN, HASHES[1], lane=LANE, depth=1)
+        assert behind.tx_hash == HASHES[1]
+        assert not stuck.done()
+        stuck.cancel()
+
+
+async def test_of_a_lane_only_the_first_is_asked_about_while_it_waits(
+    chain: MemoryChain, follower: Follower
+) -> None:
+    asked: list[int] = []
+    fetch = chain.fetch_receipts
+
+    async def count(chain_id: ChainId, hashes: Sequence[TxHash]) -> dict[TxHash, ChainFacts | NotMined]:
+        asked.append(len(hashes))
+        return await fetch(chain_id, hashes)
+
+    chain.fetch_receipts = count  # type: ignore[method-assign,assignment]  # the fake's own hook
+    async with asyncio.TaskGroup() as group:
+        waiting = [group.create_task(follower.wait_mined(CHAIN, one, lane=LANE, depth=1)) for one in HASHES]
+        await rounds(chain, 2 * ROUNDS_UNTIL_ALL)
+        for task in waiting:
+            task.cancel()
+    assert asked.count(1) >= len(asked) - 3
 
 
 async def test_waits_for_depth_and_through_a_chain_that_is_away(
     chain: MemoryChain, follower: Follower
 ) -> None:
     async with asyncio.timeout(5), asyncio.TaskGroup() as group:
-        waiting = group.create_task(follower.wait_mined(CHAIN, HASHES[0], depth=2))
+        waiting = group.create_task(follower.wait_mined(CHAIN, HASHES[0], lane=LANE, depth=2))
         await rounds(chain, 2)
         chain.mine(CHAIN, transaction(HASHES[0]))
         await rounds(chain, 2)
@@ -68,7 +101,7 @@ async def test_waits_for_depth_and_through_a_chain_that_is_away(
 async def test_nobody_waits_so_nothing_is_asked(chain: MemoryChain, follower: Follower) -> None:
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.005):
-            await follower.wait_mined(CHAIN, HASHES[0], depth=1)
+            await follower.wait_mined(CHAIN, HASHES[0], lane=LANE, depth=1)
     await asyncio.sleep(0.005)
     asked = chain.questions
     await asyncio.sleep(0.01)
@@ -85,4 +118,4 @@ async def test_a_bug_in_one_answer_does_not_end_it(chain: MemoryChain, follower:
     chain.fetch_receipts = fail  # type: ignore[method-assign,assignment]  # the fake's own hook
     chain.mine(CHAIN, transaction(HASHES[0]))
     async with asyncio.timeout(5):
-        assert (await follower.wait_mined(CHAIN, HASHES[0], depth=1)).tx_hash == HASHES[0]
+        assert (await follower.wait_mined(CHAIN, HASHES[0], lane=LANE, depth=1)).tx_hash == HASHES[0]

@@ -1,5 +1,8 @@
 """Waits for transactions to be mined, for everybody at once: one question a chain and round, whoever is waiting.
 
+Transactions of one sender are mined in order, so mostly only the first of each lane is asked about, and the others once
+that one is mined.
+
 It says what the chain says of a transaction that is mined deep enough, and nothing else: not whether it paid. A chain
 that does not answer is asked again; only who waits decides how long that is worth it.
 """
@@ -13,12 +16,14 @@ import structlog
 
 from tollway.chain.reader import ChainFacts, NotMined, SettlementChain
 from tollway.errors import ChainUnavailable
-from tollway.identifiers import ChainId, TxHash
+from tollway.identifiers import Address, ChainId, TxHash
 
 PAUSE_MIN_S = 0.005
 PAUSE_MAX_S = 1.0
 PAUSE_GROWTH = 1.5
 BATCH_MAX = 100
+ROUNDS_UNTIL_ALL = 5
+"""A first one that can never be mined (its nonce went to another) must not hide those behind it."""
 
 _log = structlog.get_logger(__name__)
 
@@ -26,6 +31,7 @@ _log = structlog.get_logger(__name__)
 @dataclass(slots=True, eq=False, kw_only=True)
 class _Watch:
     tx_hash: TxHash
+    lane: Address
     depth: int
     future: asyncio.Future[ChainFacts]
 
@@ -35,6 +41,7 @@ class _Street:
     """Who waits on one chain. `has_news`: somebody came since the last round."""
 
     watches: list[_Watch] = field(default_factory=list)
+    rounds: int = 0
     has_news: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -60,10 +67,14 @@ class Follower:
             for chain_id, street in self._streets.items():
                 group.create_task(self._walk(chain_id, street))
 
-    async def wait_mined(self, chain_id: ChainId, tx_hash: TxHash, *, depth: int) -> ChainFacts:
-        """The transaction, once it lies `depth` blocks deep on the canonical chain. Waits for ever: bring a deadline."""
+    async def wait_mined(
+        self, chain_id: ChainId, tx_hash: TxHash, *, lane: Address, depth: int
+    ) -> ChainFacts:
+        """The transaction, once it lies `depth` blocks deep on the canonical chain. Waits for ever: bring a deadline.
+        `lane`: its sender; those of one lane come in the order of their nonces, more or less."""
         street = self._streets[chain_id]
-        watch = _Watch(tx_hash=tx_hash, depth=depth, future=asyncio.get_running_loop().create_future())
+        future: asyncio.Future[ChainFacts] = asyncio.get_running_loop().create_future()
+        watch = _Watch(tx_hash=tx_hash, lane=lane, depth=depth, future=future)
         street.watches.append(watch)
         street.has_news.set()
         try:
@@ -88,17 +99,35 @@ class Follower:
             pause_s = min(pause_s * PAUSE_GROWTH, self._pause_max_s)
 
     async def _ask(self, chain_id: ChainId, street: _Street) -> None:
-        """One round: everybody is asked about once, the longest waiting first."""
-        wanted = list(dict.fromkeys(watch.tx_hash for watch in street.watches))
-        for start in range(0, len(wanted), BATCH_MAX):
+        """One round: the first of each lane, and everybody else of a lane whose first is mined."""
+        street.rounds += 1
+        if street.rounds % ROUNDS_UNTIL_ALL == 0:
+            await self._ask_about(chain_id, list(street.watches))
+            return
+        first: dict[Address, _Watch] = {}
+        for watch in street.watches:
+            first.setdefault(watch.lane, watch)
+        moving = await self._ask_about(chain_id, list(first.values()))
+        rest = [w for w in street.watches if w.lane in moving and w is not first.get(w.lane)]
+        await self._ask_about(chain_id, rest)
+
+    async def _ask_about(self, chain_id: ChainId, watches: list[_Watch]) -> set[Address]:
+        """Tells those whose transaction is deep enough; returns the lanes with one that is mined."""
+        moving: set[Address] = set()
+        for start in range(0, len(watches), BATCH_MAX):
+            batch = watches[start : start + BATCH_MAX]
+            wanted = list(dict.fromkeys(watch.tx_hash for watch in batch))
             try:
-                told = await self._chains.fetch_receipts(chain_id, wanted[start : start + BATCH_MAX])
+                told = await self._chains.fetch_receipts(chain_id, wanted)
             except ChainUnavailable:
                 continue
-            for watch in street.watches:
+            for watch in batch:
                 facts = told.get(watch.tx_hash)
-                if facts is not None and is_deep(facts, depth=watch.depth) and not watch.future.done():
-                    watch.future.set_result(facts)
+                if isinstance(facts, ChainFacts):
+                    moving.add(watch.lane)
+                    if is_deep(facts, depth=watch.depth) and not watch.future.done():
+                        watch.future.set_result(facts)
+        return moving
 
 
 def is_deep(facts: ChainFacts | NotMined, *, depth: int) -> TypeGuard[ChainFacts]:

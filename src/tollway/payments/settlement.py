@@ -157,6 +157,7 @@ class Settlement:
             sender=ZERO_ADDRESS if lane is None else lane.key.address,
             calldata=encode_call(authorization),
             gas=self._limits.settlement_gas_max,
+            valid_after=authorization.valid_after,
         )
 
     # ---- At the upstream's head.
@@ -323,7 +324,9 @@ class Settlement:
         for part_s in (first_s, wait_s - first_s):
             try:
                 async with asyncio.timeout(part_s):
-                    return await self._follower.wait_mined(attempt.chain_id, attempt.tx_hash, depth=depth)
+                    return await self._follower.wait_mined(
+                        attempt.chain_id, attempt.tx_hash, lane=attempt.sender, depth=depth
+                    )
             except TimeoutError:
                 if part_s == first_s:
                     await self._broadcast(attempt)
@@ -377,4 +380,6 @@ def _name_failure(authorization: Authorization, facts: AuthorizationFacts) -> Au
         return AuthorizationReason.EXPIRED
     if facts.balance < authorization.base_units:
         return AuthorizationReason.INSUFFICIENT_BALANCE
+    if authorization.valid_after >= facts.head_time:
+        return AuthorizationReason.NOT_YET_VALID
     return AuthorizationReason.SIMULATION_FAILED
