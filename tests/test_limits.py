@@ -78,6 +78,7 @@ HELD_BY = {
     "answers_per_payer_bytes_max": "contracts/test_answers.py::test_the_oldest_of_a_payer_goes_first",
     "answers_bytes_max": "contracts/test_answers.py::test_the_oldest_of_all_goes_where_the_house_is_full",
     "answer_ttl_s": "contracts/test_answers.py::test_an_answer_is_kept_for_a_day",
+    "answer_collect_s": "gateway/test_relay.py::test_an_answer_that_trickles_is_not_waited_for",
     "drain_deadline_s": "web/test_server.py::test_stopping_does_not_wait_for_ever",
     "owner_lease_s": "contracts/test_recovery.py::test_a_gateway_that_renews_is_alive_whatever_its_clock_says",
     "owner_renew_s": "live/test_kill.py::test_a_living_gateway_settles_what_a_dead_one_left",

@@ -100,6 +100,7 @@ class Limits:
     answers_per_payer_bytes_max: int = 64 * MIB
     answers_bytes_max: int = 1024 * MIB
     answer_ttl_s: int = 86_400
+    answer_collect_s: float = 30.0  # reading an answer to its end while its caller waits for "unknown"
 
     # Life of the process.
     drain_deadline_s: float = 30.0

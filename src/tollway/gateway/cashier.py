@@ -14,31 +14,41 @@ from functools import partial
 import structlog
 
 from tollway.chain.rules import ChainRules
-from tollway.errors import Code, Problem, StorageUnavailable
-from tollway.gateway.cargo import Cargo
-from tollway.gateway.exchange import Answer, Declined, IncomingCall, Offer
+from tollway.errors import Problem
+from tollway.gateway.exchange import Answer, Declined, IncomingCall
 from tollway.gateway.refusals import (
     NOT_COVERED,
     RAIL_WITHDRAWN,
     authorization_used,
     decline,
     in_debt_to,
+    in_progress,
+    may_ask,
 )
 from tollway.gateway.replays import Replays, find_token_asset
+from tollway.gateway.sale import PendingSettlement, Purchase, Sale, Settler
 from tollway.gateway.trip import ClaimRefused, Ticket
 from tollway.identifiers import Address, CallId, ChainId, format_id
 from tollway.ledger.authorization import Authorization, AuthorizedCall, Cover, Dialect
-from tollway.ledger.book import AuthorizationTaken, Book, Claim, Claimed, Close, InDebt, NotCovered
+from tollway.ledger.book import (
+    AuthorizationTaken,
+    Book,
+    Claim,
+    Claimed,
+    ClaimOutcome,
+    InDebt,
+    NotCovered,
+)
 from tollway.ledger.call import CallState
-from tollway.ledger.kept_answers import Answers, StoredAnswer
+from tollway.ledger.kept_answers import Answers
 from tollway.limits import Limits
 from tollway.money import Asset, Price
 from tollway.payments.authorization_reasons import AuthorizationReason, explain_authorization
-from tollway.payments.challenge import encode_failure
+from tollway.payments.eip3009 import recover_signer
 from tollway.payments.mpp import Challenger, Route
 from tollway.payments.presented import Presented, match_requirement, parse_presented
 from tollway.payments.requirement import Requirement, current_requirements, list_requirements
-from tollway.payments.settlement import Settlement, SettlementOrder, SettlementOutcome
+from tollway.payments.settlement import Settlement
 from tollway.payments.terms import Tariff
 from tollway.registry.listing import Listing
 
@@ -48,20 +58,6 @@ PATH_LENGTH_MAX = 2_048
 
 CheckCustomer = Callable[[Address, Price, Asset], Problem | None]
 """Whether this wallet may make this call now at that price: blocked, too dear, too many failures, too fast."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sale:
-    """One call that shows an authorisation. `key`: of idempotency, from its header or x402's payment-identifier.
-    `known`: the call that holds this very authorisation already."""
-
-    call: IncomingCall
-    listing: Listing
-    presented: Presented
-    offer: Offer
-    cargo: Cargo
-    key: str | None
-    known: AuthorizedCall | None
 
 
 class Cashier:
@@ -83,7 +79,7 @@ class Cashier:
     ) -> None:
         """`challenger` None: MPP is off. `is_x402` False: x402 is."""
         self._book = book
-        self._answers = answers
+        self._settler = Settler(book=book, answers=answers, settlement=settlement, now_ms=now_ms)
         self._replays = Replays(
             book=book, answers=answers, rules=rules, limits=limits, public_url=public_url, now_ms=now_ms
         )
@@ -94,6 +90,7 @@ class Cashier:
         self._limits = limits
         self._now_ms = now_ms
         self._entropy = entropy
+        self._claiming: set[tuple[Address, str]] = set()
 
     def quote(self, tariff: Tariff, listing: Listing) -> tuple[Requirement, ...]:
         """What a 402 offers: the current price, on every rail that can be settled now."""
@@ -114,32 +111,28 @@ class Cashier:
         return presented
 
     async def find_known(self, presented: Presented) -> AuthorizedCall | None:
-        """The call that holds this very authorisation. Raises `StorageUnavailable`."""
-        known = await self._replays.find_known(presented)
-        return None if known is None or known.state is CallState.RELEASED else known
+        """The call that holds this authorisation, or whose money it moved. Raises `StorageUnavailable`."""
+        return await self._replays.find_known(presented)
 
     async def admit(
         self, sale: Sale, tariffs: Sequence[Tariff], check_customer: CheckCustomer
     ) -> "Answer | Declined | Admission":
         """Everything up to the claim. Raises `ChainUnavailable` and `StorageUnavailable`: nothing was taken."""
         if sale.known is not None:
-            answer = await self._replays.answer(sale.call, sale.cargo, sale.known)
+            answer = await self._replays.answer(sale.call, sale.cargo, sale.presented, sale.known)
             return answer or await self._admit_again(sale, sale.known, tariffs)
         matched = match_requirement(sale.presented, self._requirements(sale, tariffs))
         if isinstance(matched, Problem):
             return decline(matched, sale.offer)
         requirement, authorization = matched
-        problem = check_customer(authorization.payer, requirement.price, requirement.asset)
-        if problem is not None:
-            return decline(problem, sale.offer)
-        cover = await self._check(sale, requirement, authorization)
+        cover = await self._check_buyer(sale, requirement, authorization, check_customer)
         if isinstance(cover, Problem):
-            return decline(cover, sale.offer)
+            return await self._refuse(cover, sale, authorization)
         if sale.key is not None:
             earlier = await self._replays.find_keyed(sale.call, sale.cargo, authorization.payer, sale.key)
             if earlier is not None:
                 return earlier
-        purchase = _Purchase(sale=sale, requirement=requirement, authorization=authorization)
+        purchase = Purchase(sale=sale, requirement=requirement, authorization=authorization)
         return Admission(payer=authorization.payer, take=partial(self._take, purchase, cover))
 
     def _requirements(self, sale: Sale, tariffs: Sequence[Tariff]) -> tuple[Requirement, ...]:
@@ -150,6 +143,34 @@ class Cashier:
             now_ms=self._now_ms(),
             limits=self._limits,
         )
+
+    async def _check_buyer(
+        self,
+        sale: Sale,
+        requirement: Requirement,
+        authorization: Authorization,
+        check_customer: CheckCustomer,
+    ) -> Cover | Problem:
+        """A wallet whose key signed is looked at before any chain is asked; a contract only once it is known to have
+        signed: nobody may use up a wallet's rate in its name."""
+        domain = requirement.asset.domain
+        is_signed = domain is not None and recover_signer(authorization, domain) == authorization.payer
+        check = partial(check_customer, authorization.payer, requirement.price, requirement.asset)
+        problem = check() if is_signed else None
+        if problem is not None:
+            return problem
+        cover = await self._check(sale, requirement, authorization)
+        problem = None if is_signed or isinstance(cover, Problem) else check()
+        return problem or cover
+
+    async def _refuse(self, problem: Problem, sale: Sale, authorization: Authorization) -> Declined:
+        """While the chain was asked, the same authorisation may have been claimed, or have paid; then nobody is asked
+        to pay again."""
+        declined = decline(problem, sale.offer)
+        if declined.offer is None:
+            return declined
+        known = await self._replays.find_known(sale.presented)
+        return declined if known is None else self._replays.say_running(known)
 
     async def _check(
         self, sale: Sale, requirement: Requirement, authorization: Authorization
@@ -165,10 +186,10 @@ class Cashier:
 
     # ---- The claim, once a connection is held.
 
-    async def _take(self, purchase: "_Purchase", cover: Cover) -> Ticket:
+    async def _take(self, purchase: Purchase, cover: Cover) -> Ticket:
         """Claims the authorisation for this call. Raises ClaimRefused; then nothing was taken."""
         claim = self._claim_of(purchase, cover)
-        outcome = await self._book.claim(claim)
+        outcome = await self._claim(claim)
         match outcome:
             case Claimed():
                 return self._ticket(claim.call_id, outcome, purchase)
@@ -182,8 +203,25 @@ class Cashier:
             case _:
                 raise AssertionError(f"no outcome of a claim on an authorisation: {outcome}")
 
+    async def _claim(self, claim: Claim) -> ClaimOutcome:
+        """Of two calls with one idempotency key that come at once, one is claimed: between the last look for the key
+        and the commit that names it nobody else looks. On another gateway somebody may (the key protects its owner)."""
+        if claim.payer is None or claim.idempotency_key is None:
+            return await self._book.claim(claim)
+        name = (claim.payer, claim.idempotency_key)
+        if name in self._claiming:
+            raise ClaimRefused(Declined(problem=in_progress(None)))
+        self._claiming.add(name)
+        try:
+            earlier = await self._replays.find_earlier(*name)
+            if earlier is not None:
+                raise ClaimRefused(Declined(problem=in_progress(earlier.call_id)))
+            return await self._book.claim(claim)
+        finally:
+            self._claiming.discard(name)
+
     async def _say_taken(
-        self, purchase: "_Purchase", call_id: CallId, state: CallState, digest: bytes
+        self, purchase: Purchase, call_id: CallId, state: CallState, digest: bytes
     ) -> Declined:
         """Somebody was faster with the same authorisation; mostly the same request, sent twice at once."""
         known = await self._book.find_authorized(purchase.authorization.key)
@@ -191,7 +229,7 @@ class Cashier:
             return self._replays.say_running(known)
         return Declined(problem=authorization_used(call_id, state))
 
-    def _claim_of(self, purchase: "_Purchase", cover: Cover) -> Claim:
+    def _claim_of(self, purchase: Purchase, cover: Cover) -> Claim:
         sale, requirement, authorization = purchase.sale, purchase.requirement, purchase.authorization
         call, listing = sale.call, sale.listing
         return Claim(
@@ -222,9 +260,11 @@ class Cashier:
             cover=cover,
         )
 
-    def _ticket(self, call_id: CallId, claimed: Claimed, purchase: "_Purchase") -> Ticket:
+    def _ticket(self, call_id: CallId, claimed: Claimed, purchase: Purchase) -> Ticket:
         requirement, authorization = purchase.requirement, purchase.authorization
-        keep = partial(self._keep, call_id, authorization.payer) if purchase.sale.key is not None else None
+        keep = None
+        if purchase.sale.key is not None:
+            keep = partial(self._settler.keep, call_id, authorization.payer)
         return Ticket(
             call_id=call_id,
             claimed=claimed,
@@ -238,36 +278,9 @@ class Cashier:
             note_unsettled=_nothing,
             dialect=authorization.dialect,
             challenge_id=authorization.challenge_id,
-            settling=_PendingSettlement(self, purchase, call_id, claimed.epoch),
+            settling=PendingSettlement(self._settler, purchase, call_id, claimed.epoch),
             keep=keep,
         )
-
-    async def settle(self, purchase: "_Purchase", close: Close) -> SettlementOutcome:
-        sale, authorization = purchase.sale, purchase.authorization
-        body_hash = sale.cargo.final_hash
-        digest = None if body_hash is None else sale.call.digest_for(authorization.payer, body_hash)
-        order = SettlementOrder(
-            authorization=authorization,
-            asset=purchase.requirement.asset,
-            close=close,
-            listing_id=sale.listing.id,
-            digest=digest,
-        )
-        return await self._settlement.settle(order)
-
-    async def leave(
-        self, purchase: "_Purchase", call_id: CallId, epoch: int, answer: StoredAnswer | None
-    ) -> None:
-        if answer is not None:
-            await self._keep(call_id, purchase.authorization.payer, answer)
-        await self._book.set_adrift(call_id, epoch=epoch)
-
-    async def _keep(self, call_id: CallId, payer: Address, answer: StoredAnswer) -> None:
-        """Losing an answer costs a repeat, never money: it must not break the answer that is on its way."""
-        try:
-            await self._answers.keep(call_id, payer, answer, now_ms=self._now_ms())
-        except StorageUnavailable:
-            _log.warning("answer_not_kept", call_id=call_id)
 
     # ---- The same proof again.
 
@@ -290,11 +303,17 @@ class Cashier:
         if known.state is CallState.UNKNOWN:  # its money has not moved yet, and must still be able to
             cover = await self._check(sale, requirement, authorization)
             if isinstance(cover, Problem):
-                return decline(cover, sale.offer)
-        purchase = _Purchase(sale=sale, requirement=requirement, authorization=authorization)
+                return self._hold(cover, known)
+        purchase = Purchase(sale=sale, requirement=requirement, authorization=authorization)
         return Admission(payer=authorization.payer, take=partial(self._take_again, purchase, known))
 
-    async def _take_again(self, purchase: "_Purchase", known: AuthorizedCall) -> Ticket:
+    def _hold(self, problem: Problem, known: AuthorizedCall) -> Declined:
+        """An earlier run was sent, and what it did is unknown: never a demand to pay again."""
+        if may_ask(problem):
+            problem = authorization_used(known.call_id, known.state)
+        return Declined(problem=problem)
+
+    async def _take_again(self, purchase: Purchase, known: AuthorizedCall) -> Ticket:
         outcome = await self._book.reopen(known.call_id, epoch=known.epoch, now_ms=self._now_ms())
         if not isinstance(outcome, Claimed):
             raise ClaimRefused(Declined(problem=authorization_used(known.call_id, known.state)))
@@ -308,48 +327,6 @@ class Admission:
 
     payer: Address
     take: Callable[[], Awaitable[Ticket]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Purchase:
-    sale: Sale
-    requirement: Requirement
-    authorization: Authorization
-
-
-class _PendingSettlement:
-    """See `Settling`."""
-
-    __slots__ = ("_call_id", "_cashier", "_epoch", "_purchase")
-
-    def __init__(self, cashier: Cashier, purchase: _Purchase, call_id: CallId, epoch: int) -> None:
-        self._cashier = cashier
-        self._purchase = purchase
-        self._call_id = call_id
-        self._epoch = epoch
-
-    async def settle(self, close: Close) -> SettlementOutcome:
-        return await self._cashier.settle(self._purchase, close)
-
-    async def leave(self, answer: StoredAnswer | None) -> None:
-        await self._cashier.leave(self._purchase, self._call_id, self._epoch, answer)
-
-    def refuse(self, reason: str) -> Declined:
-        authorization = self._purchase.authorization
-        problem = Problem(
-            code=Code.PAYMENT_SETTLEMENT_FAILED,
-            detail="The payment surely did not move any money, so the answer was dropped.",
-            reason=reason,
-            payment_state="released",
-        )
-        failure = encode_failure(
-            authorization.dialect,
-            network_chain_id=authorization.chain_id,
-            payer=authorization.payer,
-            reason=reason,
-        )
-        headers = [] if failure is None else [failure]
-        return Declined(problem=problem, offer=self._purchase.sale.offer, headers=headers)
 
 
 def find_route(call: IncomingCall) -> Route:

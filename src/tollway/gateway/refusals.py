@@ -9,7 +9,7 @@ from aiohttp import ServerDisconnectedError
 
 from tollway.errors import Code, FieldError, Problem, TollwayError, UpstreamBadResponse
 from tollway.gateway.exchange import BodyRefused, CallerGone, Declined, IncomingCall, Offer
-from tollway.identifiers import Address, CallId
+from tollway.identifiers import Address, CallId, TxHash
 from tollway.ledger.call import CallState, Payment
 from tollway.money import Asset, Price
 from tollway.payments.terms import Due
@@ -157,9 +157,11 @@ def ask_payment(offer: Offer) -> Problem:
 
 def decline(problem: Problem, offer: Offer) -> Declined:
     """Terms ride along only with refusals that may ask for money."""
-    if problem.code in _ASKING:
-        return Declined(problem=problem, offer=offer)
-    return Declined(problem=problem)
+    return Declined(problem=problem, offer=offer if may_ask(problem) else None)
+
+
+def may_ask(problem: Problem) -> bool:
+    return problem.code in _ASKING
 
 
 def insufficient(payment: Payment, asset: Asset, due: Due, *, rest_units: int) -> Problem:
@@ -227,7 +229,20 @@ def authorization_used(call_id: CallId | None, state: CallState) -> Problem:
     )
 
 
-def in_progress(call_id: CallId) -> Problem:
+def authorization_became_credit(call_id: CallId, transaction: TxHash) -> Problem:
+    """Its money moved when nobody could be given the answer any more."""
+    return Problem(
+        code=Code.PAYMENT_ALREADY_USED,
+        detail="The money of this authorisation has moved after its call was given up, and is credit now: repeat the "
+        f"call with X-Payment-Tx: {transaction} and X-Signature. Do not pay again.",
+        reason="authorization_became_credit",
+        call_id=call_id,
+        payment_state="released",
+        members={"callIds": [call_id], "transaction": str(transaction)},
+    )
+
+
+def in_progress(call_id: CallId | None) -> Problem:
     return Problem(
         code=Code.IDEMPOTENCY_IN_PROGRESS,
         detail="This very request is still running; ask again in a moment with the same proof.",

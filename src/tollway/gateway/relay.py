@@ -4,6 +4,7 @@ A body is never held whole, except one that is kept and small enough. What the a
 before.
 """
 
+import asyncio
 from collections.abc import Callable
 
 from tollway.errors import UpstreamBadResponse, UpstreamTimeout
@@ -68,14 +69,15 @@ class Relay:
         return Answer(status=response.status, headers=headers, first=first, rest=body)
 
     async def collect(self, shipment: Shipment, response: UpstreamResponse) -> StoredAnswer | None:
-        """The whole answer, for later; None when it is too large, or breaks off."""
+        """The whole answer, for later; None when it is too large, takes too long, or breaks off. A caller waits."""
         body = bytearray()
         try:
-            while chunk := await response.read_chunk():
-                body += chunk
-                if len(body) > self._limits.answer_bytes_max:
-                    return None
-        except (UpstreamBadResponse, UpstreamTimeout):
+            async with asyncio.timeout(self._limits.answer_collect_s):
+                while chunk := await response.read_chunk():
+                    body += chunk
+                    if len(body) > self._limits.answer_bytes_max:
+                        return None
+        except (UpstreamBadResponse, UpstreamTimeout, TimeoutError):
             return None
         headers = _without_length(self._caller_headers(shipment, response))
         return StoredAnswer(status=response.status, headers=tuple(headers), body=bytes(body))

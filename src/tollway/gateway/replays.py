@@ -10,7 +10,13 @@ from dataclasses import replace
 from tollway.chain.rules import ChainRules
 from tollway.gateway.cargo import Cargo
 from tollway.gateway.exchange import Answer, Declined, Headers, IncomingCall
-from tollway.gateway.refusals import KEY_REUSED, OUTCOME_UNKNOWN, authorization_used, in_progress
+from tollway.gateway.refusals import (
+    KEY_REUSED,
+    OUTCOME_UNKNOWN,
+    authorization_became_credit,
+    authorization_used,
+    in_progress,
+)
 from tollway.identifiers import Address, CallId, ChainId
 from tollway.ledger.authorization import Authorization, AuthorizationKey, AuthorizedCall
 from tollway.ledger.book import Book, KeyedCall
@@ -19,6 +25,7 @@ from tollway.ledger.kept_answers import Answers, StoredAnswer
 from tollway.limits import Limits
 from tollway.money import Asset
 from tollway.payments.challenge import encode_receipt
+from tollway.payments.eip3009 import recover_signer
 from tollway.payments.presented import Presented
 
 SAFE_METHODS = frozenset({"GET", "HEAD"})
@@ -47,23 +54,44 @@ class Replays:
     # ---- The same proof.
 
     async def find_known(self, presented: Presented) -> AuthorizedCall | None:
-        """The call that this authorisation was claimed for. Its nonce is public on the chain; only the signature
-        proves that it is the authorisation itself which is shown."""
+        """The call that holds this authorisation, or whose money it moved; None when it may still pay for anything.
+
+        A nonce may be seen on the chain: whoever shows it with a signature that is neither the one that was claimed
+        nor by the payer's own key learns nothing here."""
         tokens = (presented.token,) if presented.token is not None else self._tokens_on(presented.chain_id)
         for token in tokens:
             key = AuthorizationKey(presented.chain_id, "0x" + token.hex(), presented.payer, presented.nonce)
             known = await self._book.find_authorized(key)
-            if known is not None and known.authorization.signature == presented.signature:
+            if known is None or (known.state is CallState.RELEASED and known.transfer is None):
+                continue
+            if _is_signature_of(presented, known) or self._is_by_owner(presented, known):
                 return known
         return None
 
+    def _is_by_owner(self, presented: Presented, known: AuthorizedCall) -> bool:
+        """Signed anew by the payer's key: wallets do that where the protocol gives the nonce (MPP)."""
+        asset = find_token_asset(self._rules, known.authorization)
+        if asset is None or asset.domain is None:
+            return False
+        shown = replace(
+            known.authorization,
+            payee=presented.payee,
+            base_units=presented.base_units,
+            valid_after=presented.valid_after,
+            valid_before=presented.valid_before,
+            signature=presented.signature,
+        )
+        return recover_signer(shown, asset.domain) == presented.payer
+
     async def answer(
-        self, call: IncomingCall, cargo: Cargo, known: AuthorizedCall
+        self, call: IncomingCall, cargo: Cargo, presented: Presented, known: AuthorizedCall
     ) -> Answer | Declined | None:
         """What a repeat gets from the record. None: it may run again under the claim that it has."""
+        if not _is_same_proof(presented, known):
+            return self._say_used(known)
         payer, body_hash = known.authorization.payer, cargo.body_hash
         if body_hash is None or call.digest_for(payer, body_hash) != known.digest:
-            return Declined(problem=authorization_used(known.call_id, known.state))
+            return self._say_used(known)
         if known.state in (CallState.FORWARDING, CallState.SETTLING):
             return self.say_running(known)
         if known.state is CallState.CONSUMED and known.has_answer:
@@ -73,9 +101,15 @@ class Replays:
         is_open = known.state is CallState.UNKNOWN or (known.state is CallState.CONSUMED and known.is_lost)
         if is_open and known.method in SAFE_METHODS:
             return None
+        return self._say_used(known)
+
+    def _say_used(self, known: AuthorizedCall) -> Declined:
+        if known.state is CallState.RELEASED and known.transfer is not None:
+            return Declined(problem=authorization_became_credit(known.call_id, known.transfer))
         return Declined(problem=authorization_used(known.call_id, known.state))
 
     def say_running(self, known: AuthorizedCall) -> Declined:
+        """To whoever was overtaken by the same authorisation: asking again gets what the record says then."""
         if known.state is not CallState.SETTLING:
             return Declined(problem=in_progress(known.call_id))
         members = {"call": f"{self._public_url}/api/v2/history/{known.call_id}"}
@@ -109,14 +143,19 @@ class Replays:
     ) -> Answer | Declined | None:
         """An earlier call of this wallet with that key: its answer, free, and what is shown now stays unused. None
         when there is none that counts."""
-        since_ms = self._now_ms() - self._limits.answer_ttl_s * 1000
-        earlier = await self._book.find_keyed(payer, key, since_ms=since_ms)
-        if earlier is None or earlier.state is CallState.RELEASED:
+        earlier = await self.find_earlier(payer, key)
+        if earlier is None:
             return None
         body_hash = cargo.body_hash
         if body_hash is None or call.digest_for(payer, body_hash) != earlier.digest:
             return Declined(problem=replace(KEY_REUSED, call_id=earlier.call_id))
         return await self._say_keyed(call, earlier)
+
+    async def find_earlier(self, payer: Address, key: str) -> KeyedCall | None:
+        """The call that this wallet's key stands for, unless that was given up."""
+        since_ms = self._now_ms() - self._limits.answer_ttl_s * 1000
+        earlier = await self._book.find_keyed(payer, key, since_ms=since_ms)
+        return None if earlier is None or earlier.state is CallState.RELEASED else earlier
 
     async def _say_keyed(self, call: IncomingCall, earlier: KeyedCall) -> Answer | Declined:
         if earlier.state is CallState.FORWARDING:
@@ -126,6 +165,19 @@ class Replays:
             if stored is not None:
                 return _replay(call, stored, earlier.call_id, [])
         return Declined(problem=authorization_used(earlier.call_id, earlier.state))
+
+
+def _is_signature_of(presented: Presented, known: AuthorizedCall) -> bool:
+    return presented.signature == known.authorization.signature
+
+
+def _is_same_proof(presented: Presented, known: AuthorizedCall) -> bool:
+    """Once it is settled, an authorisation and its signature can be read on the chain; an MPP challenge's id cannot."""
+    is_same_dress = (presented.dialect, presented.challenge_id) == (
+        known.authorization.dialect,
+        known.authorization.challenge_id,
+    )
+    return is_same_dress and _is_signature_of(presented, known)
 
 
 def _replay(call: IncomingCall, stored: StoredAnswer, call_id: CallId, receipt: Headers) -> Answer:

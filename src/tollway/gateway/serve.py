@@ -22,7 +22,7 @@ from tollway.gateway.cargo import (
     load_plain,
     load_promised,
 )
-from tollway.gateway.cashier import Admission, Cashier, Sale
+from tollway.gateway.cashier import Admission, Cashier
 from tollway.gateway.counter import Counter, Order, Purchase
 from tollway.gateway.customers import Customers
 from tollway.gateway.exchange import (
@@ -52,6 +52,7 @@ from tollway.gateway.refusals import (
     find_closed,
     find_idempotency_key,
 )
+from tollway.gateway.sale import Sale
 from tollway.gateway.target import match_operation
 from tollway.gateway.trip import Shipment
 from tollway.identifiers import Address, ListingId

@@ -3,7 +3,7 @@ wants it. It shares no code with what reads its headers; the typed data is signe
 """
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,10 +11,11 @@ from eth_account import Account
 
 from tollway.identifiers import Address, ChainId, keccak256, parse_network
 from tollway.ledger.authorization import Dialect
+from tollway.ledger.call import CallRecord
 from tollway.money import Asset, TokenDomain
 from tollway.testing.asgi_exchange import Exchange
 from tollway.testing.authorization_samples import Payer, decode_header, encode_header, read_challenge
-from tollway.testing.small_gateway import Buyer, SmallGateway
+from tollway.testing.small_gateway import CHAIN, PAY_TO, USDC, Buyer, HeaderPairs, SmallGateway
 
 Edit = Callable[[dict[str, Any]], object]
 Header = tuple[str, str]
@@ -39,11 +40,50 @@ class SmallPayer:
 
     buyer: Buyer
     gate: SmallGateway
-    _numbers: itertools.count[int] = field(default_factory=itertools.count)
+    _numbers: "itertools.count[int]" = field(default_factory=itertools.count)
 
     @property
     def address(self) -> Address:
         return self.buyer.address
+
+    # ---- The whole way.
+
+    async def quote(self, method: str = "GET", target: str = "/quote?x=1", **more: Any) -> Exchange:
+        """The 402 of a call."""
+        asked = await self.gate.ask(method, target, **more)
+        assert asked.status == 402, asked.body
+        return asked
+
+    async def buy(
+        self,
+        method: str = "GET",
+        target: str = "/quote?x=1",
+        dialect: Dialect = Dialect.X402_V2,
+        *,
+        headers: HeaderPairs = (),
+        chunks: Sequence[bytes] = (),
+        **signed: Any,
+    ) -> Exchange:
+        """Asks, signs what the 402 asks for, and asks again."""
+        asked = await self.quote("GET" if method == "HEAD" else method, target)
+        if method == "HEAD" and dialect is Dialect.MPP:
+            asked = await self.quote(method, target)
+        shown = self.show(asked, dialect, **signed)
+        return await self.gate.ask(method, target, [*shown, *headers], chunks)
+
+    # ---- What became of it.
+
+    @property
+    def balance(self) -> int:
+        return self.gate.settling.street.balance(CHAIN, _token(), self.address)
+
+    def fund(self, base_units: int) -> None:
+        self.gate.settling.street.fund(CHAIN, _token(), self.address, base_units)
+
+    async def history(self) -> tuple[CallRecord, ...]:
+        return await self.gate.history(self.buyer)
+
+    # ---- Signing.
 
     def show(
         self,
@@ -133,6 +173,47 @@ class SmallPayer:
                 "signature": "0x" + payer.signature.hex(),
             },
         }
+
+
+def has_terms(answer: Exchange) -> bool:
+    """Whether it asks for money, in any dialect."""
+    named = {"payment-required", "www-authenticate"} & set(answer.headers)
+    is_problem = answer.headers.get("content-type") == "application/problem+json"
+    return bool(named) or (is_problem and bool({"payment", "accepts"} & set(answer.problem)))
+
+
+def earned(gate: SmallGateway) -> int:
+    """What the provider has got on the chain, in base units."""
+    return gate.settling.street.balance(CHAIN, _token(), PAY_TO)
+
+
+def transfers(gate: SmallGateway) -> int:
+    """How many transactions the gateway has ever sent."""
+    return len(set(gate.settling.street.broadcasts))
+
+
+def served(gate: SmallGateway) -> int:
+    """How many requests have reached the upstream."""
+    return len(gate.upstream.arrived)
+
+
+def stop_mining(gate: SmallGateway) -> None:
+    """What is sent stays in the pool."""
+    gate.settling.street.is_automining = False
+
+
+async def come_back(gate: SmallGateway) -> None:
+    """The chain answers and mines again, and the sweeper looks at what is left."""
+    street = gate.settling.street
+    street.bring_back(CHAIN)
+    street.is_automining = True
+    street.mine_sent(CHAIN)
+    await gate.settling.sweep()
+
+
+def _token() -> Address:
+    assert USDC.token is not None
+    return USDC.token
 
 
 def read_receipt(answer: Exchange, dialect: Dialect) -> dict[str, Any]:

@@ -77,6 +77,11 @@ class SmallSettlement:
             now_ms=now_ms,
         )
 
+    async def sweep(self) -> None:
+        """One look of the sweeper at what nobody waits for."""
+        await self.settlement.mend()
+        await self.sweeper.run_once()
+
     def _allow(self, rules: ChainRules) -> SettlementRules:
         return SettlementRules(
             chain_id=rules.chain_id,

@@ -1,0 +1,151 @@
+"""The way back of an answer: what is kept for later, and what is too large or too slow for that."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tollway.gateway.trip import Keeper
+from tollway.ledger.authorization import Dialect
+from tollway.ledger.call import CallState
+from tollway.ledger.kept_answers import StoredAnswer
+from tollway.testing.loopback import Arrived, plain
+from tollway.testing.small_gateway import SmallGateway, open_gateway
+from tollway.testing.small_payer import SmallPayer, come_back, served, stop_mining
+
+KEY = [("Idempotency-Key", "one")]
+TARGET = "/quote?x=1"
+
+
+@pytest.fixture
+async def gate() -> AsyncIterator[SmallGateway]:
+    async with open_gateway(
+        settle_wait_s=0.05, answer_bytes_max=2_000, answer_collect_s=0.05, buffer_bytes=100
+    ) as small:
+        await small.publish()
+        yield small
+
+
+@pytest.fixture
+def payer(gate: SmallGateway) -> SmallPayer:
+    payer = SmallPayer(buyer=gate.buyer, gate=gate)
+    payer.fund(100_000)
+    return payer
+
+
+class Shelf:
+    """Where a keeper puts what it keeps."""
+
+    def __init__(self) -> None:
+        self.kept: list[StoredAnswer] = []
+
+    async def keep(self, answer: StoredAnswer) -> None:
+        self.kept.append(answer)
+
+    def keeper(self) -> Keeper:
+        return Keeper(self.keep, status=200, headers=[(b"x-kind", b"rare")], bytes_max=10)
+
+
+@pytest.mark.parametrize(
+    ("chunks", "kept"),
+    [
+        ([b""], [b""]),
+        ([b"one", b"two", b""], [b"onetwo"]),
+        ([b"0123456789", b""], [b"0123456789"]),
+        ([b"0123456789", b"x", b""], []),
+        ([b"0123456789x", b""], []),
+        ([b"0123456789x", b"ab", b""], []),
+        ([b"not whole"], []),
+        ([b"one", b"", b""], [b"one"]),
+    ],
+)
+async def test_keeps_a_whole_answer_that_is_not_too_large_once(
+    chunks: list[bytes], kept: list[bytes]
+) -> None:
+    shelf = Shelf()
+    keeper = shelf.keeper()
+    for chunk in chunks:
+        await keeper.take(chunk)
+    assert [answer.body for answer in shelf.kept] == kept
+    assert all((one.status, one.headers) == (200, ((b"x-kind", b"rare"),)) for one in shelf.kept)
+
+
+@pytest.mark.parametrize(
+    ("method", "body", "is_kept"),
+    [
+        ("GET", b"", True),
+        ("GET", b"short", True),
+        ("GET", b"x" * 500, True),  # longer than one message
+        ("GET", b"x" * 3_000, False),
+        ("HEAD", b"short", True),
+    ],
+)
+async def test_an_answer_under_a_key_is_kept_while_it_streams(
+    gate: SmallGateway, payer: SmallPayer, method: str, body: bytes, is_kept: bool
+) -> None:
+    gate.upstream.answer = plain(body, headers=("X-Kind: rare",))
+    shown = payer.show(await payer.quote("GET"))
+    first = await gate.ask(method, TARGET, [*shown, *KEY])
+    assert first.status == 200
+    again = await gate.ask(method, TARGET, [*shown, *KEY])
+    assert again.status == (200 if is_kept else 409)
+    if is_kept:
+        assert (again.body, again.headers["x-kind"]) == (first.body, "rare")
+    assert served(gate) == 1
+
+
+async def test_an_answer_without_a_key_is_not_kept(gate: SmallGateway, payer: SmallPayer) -> None:
+    shown = payer.show(await payer.quote())
+    assert (await gate.ask("GET", TARGET, shown)).status == 200
+    again = await gate.ask("GET", TARGET, shown)
+    assert (again.status, again.problem["code"]) == (409, "payment_already_used")
+    assert "payment" not in again.problem
+
+
+async def test_what_does_not_cost_is_not_kept(gate: SmallGateway, payer: SmallPayer) -> None:
+    gate.upstream.answer = plain(status=404)
+    shown = payer.show(await payer.quote())
+    assert (await gate.ask("GET", TARGET, [*shown, *KEY])).status == 404
+    gate.upstream.answer = plain()
+    assert (await gate.ask("GET", TARGET, [*shown, *KEY])).status == 200
+
+
+async def test_a_store_that_is_away_does_not_break_the_answer(gate: SmallGateway, payer: SmallPayer) -> None:
+    gate.settling.answers.away = True
+    answer = await payer.buy(headers=KEY)
+    assert (answer.status, answer.body) == (200, b"ok")
+    assert answer.is_ended
+
+
+async def test_an_answer_that_trickles_is_not_waited_for(gate: SmallGateway, payer: SmallPayer) -> None:
+    """Its call is decided as if none could be stored."""
+
+    async def trickle(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 900\r\n\r\n")
+        while True:
+            writer.write(b"x")
+            await writer.drain()
+            await asyncio.sleep(0.01)
+
+    gate.upstream.answer = trickle
+    stop_mining(gate)
+    shown = payer.show(await payer.quote("POST"))
+    assert (await gate.ask("POST", TARGET, shown)).status == 503
+    await come_back(gate)
+    (call,) = await payer.history()
+    assert call.state is CallState.RELEASED
+
+
+async def test_an_answer_that_breaks_off_is_not_stored(gate: SmallGateway, payer: SmallPayer) -> None:
+    async def half(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 900\r\n\r\nhalf")
+        await writer.drain()
+        raise ConnectionAbortedError
+
+    gate.upstream.answer = half
+    stop_mining(gate)
+    shown = payer.show(await payer.quote("POST"), Dialect.X402_V1)
+    assert (await gate.ask("POST", TARGET, shown)).status == 503
+    await come_back(gate)
+    (call,) = await payer.history()
+    assert call.state is CallState.RELEASED
