@@ -61,6 +61,7 @@ async def look(chain: MemoryChain, **changes: Any) -> AuthorizationFacts:
         sender=KEY.address,
         calldata=calldata(**changes),
         gas=200_000,
+        valid_after=changes.get("valid_after", 0),
     )
 
 
@@ -94,6 +95,19 @@ async def test_the_rules_of_the_token_hold(chain, changes: dict[str, int]) -> No
     assert isinstance(facts, ChainFacts)
     assert (facts.succeeded, facts.logs) == (False, ())
     assert not (await look(chain)).is_used
+
+
+@pytest.mark.parametrize(("early_s", "is_taken"), [(0, True), (999, True), (1_000, False), (1_001, False)])
+async def test_an_idle_chain_is_judged_by_its_next_block(early_s: int, is_taken: bool) -> None:
+    chain = MemoryChain(CHAIN, block_time_s=1_000)
+    chain.fund(CHAIN, TOKEN, PAYER, 15)
+    valid_after = (await look(chain)).head_time + early_s
+    assert (await look(chain, valid_after=valid_after)).simulation.reverted is not is_taken
+    signed = sign(valid_after=valid_after)
+    await chain.send_transaction(CHAIN, signed.raw)
+    facts = await chain.fetch_facts(CHAIN, signed.tx_hash)
+    assert isinstance(facts, ChainFacts)
+    assert facts.succeeded is is_taken
 
 
 async def test_two_in_one_block_share_one_balance(chain) -> None:

@@ -181,6 +181,14 @@ def parse_block(value: object) -> Block:
     )
 
 
+def parse_next_time(value: object) -> int | None:
+    """The time (unix seconds) of the block that the node would make next (`pending`: it has no hash yet); None where
+    the node does not say."""
+    if value is None or isinstance(value, RpcFault):
+        return None
+    return _parse_number(_parse_object(value, "a block").get("timestamp"))
+
+
 def parse_finalized(value: object, *, head: Block) -> int:
     """The number of the latest final block; 0 where the node knows none or not the tag.
 

@@ -3,7 +3,7 @@
 What is not plainly answered is `Unusable`. Which nodes are asked, and how many must agree, is not known here.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import aiohttp
 
@@ -20,6 +20,7 @@ from tollway.chain.answers import (
     parse_finalized,
     parse_log_transactions,
     parse_mined,
+    parse_next_time,
     parse_quantity,
     parse_tip,
     parse_word,
@@ -129,9 +130,11 @@ async def read_authorization(
     sender: Address,
     calldata: bytes,
     gas: int,
+    valid_after: int,
     bytes_max: int,
 ) -> AuthorizationFacts:
-    """One round trip. The estimate counts only beside a simulation that passes."""
+    """One round trip; two where the head is too old for the transfer. The estimate counts only beside a simulation that
+    passes."""
     transfer = {"from": str(sender), "to": str(token), "data": "0x" + calldata.hex(), "gas": hex(gas)}
     balance_of = {"to": str(token), "data": "0x" + encode_balance_of(payer).hex()}
     state = {"to": str(token), "data": "0x" + encode_authorization_state(payer=payer, nonce=nonce).hex()}
@@ -148,6 +151,11 @@ async def read_authorization(
     )
     head = parse_block(latest)
     reverted, payload = parse_call(simulation, bytes_max=bytes_max)
+    if reverted and valid_after >= head.time:
+        later = await _simulate_later(node, session, transfer, valid_after=valid_after)
+        if later is not None:
+            simulation, estimate = later
+            reverted, payload = parse_call(simulation, bytes_max=bytes_max)
     return AuthorizationFacts(
         chain_id=chain_id,
         head_number=head.number,
@@ -158,6 +166,33 @@ async def read_authorization(
         simulation=ContractAnswer(reverted=reverted, payload=payload),
         gas_estimate=None if reverted else parse_estimate(estimate),
     )
+
+
+async def _simulate_later(
+    node: Node, session: Session, transfer: Mapping[str, object], *, valid_after: int
+) -> tuple[object, object] | None:
+    """What call and estimate tell of the first moment that the token would take the transfer, if the node's next block
+    comes no earlier than that; else None, also where it passes at no time or the node cannot tell.
+
+    The state is the head's; only the clock is another. The block `pending` gives nothing but its time: its state holds
+    what others have sent and what may never be mined. Our own clock is not asked either: after an outage some chains
+    make the missing blocks with times of the past, and the transfer would revert in one of them.
+    """
+    moment = {"time": hex(valid_after + 1)}
+    upcoming, simulation, estimate = await node.ask(
+        session,
+        [
+            ("eth_getBlockByNumber", ["pending", False]),
+            ("eth_call", [transfer, "latest", {}, moment]),
+            ("eth_estimateGas", [transfer, "latest", {}, moment]),
+        ],
+    )
+    next_time = parse_next_time(upcoming)
+    if next_time is None or next_time <= valid_after:
+        return None
+    if isinstance(simulation, RpcFault) or isinstance(estimate, RpcFault):
+        return None
+    return simulation, estimate
 
 
 async def read_authorization_ends(

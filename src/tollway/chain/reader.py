@@ -72,7 +72,8 @@ class AuthorizationFacts:
     """All that is to be known about an EIP-3009 authorisation before it is settled, as one node saw it at one moment.
 
     `code_size`: of the payer; 0 for a plain wallet. `balance` in base units of the token. `is_used`: the token's own
-    `authorizationState`. `simulation`: of the transfer itself; `gas_estimate` None where it reverts.
+    `authorizationState`. `simulation`: of the transfer itself, as of the head or of the block that would come next;
+    `gas_estimate` None where it reverts.
     """
 
     chain_id: ChainId
@@ -173,9 +174,14 @@ class SettlementChain(ChainReader, Protocol):
         sender: Address,
         calldata: bytes,
         gas: int,
+        valid_after: int = 0,
     ) -> AuthorizationFacts:
         """In one round trip. `calldata`: the transfer (`tokens.encode_transfer_with_authorization`), simulated as sent by
-        `sender` with at most `gas`."""
+        `sender` with at most `gas`, at the head's time.
+
+        `valid_after`: the token's own. Where a chain has been idle its head is older than that, though its next block
+        will not be: then the transfer is simulated once more at the first moment that the token would take it, and
+        counts if the node says that its next block comes no earlier (one more round trip)."""
         ...
 
     async def fetch_receipts(

@@ -229,6 +229,7 @@ class RpcReader:
         sender: Address,
         calldata: bytes,
         gas: int,
+        valid_after: int = 0,
     ) -> AuthorizationFacts:
         """`agreement_min` nodes must say the same of the payer and of the transfer; one is enough by default. Of head
         and gas the most cautious is taken."""
@@ -244,6 +245,7 @@ class RpcReader:
                 sender=sender,
                 calldata=calldata,
                 gas=gas,
+                valid_after=valid_after,
                 bytes_max=self._limits.erc1271_bytes_max,
             )
 

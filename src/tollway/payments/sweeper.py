@@ -165,6 +165,7 @@ class Sweeper:
             sender=ZERO_ADDRESS if lane is None else lane.key.address,
             calldata=encode_call(authorization),
             gas=self._limits.settlement_gas_max,
+            valid_after=authorization.valid_after,
         )
 
     # ---- Ends.

@@ -254,11 +254,13 @@ class MemoryChain:
         sender: Address,
         calldata: bytes,
         gas: int,
+        valid_after: int = 0,
     ) -> AuthorizationFacts:
         chain = await self._ask("fetch_authorization", chain_id)
         head = chain.blocks[-1]
+        moment = head.time if valid_after < head.time else head.time + self._block_time_s
         transfer = parse_authorized_transfer(calldata)
-        simulation = REVERTED if transfer is None else chain.simulate(token, transfer, block_time=head.time)
+        simulation = REVERTED if transfer is None else chain.simulate(token, transfer, block_time=moment)
         return AuthorizationFacts(
             chain_id=chain_id,
             head_number=head.number,
