@@ -1,0 +1,195 @@
+"""A payer made by hand for the live tests: it reads a gateway's own 402 and signs what that asks for, honestly or as a
+test wants it. Loaded by `conftest.py`. It shares no code with what reads its headers.
+"""
+
+import base64
+import json
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from eth_account import Account
+
+from tollway.identifiers import Address, keccak256
+from tollway.sandbox.playground import PlayAccount
+from tollway.testing.authorization_samples import decode_header, encode_header, read_challenge
+
+V2, V1, MPP = "x402 v2", "x402 v1", "mpp"
+DIALECTS = (V2, V1, MPP)
+RECEIPTS = {V2: "PAYMENT-RESPONSE", V1: "X-PAYMENT-RESPONSE", MPP: "Payment-Receipt"}
+STOCK_PATIENCE_S = 600
+"""Stock clients sign `validAfter` this long before now."""
+
+Edit = Callable[[dict[str, Any]], object]
+Header = tuple[str, str]
+
+_TYPES = {
+    "TransferWithAuthorization": [
+        {"name": "from", "type": "address"},
+        {"name": "to", "type": "address"},
+        {"name": "value", "type": "uint256"},
+        {"name": "validAfter", "type": "uint256"},
+        {"name": "validBefore", "type": "uint256"},
+        {"name": "nonce", "type": "bytes32"},
+    ]
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quote:
+    """What one 402 asks for, in each dialect."""
+
+    required: dict[str, Any]
+    accepted: dict[str, Any]
+    accepted_v1: dict[str, Any]
+    challenge: dict[str, str]
+
+    @classmethod
+    def read(cls, reply: Any) -> "Quote":
+        assert reply.status == 402, (reply.status, reply.body)
+        required = decode_header(reply.headers["PAYMENT-REQUIRED"].encode())
+        return cls(
+            required=required,
+            accepted=required["accepts"][0],
+            accepted_v1=reply.json["accepts"][0],
+            challenge=read_challenge(reply.headers["WWW-Authenticate"].encode()),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signed:
+    """The signed fields of one authorisation, and the domain that they are signed under."""
+
+    signer: PlayAccount
+    payer: Address
+    to: Address
+    value: int
+    valid_after: int
+    valid_before: int
+    nonce: bytes
+    domain: dict[str, Any]
+    signature: bytes | None = None
+
+    @property
+    def message(self) -> dict[str, Any]:
+        return {
+            "from": str(self.payer),
+            "to": str(self.to),
+            "value": self.value,
+            "validAfter": self.valid_after,
+            "validBefore": self.valid_before,
+            "nonce": self.nonce,
+        }
+
+    @property
+    def fields(self) -> dict[str, str]:
+        return {name: str(value) for name, value in self.message.items()} | {"nonce": "0x" + self.nonce.hex()}
+
+    @property
+    def signature_hex(self) -> str:
+        if self.signature is not None:
+            return "0x" + self.signature.hex()
+        signed = Account.sign_typed_data(self.signer.key, self.domain, _TYPES, self.message)
+        return "0x" + bytes(signed.signature).hex()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandPayer:
+    """`payer`: the wallet that pays, where it is a contract and the key only signs for it."""
+
+    street: Any
+    gateway: Any
+    api_id: str
+    signer: PlayAccount
+    payer: Address | None = None
+
+    @property
+    def address(self) -> Address:
+        return self.payer or self.signer.address
+
+    async def call(self, rest: str, headers: list[Header] | tuple[Header, ...] = (), **options: Any) -> Any:
+        return await self.street.call(self.gateway, self.api_id, rest, headers=list(headers), **options)
+
+    async def quote(self, rest: str) -> Quote:
+        return Quote.read(await self.call(rest))
+
+    async def pay(self, rest: str, dialect: str = V2, *, edit: Edit | None = None, **changes: Any) -> Any:
+        """Asks, signs what the 402 asks for, and asks again."""
+        return await self.call(rest, [self.show(await self.quote(rest), dialect, edit=edit, **changes)])
+
+    async def balance(self) -> int:
+        return int(
+            await self.street.driver.call(self.street.playground.token, "balanceOf", str(self.address))
+        )
+
+    def show(self, quote: Quote, dialect: str = V2, *, edit: Edit | None = None, **changes: Any) -> Header:
+        """The header that answers a 402. `changes`: of the signed fields; `edit`: of the message around them, once they
+        are signed."""
+        content = self.write(quote, dialect, **changes)
+        if edit is not None:
+            edit(content)
+        return dress(dialect, encode_header(content, is_urlsafe=dialect == MPP))
+
+    def write(self, quote: Quote, dialect: str, **changes: Any) -> dict[str, Any]:
+        """What stands in the header, before it is encoded."""
+        signed = self.sign(quote, dialect, **changes)
+        payload = {"signature": signed.signature_hex, "authorization": signed.fields}
+        if dialect == V2:
+            return {
+                "x402Version": 2,
+                "resource": quote.required["resource"],
+                "accepted": quote.accepted,
+                "payload": payload,
+            }
+        if dialect == V1:
+            return {"x402Version": 1, "scheme": "exact", "network": "base-sepolia", "payload": payload}
+        return {
+            "challenge": quote.challenge,
+            "payload": {"type": "authorization", **signed.fields, "signature": signed.signature_hex},
+        }
+
+    def sign(self, quote: Quote, dialect: str, **changes: Any) -> Signed:
+        now_s = int(time.time())
+        accepted = quote.accepted
+        is_mpp = dialect == MPP
+        signed = Signed(
+            signer=self.signer,
+            payer=self.address,
+            to=Address.parse(accepted["payTo"]),
+            value=int(accepted["amount"]),
+            valid_after=0 if is_mpp else now_s - STOCK_PATIENCE_S,
+            valid_before=now_s + accepted["maxTimeoutSeconds"],
+            nonce=bind_nonce(quote.challenge) if is_mpp else secrets.token_bytes(32),
+            domain={
+                **accepted["extra"],
+                "chainId": self.street.driver.chain_id,
+                "verifyingContract": accepted["asset"],
+            },
+        )
+        return replace(signed, **changes)
+
+
+def bind_nonce(challenge: dict[str, str]) -> bytes:
+    """The nonce that MPP wants of an authorisation for that challenge."""
+    return keccak256((challenge["id"] + challenge["realm"]).encode())
+
+
+def dress(dialect: str, encoded: bytes) -> Header:
+    """The header of a dialect around whatever bytes."""
+    if dialect == MPP:
+        return "Authorization", f"Payment {encoded.decode()}"
+    return {V2: "PAYMENT-SIGNATURE", V1: "X-PAYMENT"}[dialect], encoded.decode()
+
+
+def undress(header: Header) -> Any:
+    return decode_header(header[1].removeprefix("Payment ").encode())
+
+
+def encode_text(text: str) -> bytes:
+    return base64.b64encode(text.encode())
+
+
+def encode_json(content: Any) -> bytes:
+    return encode_text(json.dumps(content))

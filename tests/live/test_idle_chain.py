@@ -1,0 +1,104 @@
+"""A chain on which nothing has happened for a while: its head is old, and its next block is not.
+
+Stock clients sign `validAfter` ten minutes back, which is later than such a head. They are served; but nothing is settled
+that its block would refuse because of the time.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+import pytest_asyncio
+from tollway_live_hand_payer import RECEIPTS, V1, V2, HandPayer
+from tollway_live_street import PRICE_UNITS, Street
+
+from tollway.sandbox.anvil import run_anvil
+from tollway.sandbox.chain_driver import ChainDriver
+from tollway.sandbox.playground import furnish_playground
+from tollway.sandbox.provider import run_provider
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+IDLE_S = 3_600
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def quiet_street(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Street]:
+    """A street on a chain of its own, whose clock is for the tests to set."""
+
+    async def make_postgres() -> str:
+        raise NotImplementedError
+
+    async with run_anvil() as anvil, aiohttp.ClientSession() as session, run_provider() as provider:
+        driver = ChainDriver(session, anvil.rpc_url, anvil.chain_id)
+        yield Street(
+            driver=driver,
+            playground=await furnish_playground(driver),
+            provider=provider,
+            session=session,
+            folder=tmp_path_factory.mktemp("quiet"),
+            make_postgres=make_postgres,
+        )
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def payer(quiet_street: Street) -> AsyncIterator[HandPayer]:
+    wallet, provider, gas = await quiet_street.wallets(3)
+    async with quiet_street.gateway(settings={"TOLLWAY_GAS_KEYS_LOCAL": gas.private_key}) as gateway:
+        api_id = await quiet_street.publish(gateway, provider)
+        yield HandPayer(street=quiet_street, gateway=gateway, api_id=api_id, signer=wallet)
+
+
+async def fall_asleep(driver: ChainDriver, *, wakes_at: float) -> None:
+    """The head becomes an hour old; the next block would be of `wakes_at`."""
+    await driver.rpc("evm_setTime", int(time.time()) - IDLE_S)
+    await driver.mine(1)
+    await driver.rpc("evm_setTime", int(wakes_at))
+
+
+async def read_head_age_s(driver: ChainDriver) -> float:
+    head: dict[str, Any] = await driver.rpc("eth_getBlockByNumber", "latest", False)
+    return time.time() - int(head["timestamp"], 16)
+
+
+@pytest.mark.parametrize("dialect", [V1, V2])
+async def test_a_stock_client_pays_on_a_chain_that_was_idle(payer: HandPayer, dialect: str) -> None:
+    driver = payer.street.driver
+    await fall_asleep(driver, wakes_at=time.time())
+    assert await read_head_age_s(driver) > IDLE_S - 60
+    before = await payer.balance()
+
+    reply = await payer.pay(f"/echo/idle-{dialect[-1]}", dialect)
+
+    assert (reply.status, reply.state) == (200, "charged"), reply.body
+    assert RECEIPTS[dialect] in reply.headers
+    assert await payer.balance() == before - PRICE_UNITS
+    assert await read_head_age_s(driver) < IDLE_S / 2, "the transfer's block is of now"
+
+
+async def test_an_idle_chain_settles_many_at_once(payer: HandPayer) -> None:
+    await fall_asleep(payer.street.driver, wakes_at=time.time())
+    before = await payer.balance()
+    replies = await asyncio.gather(*(payer.pay(f"/echo/idle-many-{number}", V1) for number in range(8)))
+    assert [reply.status for reply in replies] == [200] * 8
+    assert await payer.balance() == before - 8 * PRICE_UNITS
+
+
+async def test_nothing_is_settled_that_the_next_block_would_refuse(payer: HandPayer) -> None:
+    """After an outage some chains make the missing blocks with the times of then."""
+    driver = payer.street.driver
+    await fall_asleep(driver, wakes_at=time.time() - IDLE_S + 10)
+    before = await payer.balance()
+
+    reply = await payer.pay("/echo/outage", V1)
+
+    assert (reply.status, reply.code) == (402, "payment_verification_failed")
+    assert reply.json["reason"] == "invalid_exact_evm_payload_authorization_valid_after"
+    assert payer.street.provider.count("/echo/outage") == 0
+    assert await payer.balance() == before
+    served = await payer.pay("/echo/outage", V1, valid_after=0)
+    assert served.status == 200, "whoever signed no such moment is served on that chain as well"
+    await fall_asleep(driver, wakes_at=time.time())
