@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tollway.chain.gas_key import GasKey
 from tollway.chain.reader import ContractAnswer
 from tollway.cli.doctor import Finding, examine
 from tollway.errors import ChainUnavailable
@@ -12,8 +13,10 @@ from tollway.identifiers import Address, ChainId
 from tollway.settings import Listen, Settings, load_settings
 from tollway.storage.database import connect_database
 from tollway.storage.migrate import upgrade
+from tollway.testing.memory_chain import MemoryChain
 
 NOW_S = 1_800_000_000.0
+CHAIN = ChainId(84532)
 
 
 class OneBlock:
@@ -56,7 +59,11 @@ def make_settings(folder: Path, **changes: object) -> Settings:
 
 
 async def look(
-    settings: Settings, chains: OneBlock | None = None, *, status: int | None = None, migrated: bool = False
+    settings: Settings,
+    chains: OneBlock | MemoryChain | None = None,
+    *,
+    status: int | None = None,
+    migrated: bool = False,
 ) -> dict[str, Finding]:
     async def fetch_status(url: str) -> int | None:
         assert url.endswith("/readyz")
@@ -128,6 +135,63 @@ async def test_risky_settings_are_named(
     tmp_path: Path, changes: dict[str, object], check: str, level: str
 ) -> None:
     assert (await look(make_settings(tmp_path, **changes)))[check].level == level
+
+
+GAS_KEY = "4d" * 32
+
+
+def chain_with_fees(**fees: int) -> MemoryChain:
+    chain = MemoryChain(CHAIN)
+    chain.mine(CHAIN, time=int(NOW_S))
+    if fees:
+        chain.set_fees(CHAIN, **fees)
+    return chain
+
+
+def settling(folder: Path, **changes: object) -> Settings:
+    settings = make_settings(folder, **changes)
+    (network,) = settings.networks
+    rules = replace(network.settlement, gas_keys=(GasKey.parse(GAS_KEY),))
+    return replace(settings, networks=(replace(network, settlement=rules),))
+
+
+async def settlement_of(settings: Settings, chain: MemoryChain) -> Finding:
+    return (await look(settings, chain))["settlement_84532"]
+
+
+async def test_a_network_that_can_settle_says_so(tmp_path: Path) -> None:
+    finding = await settlement_of(settling(tmp_path), chain_with_fees())
+    assert finding.level == "ok"
+    assert "USDC" in finding.detail
+
+
+async def test_a_network_without_a_rail_says_why(tmp_path: Path) -> None:
+    chain = chain_with_fees()
+    bare = await settlement_of(make_settings(tmp_path), chain)
+    assert (bare.level, "neither a gas key" in bare.detail) == ("note", True)
+    off = await settlement_of(settling(tmp_path, x402=False, mpp=False), chain)
+    assert (off.level, "both off" in off.detail) == ("note", True)
+
+
+async def test_what_withdraws_the_rail_is_named_and_no_key_is_shown(tmp_path: Path) -> None:
+    settings = settling(tmp_path)
+    key = settings.networks[0].settlement.gas_keys[0].address
+    poor = chain_with_fees()
+    poor.fill_tank(CHAIN, key, 1)
+    finding = await settlement_of(settings, poor)
+    assert (finding.level, f"{key} has 0.000000000000000001" in finding.detail) == ("warning", True)
+    assert GAS_KEY not in finding.detail
+    dear = await settlement_of(settings, chain_with_fees(base_fee_wei=10**12, tip_wei=0))
+    assert (dear.level, "gas costs 1000 gwei" in dear.detail) == ("warning", True)
+    strange = chain_with_fees()
+    token = settings.networks[0].rules.assets[0].token
+    assert token is not None
+    strange.deploy(CHAIN, token, lambda calldata: ContractAnswer(reverted=False, payload=b"\x01" * 32))
+    finding = await settlement_of(settings, strange)
+    assert (finding.level, "another EIP-712" in finding.detail) == ("warning", True)
+    away = chain_with_fees()
+    away.take_away(CHAIN)
+    assert (await settlement_of(settings, away)).level == "failed"
 
 
 async def test_plain_settings_raise_no_warning(tmp_path: Path) -> None:

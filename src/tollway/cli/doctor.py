@@ -3,12 +3,15 @@
 It changes nothing: no table, no file, no key.
 """
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from tollway.chain.reader import ChainReader
+from tollway.chain.reader import SettlementChain
 from tollway.errors import ChainUnavailable, StorageUnavailable
+from tollway.money import Asset, format_decimal
+from tollway.payments.settlement_rules import SettlementRules
+from tollway.payments.token_domain import is_domain_known
 from tollway.settings import NetworkSettings, Settings
 from tollway.storage.database import Database, SqliteDatabase, is_shared_write_safe
 from tollway.storage.migrate import schema_state
@@ -21,6 +24,7 @@ BLOCK_AGE_MAX_S = 120
 _READ_CLOCK = bytes.fromhex("4260005260206000f3")
 """TIMESTAMP, MSTORE, RETURN: run as deployment code, it returns the time of the latest block."""
 _CLOCK_GAS = 100_000
+_DEADLINE_S = 5.0
 _READY = 200
 
 FetchStatus = Callable[[str], Awaitable[int | None]]
@@ -40,7 +44,7 @@ async def examine(
     settings: Settings,
     *,
     database: Database,
-    chains: ChainReader,
+    chains: SettlementChain,
     fetch_status: FetchStatus,
     now_s: float,
 ) -> tuple[Finding, ...]:
@@ -58,6 +62,7 @@ async def examine(
         )
     for network in settings.networks:
         findings.append(await _examine_chain(network, chains, now_s))
+        findings.append(await _examine_settlement(settings, network, chains))
     findings.append(await _examine_gateway(settings, fetch_status))
     return tuple(findings)
 
@@ -114,7 +119,7 @@ async def _examine_database(settings: Settings, database: Database) -> Finding:
     return Finding(check="database", level="failed", detail=f"{where} is {state}; run tollway migrate")
 
 
-async def _examine_chain(network: NetworkSettings, chains: ChainReader, now_s: float) -> Finding:
+async def _examine_chain(network: NetworkSettings, chains: SettlementChain, now_s: float) -> Finding:
     check = f"chain_{network.rules.chain_id}"
     try:
         await chains.check_chain(network.rules.chain_id)
@@ -124,7 +129,7 @@ async def _examine_chain(network: NetworkSettings, chains: ChainReader, now_s: f
             calldata=_READ_CLOCK,
             gas=_CLOCK_GAS,
             bytes_max=32,
-            deadline_s=5.0,
+            deadline_s=_DEADLINE_S,
         )
     except ChainUnavailable as exc:
         return Finding(check=check, level="failed", detail=f"{network.name}: {exc}")
@@ -143,6 +148,57 @@ async def _examine_chain(network: NetworkSettings, chains: ChainReader, now_s: f
         )
         return Finding(check=check, level="warning", detail=detail)
     return Finding(check=check, level="ok", detail=f"{network.name}: chain id and clock agree")
+
+
+async def _examine_settlement(
+    settings: Settings, network: NetworkSettings, chains: SettlementChain
+) -> Finding:
+    """Whether payments by authorisation (x402, MPP) are offered on a network, and why not."""
+    check, rules = f"settlement_{network.rules.chain_id}", network.settlement
+    tokens = [asset for asset in network.rules.assets if asset.domain is not None]
+    silent = None
+    if not settings.x402 and not settings.mpp:
+        silent = "x402 and mpp are both off"
+    elif not rules.has_rail:
+        silent = "there is neither a gas key nor a facilitator"
+    elif not tokens:
+        silent = "no token there has the name and version of an EIP-712 domain"
+    if silent is not None:
+        return Finding(check=check, level="note", detail=f"{network.name}: no authorised payments: {silent}")
+    try:
+        faults = [fault async for fault in _find_faults(rules, tokens, chains)]
+    except ChainUnavailable as exc:
+        return Finding(check=check, level="failed", detail=f"{network.name}: {exc}")
+    if faults:
+        detail = f"{network.name}: authorised payments are not offered, or not by every key or token: "
+        return Finding(check=check, level="warning", detail=detail + "; ".join(faults))
+    by = "a facilitator" if rules.facilitator is not None else f"{len(rules.gas_keys)} gas key(s)"
+    symbols = ", ".join(asset.symbol for asset in tokens)
+    return Finding(
+        check=check, level="ok", detail=f"{network.name}: authorised payments in {symbols}, settled by {by}"
+    )
+
+
+async def _find_faults(
+    rules: SettlementRules, tokens: list[Asset], chains: SettlementChain
+) -> AsyncIterator[str]:
+    """What withdraws the rail, or a part of it, right now. Raises ChainUnavailable."""
+    for asset in tokens:
+        if not await is_domain_known(chains, asset, deadline_s=_DEADLINE_S):
+            yield f"{asset.symbol} signs under another EIP-712 name or version than the settings say"
+    if rules.facilitator is not None:
+        return
+    fees = await chains.fetch_fees(rules.chain_id)
+    price_wei = fees.base_fee_wei + fees.tip_wei
+    if price_wei > rules.gas_price_max_wei:
+        limit = format_decimal(rules.gas_price_max_wei, decimals=9)
+        yield f"gas costs {format_decimal(price_wei, decimals=9)} gwei, above gas_price_max_gwei = {limit}"
+    for key in rules.gas_keys:
+        account = await chains.fetch_account(rules.chain_id, key.address)
+        if account.balance_wei < rules.gas_floor_wei:
+            floor = format_decimal(rules.gas_floor_wei, decimals=18)
+            has = format_decimal(account.balance_wei, decimals=18)
+            yield f"the gas key {key.address} has {has}, below gas_floor = {floor}"
 
 
 async def _examine_gateway(settings: Settings, fetch_status: FetchStatus) -> Finding:

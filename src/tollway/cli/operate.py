@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, Protocol
 
 import typer
 
-from tollway.chain.reader import ChainReader
+from tollway.chain.reader import SettlementChain
 from tollway.cli.doctor import examine
 from tollway.errors import ChainUnavailable, SettingsInvalid, StorageUnavailable, TollwayError
 from tollway.identifiers import Address, ListingId, TxHash
@@ -56,7 +56,7 @@ class Desk(Protocol):
     @property
     def moderation(self) -> Moderation: ...
     @property
-    def chains(self) -> ChainReader: ...
+    def chains(self) -> SettlementChain: ...
 
 
 Access = Literal["look", "read", "write"]
@@ -338,7 +338,7 @@ def _permit(database: Database, access: Access, premises: Premises) -> Iterator[
 
 
 @contextlib.asynccontextmanager
-async def _opened_chains(chains: ChainReader) -> AsyncIterator[None]:
+async def _opened_chains(chains: SettlementChain) -> AsyncIterator[None]:
     """A reader that asks real nodes is opened inside the loop that uses it; one in memory needs no opening."""
     if isinstance(chains, contextlib.AbstractAsyncContextManager):
         async with chains:

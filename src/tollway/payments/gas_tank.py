@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 import structlog
 
 from tollway.chain.reader import AccountFacts, Fees, SettlementChain
-from tollway.chain.tokens import compute_domain_separator, encode_domain_separator
 from tollway.errors import ChainUnavailable
 from tollway.identifiers import Address, ChainId, ListingId
 from tollway.ledger.authorization import SettlementAttempt
@@ -22,6 +21,7 @@ from tollway.limits import Limits
 from tollway.money import Asset
 from tollway.payments.gas_lane import GasLane
 from tollway.payments.settlement_rules import SettlementRules
+from tollway.payments.token_domain import is_domain_known
 
 BUDGET_WINDOW_MS = 86_400_000
 LISTINGS_KEPT = 10_000
@@ -31,7 +31,6 @@ MINED_DEPTH_LOOKS = 3
 """A nonce counts as mined for good only when it was so at a look this long ago: a reorganisation may take it back."""
 COSTS_KEPT = 10_000
 TROUBLE_PAUSE_S = 1.0
-_SEPARATOR_GAS = 100_000
 
 _log = structlog.get_logger(__name__)
 
@@ -204,26 +203,15 @@ class GasTank:
         return -1 if account is None else account.mined_nonce
 
     async def _check_domain(self, gauge: _Gauge, asset: Asset) -> None:
-        """Once for each token: under another domain than ours every authorisation would be refused. A token that does
-        not tell its domain is taken at its word in the settings."""
+        """Once for each token: under another domain than ours every authorisation would be refused."""
         if asset.token is None or asset.domain is None or asset.token in gauge.verified:
             return
-        answer = await self._chains.call_contract(
-            asset.chain_id,
-            to=asset.token,
-            calldata=encode_domain_separator(),
-            gas=_SEPARATOR_GAS,
-            bytes_max=32,
-            deadline_s=self._limits.rpc_deadline_s,
-        )
-        expected = compute_domain_separator(asset.domain, chain_id=asset.chain_id, token=asset.token)
-        is_told = not answer.reverted and len(answer.payload) == len(expected)
-        if is_told and answer.payload != expected:
-            gauge.strange.add(asset.token)
-            _log.error("token_domain_differs", chain_id=asset.chain_id, token=str(asset.token))
-        else:
+        if await is_domain_known(self._chains, asset, deadline_s=self._limits.rpc_deadline_s):
             gauge.strange.discard(asset.token)
             gauge.verified.add(asset.token)
+        else:
+            gauge.strange.add(asset.token)
+            _log.error("token_domain_differs", chain_id=asset.chain_id, token=str(asset.token))
 
     async def _refresh_budgets(self) -> None:
         while self._costs:

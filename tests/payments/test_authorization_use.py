@@ -1,0 +1,75 @@
+"""What became of a used authorisation, by the chain's logs alone."""
+
+import pytest
+
+from tollway.chain.reader import ChainFacts
+from tollway.errors import ChainUnavailable
+from tollway.identifiers import Address
+from tollway.payments.authorization_use import NotFound, Paid, Spoiled, find_transfer, find_use
+from tollway.testing.authorization_samples import CHAIN, Payer
+from tollway.testing.memory_chain import MemoryChain
+from tollway.testing.settling_scene import TOKEN
+
+AUTHORIZATION = Payer().authorize()
+TERMS = {
+    "payer": AUTHORIZATION.payer,
+    "payee": AUTHORIZATION.payee,
+    "base_units": AUTHORIZATION.base_units,
+    "nonce": AUTHORIZATION.nonce,
+}
+
+
+@pytest.fixture
+def chain() -> MemoryChain:
+    return MemoryChain(CHAIN)
+
+
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        ({}, Paid),
+        ({"payee": Address(b"\xee" * 20)}, Spoiled),
+        ({"base_units": AUTHORIZATION.base_units + 1}, Spoiled),
+        ({"nonce": b"\x01" * 32}, NotFound),
+        ({"payer": Address(b"\xee" * 20)}, NotFound),
+    ],
+)
+async def test_the_same_from_to_and_value_is_paid_and_nothing_else(
+    chain: MemoryChain, change: dict[str, object], kind: type
+) -> None:
+    chain.front_run(CHAIN, TOKEN, **{**TERMS, **change})  # type: ignore[arg-type]  # fields of a transfer
+    assert isinstance(await find_use(chain, AUTHORIZATION, from_block=0, depth=1), kind)
+
+
+async def test_a_cancelled_one_never_pays(chain: MemoryChain) -> None:
+    tx_hash = chain.cancel_authorization(CHAIN, TOKEN, payer=AUTHORIZATION.payer, nonce=AUTHORIZATION.nonce)
+    assert await find_use(chain, AUTHORIZATION, from_block=0, depth=1) == Spoiled(tx_hash=tx_hash)
+
+
+async def test_what_is_not_deep_enough_is_not_known_yet(chain: MemoryChain) -> None:
+    chain.front_run(CHAIN, TOKEN, **TERMS)  # type: ignore[arg-type]  # fields of a transfer
+    assert await find_use(chain, AUTHORIZATION, from_block=0, depth=2) == NotFound()
+    chain.bury(CHAIN, 1)
+    assert isinstance(await find_use(chain, AUTHORIZATION, from_block=0, depth=2), Paid)
+
+
+async def test_a_chain_that_is_away_says_nothing(chain: MemoryChain) -> None:
+    chain.take_away(CHAIN)
+    with pytest.raises(ChainUnavailable):
+        await find_use(chain, AUTHORIZATION, from_block=0, depth=1)
+
+
+async def test_the_transfer_says_where_it_is_and_whether_it_can_still_leave(chain: MemoryChain) -> None:
+    tx_hash = chain.front_run(CHAIN, TOKEN, **TERMS)  # type: ignore[arg-type]  # fields of a transfer
+    facts = await chain.fetch_facts(CHAIN, tx_hash)
+    assert isinstance(facts, ChainFacts)
+    transfer = find_transfer(facts, AUTHORIZATION)
+    assert transfer is not None
+    assert (transfer.tx_hash, transfer.block_number) == (tx_hash, facts.block_number)
+    assert not transfer.is_final
+    chain.bury(CHAIN, 20)
+    final = await chain.fetch_facts(CHAIN, tx_hash)
+    assert isinstance(final, ChainFacts)
+    found = find_transfer(final, AUTHORIZATION)
+    assert found is not None
+    assert found.is_final

@@ -1,0 +1,60 @@
+"""Settlements whose waiter left: adrift when their time has come, and never twice."""
+
+from tollway.ledger.book import Closed
+from tollway.ledger.call import CallState
+from tollway.payments.strays import PATIENCE_MS, Strays
+from tollway.testing.settling_scene import ClaimedCall, SettlingScene
+
+
+def strays_of(scene: SettlingScene) -> Strays:
+    return Strays(scene.book, now_ms=scene.read_clock)
+
+
+async def begin(scene: SettlingScene, *, is_settling: bool) -> ClaimedCall:
+    call = await scene.claim()
+    if is_settling:
+        assert isinstance(await scene.book.settle(call.order().close, attempt=None, digest=None), Closed)
+    return call
+
+
+async def is_adrift(call: ClaimedCall) -> bool:
+    held = await call.scene.book.find_authorized(call.authorization.key)
+    assert held is not None
+    return held.is_adrift
+
+
+async def test_one_that_nobody_waits_for_goes_adrift_at_once() -> None:
+    scene = SettlingScene()
+    call, strays = await begin(scene, is_settling=True), strays_of(scene)
+    strays.note(call.order().close, is_waited_for=False)
+    await strays.mend()
+    assert await is_adrift(call)
+
+
+async def test_whoever_stores_the_answer_first_is_given_time() -> None:
+    scene = SettlingScene()
+    call, strays = await begin(scene, is_settling=True), strays_of(scene)
+    strays.note(call.order().close, is_waited_for=True)
+    await strays.mend()
+    assert not await is_adrift(call)
+    scene.pass_time(PATIENCE_MS / 1000)
+    await strays.mend()
+    assert await is_adrift(call)
+
+
+async def test_one_that_never_got_into_settling_is_unknown() -> None:
+    """Its bytes left, and nobody knows more."""
+    scene = SettlingScene()
+    call, strays = await begin(scene, is_settling=False), strays_of(scene)
+    strays.note(call.order().close, is_waited_for=False)
+    await strays.mend()
+    assert await call.read_state() is CallState.UNKNOWN
+
+
+async def test_one_that_is_finished_meanwhile_is_left_alone() -> None:
+    async with SettlingScene() as scene:
+        call, strays = await scene.claim(), strays_of(scene)
+        strays.note(call.order().close, is_waited_for=False)
+        await scene.settlement.settle(call.order())
+        await strays.mend()
+        assert await call.read_state() is CallState.CONSUMED
