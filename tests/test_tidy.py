@@ -28,6 +28,7 @@ LONG_FILES: dict[str, int] = {
 """file -> lines that it may have."""
 
 TESTED_ELSEWHERE: dict[str, tuple[str, ...]] = {
+    "payments/test_settlement.py": ("payments/settlement_outcome.py",),
     "contracts/test_book.py": (
         "ledger/book.py",
         "ledger/statement.py",

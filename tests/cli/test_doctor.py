@@ -10,10 +10,13 @@ from tollway.chain.reader import ContractAnswer
 from tollway.cli.doctor import Finding, examine
 from tollway.errors import ChainUnavailable
 from tollway.identifiers import Address, ChainId
+from tollway.money import TokenDomain
 from tollway.settings import Listen, Settings, load_settings
 from tollway.storage.database import connect_database
 from tollway.storage.migrate import upgrade
+from tollway.testing.authorization_samples import USDC
 from tollway.testing.memory_chain import MemoryChain
+from tollway.testing.memory_tokens import authorizing_token
 
 NOW_S = 1_800_000_000.0
 CHAIN = ChainId(84532)
@@ -143,6 +146,8 @@ GAS_KEY = "4d" * 32
 def chain_with_fees(**fees: int) -> MemoryChain:
     chain = MemoryChain(CHAIN)
     chain.mine(CHAIN, time=int(NOW_S))
+    assert USDC.token is not None
+    chain.deploy(CHAIN, USDC.token, authorizing_token(USDC))
     if fees:
         chain.set_fees(CHAIN, **fees)
     return chain
@@ -184,11 +189,12 @@ async def test_what_withdraws_the_rail_is_named_and_no_key_is_shown(tmp_path: Pa
     dear = await settlement_of(settings, chain_with_fees(base_fee_wei=10**12, tip_wei=0))
     assert (dear.level, "gas costs 1000 gwei" in dear.detail) == ("warning", True)
     strange = chain_with_fees()
-    token = settings.networks[0].rules.assets[0].token
-    assert token is not None
-    strange.deploy(CHAIN, token, lambda calldata: ContractAnswer(reverted=False, payload=b"\x01" * 32))
+    assert USDC.token is not None
+    strange.deploy(CHAIN, USDC.token, authorizing_token(USDC, TokenDomain(name="Other", version="2")))
     finding = await settlement_of(settings, strange)
     assert (finding.level, "another EIP-712" in finding.detail) == ("warning", True)
+    strange.deploy(CHAIN, USDC.token)
+    assert "takes no authorisations" in (await settlement_of(settings, strange)).detail
     away = chain_with_fees()
     away.take_away(CHAIN)
     assert (await settlement_of(settings, away)).level == "failed"

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from tollway.chain.reader import ContractAnswer
-from tollway.chain.tokens import compute_domain_separator
 from tollway.identifiers import ListingId
 from tollway.money import TokenDomain
 from tollway.payments.gas_tank import LOOKS_UNTIL_STALE
 from tollway.payments.settlement import Settled
 from tollway.testing.authorization_samples import CHAIN, USDC
+from tollway.testing.memory_blocks import Wallet
+from tollway.testing.memory_tokens import authorizing_token
 from tollway.testing.settling_scene import (
     LISTING,
     TOKEN,
@@ -120,16 +120,33 @@ async def test_a_refused_key_is_left_alone_until_the_next_look() -> None:
 
 
 @pytest.mark.parametrize(
-    ("domain", "offered"),
-    [(USDC.domain, True), (TokenDomain(name="USD Coin", version="2"), False), (None, True)],
+    ("token", "offered"),
+    [
+        (authorizing_token(USDC), True),
+        (authorizing_token(USDC, TokenDomain(name="USD Coin", version="2")), False),
+        (authorizing_token(replace(USDC, domain=None)), False),
+    ],
+    ids=["ours", "another domain", "none"],
 )
-async def test_a_token_with_another_domain_is_not_offered(domain: TokenDomain | None, offered: bool) -> None:
-    """None: the token does not tell, so the settings are believed."""
-    payload = b"" if domain is None else compute_domain_separator(domain, chain_id=CHAIN, token=TOKEN)
+async def test_a_token_that_takes_no_authorisations_of_ours_is_not_offered(
+    token: Wallet, offered: bool
+) -> None:
     scene = SettlingScene()
-    scene.chain.deploy(CHAIN, TOKEN, lambda calldata: ContractAnswer(reverted=False, payload=payload))
+    scene.chain.deploy(CHAIN, TOKEN, token)
     async with scene:
         assert is_offered(scene) is offered
+
+
+async def test_a_token_is_asked_until_it_is_what_it_should_be_and_then_no_more() -> None:
+    scene = SettlingScene()
+    scene.chain.deploy(CHAIN, TOKEN, authorizing_token(replace(USDC, domain=None)))
+    async with scene:
+        scene.chain.deploy(CHAIN, TOKEN, authorizing_token(USDC))
+        await scene.tank.refresh()
+        assert is_offered(scene)
+        asked = scene.chain.asked["call_contract", CHAIN]
+        await scene.tank.refresh()
+        assert scene.chain.asked["call_contract", CHAIN] == asked
 
 
 async def test_the_lane_starts_where_the_chain_has_got_to() -> None:

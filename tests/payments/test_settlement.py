@@ -13,9 +13,11 @@ from tollway.identifiers import Address, keccak256
 from tollway.ledger.authorization import Cover
 from tollway.ledger.call import CallState
 from tollway.ledger.gas import LaneTaken
+from tollway.limits import DEFAULT_LIMITS
 from tollway.payments.authorization_reasons import AuthorizationReason
 from tollway.payments.settlement import FencedOff, NotSettled, Settled, Undecided
 from tollway.testing.authorization_samples import CHAIN, TIMEOUT_S, Payer, requirement_of
+from tollway.testing.memory_transfers import parse_sent
 from tollway.testing.settling_scene import HASTY, ClaimedCall, SettlingScene, make_gas_key, settlement_rules
 
 ELSEWHERE = Address(b"\xee" * 20)
@@ -232,6 +234,23 @@ async def test_books_that_are_away_send_nothing_and_the_call_goes_adrift_later(s
     scene.book.away = False
     await scene.settlement.mend()
     assert await call.read_state() is CallState.UNKNOWN
+
+
+@pytest.mark.parametrize(("gas_max", "gas"), [(400_000, 90_000), (70_000, 70_000)])
+async def test_gas_is_limited_in_simulation_and_in_what_is_signed(gas_max: int, gas: int) -> None:
+    async with SettlingScene(limits=replace(DEFAULT_LIMITS, settlement_gas_max=gas_max)) as scene:
+        call = await scene.claim()
+        asked: list[int] = []
+        ask = scene.chain.fetch_authorization
+
+        async def watch(chain_id: Any, **options: Any) -> Any:
+            asked.append(options["gas"])
+            return await ask(chain_id, **options)
+
+        scene.chain.fetch_authorization = watch  # type: ignore[method-assign]  # the fake's own hook
+        assert isinstance(await settle(call), Settled)
+        assert asked == [gas_max]
+        assert parse_sent(scene.chain.broadcasts[0]).gas == gas
 
 
 # ---- Lanes.

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
@@ -310,3 +311,38 @@ async def test_a_key_without_money_leaves_the_call_for_later() -> None:
         scene.chain.refuse_sends(CHAIN, None)
         await sweep(scene, 2)
         assert await call.read_state() is CallState.CONSUMED
+
+
+async def test_one_look_takes_so_many_and_all_have_their_turn() -> None:
+    async with SettlingScene(limits=replace(HASTY, sweep_batch_max=2)) as scene:
+        scene.chain.is_automining = False
+        calls = await scene.claim_many(3)
+        for call in calls:
+            assert await scene.settlement.settle(call.order()) == Undecided()
+            await call.set_adrift()
+        scene.chain.mine_sent(CHAIN)
+        await sweep(scene)
+        assert [await call.read_state() for call in calls].count(CallState.CONSUMED) == 2
+        await sweep(scene)
+        assert [await call.read_state() for call in calls].count(CallState.CONSUMED) == 3
+
+
+async def test_no_more_than_a_few_calls_are_looked_at_together() -> None:
+    async with SettlingScene(limits=replace(HASTY, sweep_in_flight_max=2)) as scene:
+        scene.chain.is_automining = False
+        for call in await scene.claim_many(6):
+            await scene.settlement.settle(call.order())
+            await call.set_adrift()
+        attempts_of, together, most = scene.book.attempts_of, 0, 0
+
+        async def count(call_id: object) -> object:
+            nonlocal together, most
+            together += 1
+            most = max(most, together)
+            await asyncio.sleep(0)
+            together -= 1
+            return await attempts_of(call_id)  # type: ignore[arg-type]  # a call's id
+
+        scene.book.attempts_of = count  # type: ignore[method-assign,assignment]  # the fake's own hook
+        await sweep(scene)
+        assert most == 2

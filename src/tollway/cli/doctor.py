@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tollway.chain.reader import SettlementChain
+from tollway.chain.token_domain import DomainFault, find_domain_fault
 from tollway.errors import ChainUnavailable, StorageUnavailable
 from tollway.money import Asset, format_decimal
 from tollway.payments.settlement_rules import SettlementRules
-from tollway.payments.token_domain import is_domain_known
 from tollway.settings import NetworkSettings, Settings
 from tollway.storage.database import Database, SqliteDatabase, is_shared_write_safe
 from tollway.storage.migrate import schema_state
@@ -26,6 +26,11 @@ _READ_CLOCK = bytes.fromhex("4260005260206000f3")
 _CLOCK_GAS = 100_000
 _DEADLINE_S = 5.0
 _READY = 200
+
+_DOMAIN_FAULTS = {
+    DomainFault.NO_AUTHORIZATIONS: "takes no authorisations (EIP-3009) at that address",
+    DomainFault.OTHER_DOMAIN: "signs under another EIP-712 name or version than the settings say",
+}
 
 FetchStatus = Callable[[str], Awaitable[int | None]]
 """GET a URL; the status, or None when nobody answers."""
@@ -184,8 +189,9 @@ async def _find_faults(
 ) -> AsyncIterator[str]:
     """What withdraws the rail, or a part of it, right now. Raises ChainUnavailable."""
     for asset in tokens:
-        if not await is_domain_known(chains, asset, deadline_s=_DEADLINE_S):
-            yield f"{asset.symbol} signs under another EIP-712 name or version than the settings say"
+        fault = await find_domain_fault(chains, asset, deadline_s=_DEADLINE_S)
+        if fault is not None:
+            yield f"{asset.symbol} {_DOMAIN_FAULTS[fault]}"
     if rules.facilitator is not None:
         return
     fees = await chains.fetch_fees(rules.chain_id)

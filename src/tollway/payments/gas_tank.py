@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from tollway.chain.reader import AccountFacts, Fees, SettlementChain
+from tollway.chain.token_domain import find_domain_fault
 from tollway.errors import ChainUnavailable
 from tollway.identifiers import Address, ChainId, ListingId
 from tollway.ledger.authorization import SettlementAttempt
@@ -21,7 +22,6 @@ from tollway.limits import Limits
 from tollway.money import Asset
 from tollway.payments.gas_lane import GasLane
 from tollway.payments.settlement_rules import SettlementRules
-from tollway.payments.token_domain import is_domain_known
 
 BUDGET_WINDOW_MS = 86_400_000
 LISTINGS_KEPT = 10_000
@@ -39,8 +39,8 @@ _BudgetKey = tuple[ChainId, ListingId]
 
 @dataclass(slots=True)
 class _Gauge:
-    """What is known of one network. `seen_s`: when its fees were told last; `strange`: tokens whose EIP-712 domain is
-    another than we believe."""
+    """What is known of one network. `seen_s`: when its fees were told last; `strange`: tokens that take no
+    authorisations, or under another EIP-712 domain than we believe."""
 
     fees: Fees | None = None
     seen_s: float = 0.0
@@ -206,12 +206,18 @@ class GasTank:
         """Once for each token: under another domain than ours every authorisation would be refused."""
         if asset.token is None or asset.domain is None or asset.token in gauge.verified:
             return
-        if await is_domain_known(self._chains, asset, deadline_s=self._limits.rpc_deadline_s):
+        fault = await find_domain_fault(self._chains, asset, deadline_s=self._limits.rpc_deadline_s)
+        if fault is None:
             gauge.strange.discard(asset.token)
             gauge.verified.add(asset.token)
-        else:
-            gauge.strange.add(asset.token)
-            _log.error("token_domain_differs", chain_id=asset.chain_id, token=str(asset.token))
+            return
+        gauge.strange.add(asset.token)
+        _log.error(
+            "token_takes_no_authorizations",
+            chain_id=asset.chain_id,
+            token=str(asset.token),
+            fault=fault.value,
+        )
 
     async def _refresh_budgets(self) -> None:
         while self._costs:

@@ -29,6 +29,7 @@ from tollway.testing.book_samples import authorized_claim, close_of
 from tollway.testing.memory_book import MemoryBook
 from tollway.testing.memory_chain import MemoryChain
 from tollway.testing.memory_gas import MemoryGas
+from tollway.testing.memory_tokens import authorizing_token
 
 HASTY = replace(DEFAULT_LIMITS, settle_wait_s=0.02)
 """Where nothing is mined, nobody need wait for it."""
@@ -69,8 +70,10 @@ class SettlingScene:
         self.now_ms = NOW_S * 1000
         self.limits = limits
         self.chain = chain or MemoryChain(CHAIN)
+        if chain is None:
+            self.chain.deploy(CHAIN, TOKEN, authorizing_token(USDC))
         self.book = book or MemoryBook(now_ms=self.read_clock, limits=limits)
-        self.gas = MemoryGas(self.book._rows)
+        self.gas = MemoryGas(self.book.rows)
         self.settlement_rules = rules or settlement_rules()
         self.rules = {
             CHAIN: ChainRules(chain_id=CHAIN, kind="test", confirmations=confirmations, assets=(USDC,))

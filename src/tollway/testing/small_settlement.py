@@ -21,6 +21,7 @@ from tollway.testing.memory_answers import MemoryAnswers
 from tollway.testing.memory_book import MemoryBook
 from tollway.testing.memory_chain import MemoryChain
 from tollway.testing.memory_gas import MemoryGas
+from tollway.testing.memory_tokens import authorizing_token
 
 GAS_KEY = GasKey.parse("11" * 32)
 ETHER = 10**18
@@ -41,6 +42,9 @@ class SmallSettlement:
         self.street = MemoryChain(rules.chain_id)
         self.street.fill_tank(rules.chain_id, GAS_KEY.address, ETHER)
         self.street.mine(rules.chain_id, time=now_ms() // 1000)
+        for asset in rules.assets:
+            if asset.token is not None and asset.domain is not None:
+                self.street.deploy(rules.chain_id, asset.token, authorizing_token(asset))
         self.answers = MemoryAnswers(book.rows, limits=limits)
         self.gas = MemoryGas(book.rows)
         self.challenger = Challenger(secret=b"\x07" * 32, realm=host)

@@ -1,0 +1,85 @@
+"""What runs beside the calls: the gas tank looks, the follower follows, the sweeper finishes."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tollway.chores import Chores
+from tollway.identity.public_origin import parse_origin
+from tollway.ledger.call import CallState
+from tollway.limits import DEFAULT_LIMITS
+from tollway.payments.settlement import Settled, Undecided
+from tollway.storage.database import SqliteDatabase
+from tollway.storage.migrate import upgrade
+from tollway.storage.sealer import Sealer
+from tollway.testing.authorization_samples import CHAIN, USDC
+from tollway.testing.settling_scene import LISTING, SettlingScene
+from tollway.treasury import Treasury, make_challenger
+
+LIMITS = replace(DEFAULT_LIMITS, sweep_interval_s=0.01, gas_refresh_s=0.01)
+
+
+@pytest.fixture
+async def database(tmp_path: Path) -> AsyncIterator[SqliteDatabase]:
+    database = SqliteDatabase(tmp_path / "books.sqlite3")
+    await database.open()
+    await upgrade(database)
+    yield database
+    await database.close()
+
+
+def treasury_of(scene: SettlingScene, database: SqliteDatabase) -> Treasury:
+    return Treasury(
+        database=database,
+        sealer=Sealer(b"k" * 32, entropy=bytes),
+        book=scene.book,
+        chains=scene.chain,
+        rules=scene.rules,
+        settlement_rules={CHAIN: scene.settlement_rules},
+        limits=LIMITS,
+        now_ms=scene.read_clock,
+    )
+
+
+async def test_the_sweeper_looks_again_and_again(database: SqliteDatabase) -> None:
+    async with SettlingScene() as scene, asyncio.timeout(20):
+        call = await scene.claim()
+        scene.chain.take_away(CHAIN)
+        assert await scene.settlement.settle(call.order()) == Undecided()
+        await call.set_adrift()
+        treasury = treasury_of(scene, database)
+        await treasury.open()
+        async with Chores() as chores:
+            treasury.start(chores)
+            looks = scene.chain.questions
+            while scene.chain.questions < looks + 3:
+                await asyncio.sleep(0.001)
+            scene.chain.bring_back(CHAIN)
+            while await call.read_state() is not CallState.CONSUMED:
+                await asyncio.sleep(0.001)
+        await treasury.close()
+
+
+async def test_it_offers_and_settles_once_it_runs(database: SqliteDatabase) -> None:
+    async with SettlingScene() as scene, asyncio.timeout(20):
+        treasury = treasury_of(scene, database)
+        assert not treasury.settlement.is_offered(USDC, 10_000, LISTING)
+        await treasury.open()
+        async with Chores() as chores:
+            treasury.start(chores)
+            while not treasury.settlement.is_offered(USDC, 10_000, LISTING):
+                await asyncio.sleep(0.001)
+            call = await scene.claim()
+            assert isinstance(await treasury.settlement.settle(call.order()), Settled)
+        await treasury.close()
+
+
+def test_gateways_of_one_url_and_one_key_know_each_others_challenges() -> None:
+    here = parse_origin("https://gw.example.com")
+    there = parse_origin("https://other.example.com")
+    assert make_challenger(b"k" * 32, here) == make_challenger(b"k" * 32, here)
+    assert make_challenger(b"k" * 32, here) != make_challenger(b"k" * 32, there)
+    assert make_challenger(b"k" * 32, here) != make_challenger(b"j" * 32, here)
