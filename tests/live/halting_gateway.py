@@ -1,0 +1,125 @@
+"""A gateway in which a call stands still for ever at the step that its path names: `/echo/…/halt/STEP`. A program of its
+own, with settings from the environment. Once everybody stands where he should, the test kills it: one kill, all steps.
+
+A file in the working folder tells that a call has come to its step. Calls of any other path are left alone.
+"""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import uvloop
+
+from tollway import house
+from tollway.chain.reader import SendRefused
+from tollway.chain.rpc import RpcReader
+from tollway.identifiers import CallId, ChainId
+from tollway.ledger.authorization import SettledTransfer, SettlementAttempt
+from tollway.ledger.book import Claim, ClaimOutcome, Close, Closed, Fenced
+from tollway.ledger.call import CallState
+from tollway.ledger.gas import LaneTaken
+from tollway.settings import load_settings
+from tollway.storage.book_store import BookStore
+from tollway.telemetry import configure_logging
+
+MARK = "/halt/"
+SWEEPER_HALTS = "TEST_SWEEPER_HALTS"
+"""In the environment: at which of its steps (`swept`, `noted`) this gateway's sweeper stands still."""
+STEPS = ("claimed", "at-head", "stored", "sent", "mined", "concluded", "answer-kept", "adrift")
+
+
+class Stage:
+    """Who stands where."""
+
+    def __init__(self) -> None:
+        self.steps: dict[CallId, tuple[str, str]] = {}
+        self.sent: dict[bytes, CallId] = {}
+        self.sweeper_step = os.environ.get(SWEEPER_HALTS, "")
+
+    def note_claim(self, claim: Claim) -> None:
+        step = claim.path.partition("?")[0].partition(MARK)[2]
+        if step:
+            self.steps[claim.call_id] = (step, claim.path)
+
+    async def reach(self, step: str, call_id: CallId | None) -> None:
+        its_step, path = self.steps.get(call_id, ("", "")) if call_id is not None else ("", "")
+        if step == its_step:
+            await self.stand_still(path)
+
+    async def reach_sweeping(self, step: str) -> None:
+        if step == self.sweeper_step:
+            await self.stand_still("/" + step)
+
+    async def stand_still(self, path: str) -> None:
+        find_mark(Path(), path).touch()
+        await asyncio.Event().wait()
+
+
+def find_mark(folder: Path, path: str) -> Path:
+    return folder / ("halted" + path.replace("/", "-"))
+
+
+STAGE = Stage()
+
+
+class HaltingBook(BookStore):
+    async def claim(self, claim: Claim) -> ClaimOutcome:
+        STAGE.note_claim(claim)
+        outcome = await super().claim(claim)
+        await STAGE.reach("claimed", claim.call_id)
+        return outcome
+
+    async def settle(
+        self, close: Close, *, attempt: SettlementAttempt | None, digest: bytes | None
+    ) -> Closed | Fenced | LaneTaken:
+        await STAGE.reach("at-head", close.call_id)
+        stored = await super().settle(close, attempt=attempt, digest=digest)
+        if attempt is not None:
+            STAGE.sent[attempt.raw] = close.call_id
+        if isinstance(stored, Closed):
+            await STAGE.reach("stored", close.call_id)
+        return stored
+
+    async def conclude(
+        self, call_id: CallId, *, epoch: int, transfer: SettledTransfer | None, is_adrift: bool, now_ms: int
+    ) -> CallState | None:
+        await (STAGE.reach_sweeping("swept") if is_adrift else STAGE.reach("mined", call_id))
+        state = await super().conclude(
+            call_id, epoch=epoch, transfer=transfer, is_adrift=is_adrift, now_ms=now_ms
+        )
+        await (STAGE.reach_sweeping("noted") if is_adrift else STAGE.reach("concluded", call_id))
+        return state
+
+    async def set_adrift(self, call_id: CallId, *, epoch: int) -> bool:
+        await STAGE.reach("answer-kept", call_id)
+        is_adrift = await super().set_adrift(call_id, epoch=epoch)
+        await STAGE.reach("adrift", call_id)
+        return is_adrift
+
+
+class HaltingReader(RpcReader):
+    async def send_transaction(self, chain_id: ChainId, raw: bytes) -> SendRefused | None:
+        refused = await super().send_transaction(chain_id, raw)
+        await STAGE.reach("sent", STAGE.sent.get(raw))
+        return refused
+
+
+class HaltingHouse(house.House):
+    def _make_book(self) -> BookStore:
+        return HaltingBook(
+            self.database, owner_id=os.urandom(16).hex(), limits=self.settings.limits, now_ms=house.now_ms
+        )
+
+
+async def main() -> None:
+    settings = load_settings(os.environ)
+    configure_logging(level=settings.log_level, style=settings.log_format)
+    vars(house)["RpcReader"] = HaltingReader
+    async with HaltingHouse(settings) as halting:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, halting.stop)
+        await halting.serve()
+
+
+if __name__ == "__main__":
+    uvloop.run(main())

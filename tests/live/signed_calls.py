@@ -1,0 +1,175 @@
+"""Calls paid by authorisation, for live tests of crashes and races: each can be shown again exactly as it was, and the
+chain's own logs say what it moved. Loaded by `conftest.py`.
+"""
+
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+from tollway_live_hand_payer import V2, HandPayer, Header, Quote, undress
+from tollway_live_street import plain
+
+from tollway.chain.gas_key import GasKey
+from tollway.chain.tokens import encode_transfer_with_authorization
+from tollway.identifiers import Address, TxHash, keccak256
+from tollway.sandbox.playground import START_USDC_UNITS, PlayAccount
+
+QUICK = {
+    "TOLLWAY_LIMIT_OWNER_LEASE_S": "0.5",
+    "TOLLWAY_LIMIT_OWNER_RENEW_S": "0.1",
+    "TOLLWAY_LIMIT_RECOVERY_INTERVAL_S": "0.2",
+    "TOLLWAY_LIMIT_SWEEP_INTERVAL_S": "0.1",
+    "TOLLWAY_LIMIT_RPC_DEADLINE_S": "20",
+}
+NO_TERMS = {(409, "idempotency_in_progress"), (409, "payment_already_used"), (503, "payment_outcome_unknown")}
+"""What a repeat may hear as long as its money may move or has moved."""
+
+_AUTHORIZATION_USED = keccak256(b"AuthorizationUsed(address,bytes32)")
+_DEAR_TIP_WEI = 400 * 10**9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignedCall:
+    """One request with one signed payment. `send` sends exactly the same each time."""
+
+    payer: HandPayer
+    path: str
+    header: Header
+    method: str = "GET"
+    body: bytes | None = None
+
+    @property
+    def wallet(self) -> PlayAccount:
+        return self.payer.signer
+
+    async def send(self, gateway: Any = None, *, headers: list[Header] | None = None, **options: Any) -> Any:
+        """`headers`: shown instead of the signed payment."""
+        payer = self.payer
+        return await payer.street.call(
+            gateway or payer.gateway,
+            payer.api_id,
+            self.path,
+            method=self.method,
+            headers=[self.header] if headers is None else headers,
+            content=self.body,
+            **options,
+        )
+
+    async def spend(self, tx_hash: TxHash, gateway: Any = None) -> Any:
+        """The same request, paid by a transaction instead."""
+        return await self.send(gateway, headers=plain(self.wallet, tx_hash))
+
+    @property
+    def seen(self) -> int:
+        """How often it has reached the upstream."""
+        return int(self.payer.street.provider.count(self.path.partition("?")[0], method=self.method))
+
+    async def transfers(self) -> list[TxHash]:
+        """What its wallet's authorisations have moved."""
+        return await transfers_of(self.payer.street, self.wallet.address)
+
+    async def record(self, gateway: Any = None) -> Any:
+        """The one call in its wallet's history."""
+        (call,) = await self.payer.street.history(gateway or self.payer.gateway, self.wallet)
+        return call
+
+    @property
+    def calldata(self) -> bytes:
+        """What anybody can send to the token with it."""
+        payload = undress(self.header)["payload"]
+        signed = payload["authorization"]
+        return encode_transfer_with_authorization(
+            payer=Address.parse(signed["from"]),
+            payee=Address.parse(signed["to"]),
+            base_units=int(signed["value"]),
+            valid_after=int(signed["validAfter"]),
+            valid_before=int(signed["validBefore"]),
+            nonce=bytes.fromhex(signed["nonce"][2:]),
+            signature=bytes.fromhex(payload["signature"][2:]),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stall:
+    """One listing of one or more gateways on one database; `quote` is what its 402 asks for."""
+
+    street: Any
+    gateways: list[Any]
+    provider: PlayAccount
+    api_id: str
+    quote: Quote
+
+    @classmethod
+    async def open(cls, street: Any, gateways: list[Any], **fields: Any) -> "Stall":
+        provider = await street.wallet()
+        api_id = await street.publish(gateways[0], provider, **fields)
+        quote = Quote.read(await street.call(gateways[0], api_id, "/echo/quote"))
+        return cls(street=street, gateways=gateways, provider=provider, api_id=api_id, quote=quote)
+
+    def sign(self, wallet: PlayAccount, path: str, **options: Any) -> SignedCall:
+        payer = HandPayer(street=self.street, gateway=self.gateways[0], api_id=self.api_id, signer=wallet)
+        return SignedCall(payer=payer, path=path, header=payer.show(self.quote, V2), **options)
+
+    async def earned(self) -> int:
+        """Base units that its provider has got."""
+        return await balance_of(self.street, self.provider.address) - START_USDC_UNITS
+
+    async def check_books(self) -> None:
+        report = await self.street.audit(self.gateways[0])
+        assert (report.wrong, report.held_calls) == ((), ())
+
+
+async def transfers_of(street: Any, payer: Address) -> list[TxHash]:
+    topics = ["0x" + _AUTHORIZATION_USED.hex(), "0x" + payer.hex().zfill(64)]
+    wanted = {"address": str(street.playground.token.address), "fromBlock": "0x0", "topics": topics}
+    return [TxHash.parse(log["transactionHash"]) for log in await street.driver.rpc("eth_getLogs", wanted)]
+
+
+async def balance_of(street: Any, address: Address) -> int:
+    return int(await street.driver.call(street.playground.token, "balanceOf", str(address)))
+
+
+async def count_sent(street: Any, account: PlayAccount) -> int:
+    """How many of its transactions are mined; none is waiting."""
+    counts = [
+        int(await street.driver.rpc("eth_getTransactionCount", str(account.address), tag), 16)
+        for tag in ("latest", "pending")
+    ]
+    assert counts[0] == counts[1], "something waits in the pool"
+    return counts[0]
+
+
+@contextlib.asynccontextmanager
+async def unmined(driver: Any) -> AsyncIterator[None]:
+    """Inside, nothing is mined until somebody says so; on the way out everything is."""
+    await driver.rpc("evm_setAutomine", False)
+    try:
+        yield
+    finally:
+        await driver.rpc("evm_setAutomine", True)
+        await driver.mine(1)
+
+
+async def find_pending(street: Any, sender: Address) -> list[TxHash]:
+    """The hashes of an account's transactions in the pool, by nonce."""
+    pool = (await street.driver.rpc("txpool_content"))["pending"]
+    mine = next((sent for address, sent in pool.items() if Address.parse(address) == sender), {})
+    return [TxHash.parse(mine[nonce]["hash"]) for nonce in sorted(mine, key=int)]
+
+
+async def send_dearly(street: Any, account: PlayAccount, token: Address, calldata: bytes) -> TxHash:
+    """Somebody else's transaction, paid so well that it stands first in its block."""
+    key = GasKey.parse(account.private_key)
+    count = await street.driver.rpc("eth_getTransactionCount", str(key.address), "pending")
+    signed = key.sign(
+        chain_id=street.driver.chain_id,
+        nonce=int(count, 16),
+        to=token,
+        calldata=calldata,
+        gas=200_000,
+        max_fee_wei=_DEAR_TIP_WEI + 100 * 10**9,
+        tip_wei=_DEAR_TIP_WEI,
+    )
+    await street.driver.rpc("eth_sendRawTransaction", "0x" + signed.raw.hex())
+    return signed.tx_hash

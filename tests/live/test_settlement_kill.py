@@ -1,0 +1,261 @@
+"""A gateway dies while calls paid by authorisation stand at every step between the claim and the answer. Whoever comes
+after it finishes them: one transfer or none, one answer, and never terms for what may be paid.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import signal
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from tollway_live_signed_calls import (
+    QUICK,
+    SignedCall,
+    Stall,
+    count_sent,
+)
+from tollway_live_street import PRICE_UNITS, poll
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+HALTING = (sys.executable, str(Path(__file__).parent / "halting_gateway.py"))
+SWEEPER_HALTS = "TEST_SWEEPER_HALTS"
+DEADLINE_S = 30.0
+_RUNS = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fate:
+    """What is found after a death at some step. `state`: of the payment once somebody has finished it; `again`: what
+    the same request with the same payment gets then; `seen`: requests at the upstream before and after that."""
+
+    state: str
+    again: tuple[int, str | None]
+    seen: tuple[int, int]
+    moved: int = 1
+    is_replayed: bool = False
+    is_credit: bool = False
+
+
+SERVED = (200, None)
+USED = (409, "payment_already_used")
+KEPT = Fate(state="charged", again=SERVED, seen=(1, 1), is_replayed=True)
+RUN_AGAIN = Fate(state="charged", again=SERVED, seen=(1, 2))
+CREDIT = Fate(state="released", again=USED, seen=(1, 1), is_credit=True)
+FATES = {
+    ("GET", "claimed"): Fate(state="held", again=SERVED, seen=(0, 1)),
+    ("POST", "claimed"): Fate(state="held", again=USED, seen=(0, 0), moved=0),
+    ("GET", "at-head"): Fate(state="held", again=SERVED, seen=(1, 2)),
+    ("POST", "at-head"): Fate(state="held", again=USED, seen=(1, 1), moved=0),
+    ("GET", "stored"): RUN_AGAIN,
+    ("POST", "stored"): CREDIT,
+    ("GET", "sent"): RUN_AGAIN,
+    ("POST", "sent"): CREDIT,
+    ("GET", "mined"): RUN_AGAIN,
+    ("POST", "mined"): CREDIT,
+    # As with a payment on credit that was closed: its caller finds the call in the history, and is not served twice.
+    ("GET", "concluded"): Fate(state="charged", again=USED, seen=(1, 1)),
+    ("POST", "concluded"): Fate(state="charged", again=USED, seen=(1, 1)),
+    ("GET", "answer-kept"): KEPT,
+    ("POST", "answer-kept"): KEPT,
+    ("GET", "adrift"): KEPT,
+    ("POST", "adrift"): KEPT,
+}
+WHILE_MINED = ("claimed", "at-head", "mined", "concluded")
+IN_THE_POOL = ("sent", "answer-kept", "adrift")
+UNDECIDED = (*IN_THE_POOL, "stored")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """A gateway that is to die, a gas key, and one call for each fate."""
+
+    street: Any
+    stall: Stall
+    gas: Any
+    settings: dict[str, str]
+    url: str
+    calls: dict[tuple[str, str], SignedCall]
+    behind: SignedCall
+    after: SignedCall
+
+    @property
+    def doomed(self) -> Any:
+        return self.stall.gateways[0]
+
+    def restart(self, **settings: str) -> Any:
+        """A gateway on the same books; with `settings` one that halts as well."""
+        return self.street.gateway(
+            database_url=self.url,
+            public_url=self.doomed.public_url,
+            settings={**self.settings, **settings},
+            **({"command": HALTING} if settings else {}),
+        )
+
+    async def wait_halted(self, path: str) -> None:
+        mark = self.street.folder / ("halted" + path.replace("/", "-"))
+        await poll(mark.exists, deadline_s=DEADLINE_S, what=f"a halt at {path}")
+
+    def at(self, *steps: str) -> dict[tuple[str, str], SignedCall]:
+        return {key: call for key, call in self.calls.items() if key[1] in steps}
+
+    async def run_to_the_halt(self) -> None:
+        """Every call comes to its step, and the gateway dies there. Nothing is mined any more from some point on."""
+        driver = self.street.driver
+        async with asyncio.TaskGroup() as group:
+            for steps in (WHILE_MINED, IN_THE_POOL, ("stored",)):
+                if steps is IN_THE_POOL:
+                    await driver.rpc("evm_setAutomine", False)
+                for call in self.at(*steps).values():
+                    group.create_task(_lose(call))
+                for call in self.at(*steps).values():
+                    await self.wait_halted(call.path)
+            self.doomed.process.kill()
+            assert await self.doomed.wait_ended() == -signal.SIGKILL
+
+    async def wait_finished(self, gateway: Any) -> None:
+        """Nothing of the dead gateway is under way."""
+
+        async def is_finished() -> bool:
+            async def is_pending(call: SignedCall) -> bool:
+                return bool(await self.street.history(gateway, call.wallet, "&status=pending"))
+
+            return not any(await asyncio.gather(*map(is_pending, self.calls.values())))
+
+        await poll(is_finished, deadline_s=DEADLINE_S, what="the end of every settlement")
+
+
+async def _lose(call: SignedCall) -> None:
+    with contextlib.suppress(aiohttp.ClientError, OSError):
+        reply = await call.send()
+        raise AssertionError(f"{call.path} was answered: {reply.status} {reply.body!r}")
+
+
+@contextlib.asynccontextmanager
+async def set_scene(street: Any, url: str) -> AsyncIterator[Scene]:
+    gas, behind, after, *wallets = await street.wallets(3 + len(FATES))
+    settings = {**QUICK, "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key}
+    doomed = street.gateway(
+        database_url=url, command=HALTING, settings={**settings, "TOLLWAY_LIMIT_SETTLE_WAIT_S": "3"}
+    )
+    async with doomed as gateway, mined_at_the_end(street.driver):
+        stall, run = await Stall.open(street, [gateway]), f"run{next(_RUNS)}"
+        calls = {
+            (method, step): stall.sign(
+                wallet,
+                f"/echo/{run}/{method}/halt/{step}",
+                method=method,
+                body=b"{}" if method == "POST" else None,
+            )
+            for (method, step), wallet in zip(FATES, wallets, strict=True)
+        }
+        yield Scene(
+            street=street,
+            stall=stall,
+            gas=gas,
+            settings=settings,
+            url=url,
+            calls=calls,
+            behind=stall.sign(behind, f"/echo/{run}/behind"),
+            after=stall.sign(after, f"/echo/{run}/after"),
+        )
+
+
+@contextlib.asynccontextmanager
+async def mined_at_the_end(driver: Any) -> AsyncIterator[None]:
+    """Whatever a test did to the chain's mining, it mines afterwards."""
+    try:
+        yield
+    finally:
+        await driver.rpc("evm_setAutomine", True)
+
+
+async def resume_mining(street: Any) -> None:
+    await street.driver.rpc("evm_setAutomine", True)
+    await street.driver.mine(1)
+
+
+async def check_undecided(scene: Scene, gateway: Any) -> None:
+    """While the money may move, nobody is asked for any."""
+    for call in scene.at(*UNDECIDED).values():
+        reply = await call.send(gateway)
+        assert (reply.status, reply.code) == (503, "payment_outcome_unknown"), reply.body
+        assert not reply.asks_for_money
+        assert reply.json["call"].endswith(reply.json["callId"])
+
+
+async def check_fate(scene: Scene, gateway: Any, key: tuple[str, str]) -> None:
+    call, fate = scene.calls[key], FATES[key]
+    before = await call.record(gateway)
+    assert (key, before["payment"]["state"], call.seen) == (key, fate.state, fate.seen[0])
+
+    reply = await call.send(gateway)
+
+    assert (key, reply.status, reply.code) == (key, *fate.again), reply.body
+    assert reply.headers.get("Idempotency-Replayed") == ("true" if fate.is_replayed else None)
+    assert (key, call.seen) == (key, fate.seen[1])
+    after = await call.record(gateway)  # the same call: a repeat runs under the claim that it has
+    assert after["id"] == before["id"]
+    moved = await call.transfers()
+    assert (key, len(moved)) == (key, fate.moved)
+    if fate.again == SERVED:
+        assert after["payment"]["state"] == "charged"
+        assert after["payment"]["transaction"] == str(moved[0])
+        assert "PAYMENT-RESPONSE" in reply.headers
+    else:
+        assert not reply.asks_for_money
+    for tx_hash in moved:
+        spent = await call.spend(tx_hash, gateway)
+        assert (key, spent.status) == (key, 200 if fate.is_credit else 409), spent.body
+        assert (await call.spend(tx_hash, gateway)).code == "payment_already_used"
+    assert call.seen == fate.seen[1] + fate.is_credit
+
+
+async def check_all(scene: Scene, gateway: Any, *, others: int = 0) -> None:
+    """`others`: calls beside those of the scene that were settled already."""
+    await asyncio.gather(*(check_fate(scene, gateway, key) for key in FATES))
+
+    moved = sum(fate.moved for fate in FATES.values()) + others
+    assert await scene.stall.earned() == moved * PRICE_UNITS
+    assert await count_sent(scene.street, scene.gas) == moved, "no nonce is missing, and none was wasted"
+    held = [await call.record(gateway) for key, call in scene.calls.items() if FATES[key].moved == 0]
+    report = await scene.street.audit(gateway)
+    assert (report.wrong, set(report.held_calls)) == ((), {one["id"] for one in held})
+    assert {one["payment"]["state"] for one in held} == {"held"}
+
+    assert (await scene.after.send(gateway)).status == 200, "the gas key's lane goes on"
+    assert await count_sent(scene.street, scene.gas) == moved + 1
+
+
+async def test_kill_9_at_every_step_of_a_settlement_is_one_transfer_and_one_answer(street: Any) -> None:
+    """Restarted after the first death, the sweeper's gateway dies too, about to write down what moved."""
+    async with set_scene(street, f"sqlite:///{street.folder}/settling.sqlite3") as scene:
+        await scene.run_to_the_halt()
+        async with scene.restart(**{SWEEPER_HALTS: "swept"}) as second:
+            await check_undecided(scene, second)
+            await resume_mining(street)
+            await scene.wait_halted("/swept")
+        async with scene.restart() as third:
+            await scene.wait_finished(third)
+            await check_all(scene, third)
+
+
+@pytest.mark.postgres
+async def test_a_living_gateway_finishes_the_settlements_of_a_dead_one(street: Any) -> None:
+    """Both settle with one gas key, so the living one cannot even go on before it has filled what the dead one left."""
+    async with set_scene(street, await street.make_postgres()) as scene, scene.restart() as living:
+        await scene.run_to_the_halt()
+        await check_undecided(scene, living)
+        async with asyncio.TaskGroup() as group:
+            behind = group.create_task(scene.behind.send(living))
+            await poll(lambda: scene.behind.seen, deadline_s=DEADLINE_S, what="a call behind the others")
+            await resume_mining(street)
+        assert behind.result().status == 200
+        await scene.wait_finished(living)
+        await check_all(scene, living, others=1)
