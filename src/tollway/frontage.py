@@ -189,6 +189,7 @@ class Frontage:
                 notary=self._notary,
                 offer_valid_s=limits.price_memory_s,
                 now_ms=self._now_ms,
+                entropy=secrets.token_bytes,
             ),
             limits=limits,
             public_url=settings.public_url,

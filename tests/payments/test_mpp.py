@@ -81,6 +81,22 @@ def test_a_credential_is_read() -> None:
     assert credential.transfer.nonce == keccak256((credential.challenge_id + "gw.example.com").encode())
 
 
+def test_two_challenges_of_one_moment_are_two() -> None:
+    """The nonce follows from the challenge: alike, they would buy one call between them."""
+    texts = [CHALLENGER.challenge(requirement_of(), ROUTE, now_s=NOW_S, salt=bytes([n])) for n in (1, 2)]
+    assert len({read_challenge(text)["id"] for text in texts}) == 2
+    for text in texts:
+        assert fault_of({**Payer().credential(), **answer(text)}) is None
+
+
+def answer(challenge: bytes) -> Content:
+    """The credential for that very challenge."""
+    given = read_challenge(challenge)
+    signer = Payer(nonce=keccak256((given["id"] + given["realm"]).encode()))
+    payload = {"type": "authorization", **signer.fields, "signature": "0x" + signer.signature.hex()}
+    return {"challenge": given, "payload": payload}
+
+
 def test_another_gateway_of_the_same_secret_recognises_it() -> None:
     other = Challenger(secret=CHALLENGER.secret, realm=CHALLENGER.realm)
     assert fault_of(Payer().credential(), challenger=other) is None

@@ -58,16 +58,20 @@ def build_challenge(
     challenger: Challenger | None,
     route: Route,
     now_s: float,
+    salt: bytes = b"",
 ) -> Challenge:
     """One 402 for every dialect. `error`: the code, or the protocol's reason. `extensions`: each with `info` and `schema`.
 
     MPP's challenge is of the first requirement alone: its clients take the first of several without looking further.
+    `salt`: random bytes that make it one of its kind.
     """
     if not requirements:
         return Challenge(headers=[], members={})
     headers = [(REQUIRED_HEADER, _fit(requirements, resource, error, extensions))]
     if challenger is not None:
-        headers.append((CHALLENGE_HEADER, challenger.challenge(requirements[0], route, now_s=now_s)))
+        headers.append(
+            (CHALLENGE_HEADER, challenger.challenge(requirements[0], route, now_s=now_s, salt=salt))
+        )
     accepts_v1 = [requirement_json_v1(requirement, resource) for requirement in requirements]
     kept = [accepted for accepted in accepts_v1 if accepted is not None]
     members = {"x402Version": 1, "error": error, "accepts": kept} if kept else {}

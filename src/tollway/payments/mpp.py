@@ -70,8 +70,11 @@ class Challenger:
     secret: bytes = field(repr=False)
     realm: str
 
-    def challenge(self, requirement: Requirement, route: Route, *, now_s: float) -> bytes:
-        """The value of `WWW-Authenticate`. It expires when the authorisation made for it would."""
+    def challenge(self, requirement: Requirement, route: Route, *, now_s: float, salt: bytes = b"") -> bytes:
+        """The value of `WWW-Authenticate`. It expires when the authorisation made for it would.
+
+        `salt` makes it one of its kind: the nonce of the authorisation follows from the challenge, so a wallet that is
+        challenged twice alike could pay for one call only."""
         request = encode_object_urlsafe(
             {
                 "amount": str(requirement.base_units),
@@ -85,7 +88,7 @@ class Challenger:
             }
         )
         expires = format_moment(int(now_s) + requirement.max_timeout_s)
-        opaque = encode_object_urlsafe({"route": route.digest})
+        opaque = encode_object_urlsafe({"route": route.digest, "salt": salt.hex()})
         challenge_id = self._sign(request=request, expires=expires, opaque=opaque)
         return (
             f'Payment id="{challenge_id}", realm="{self.realm}", method="{METHOD}", intent="{INTENT}", '
@@ -126,7 +129,7 @@ class Challenger:
         is_ours = hmac.compare_digest(expected.encode(), given["id"].encode("utf-8", "replace"))
         if not is_ours or given["realm"] != self.realm or given["digest"]:
             return explain_authorization(AuthorizationReason.CHALLENGE)
-        if given["opaque"] != encode_object_urlsafe({"route": route.digest}):
+        if not _is_of(route, given["opaque"]):
             return explain_authorization(AuthorizationReason.CHALLENGE)
         if parse_moment(given["expires"]) <= now_s:
             return explain_authorization(AuthorizationReason.CHALLENGE_EXPIRED)
@@ -138,6 +141,12 @@ class Challenger:
         """base64url of HMAC-SHA256 over `realm|method|intent|request|expires|digest|opaque`; we ask for no digest."""
         slots = "|".join((self.realm, METHOD, INTENT, request, expires, "", opaque))
         return encode_urlsafe(hmac.digest(self.secret, slots.encode("utf-8", "replace"), "sha256"))
+
+
+def _is_of(route: Route, opaque: str) -> bool:
+    """Of our own texts only."""
+    content = decode_object(opaque.encode(), bytes_max=len(opaque))
+    return content.get("route") == route.digest
 
 
 def _take_chain(request: dict[str, Any]) -> ChainId:

@@ -198,6 +198,7 @@ class SmallGateway:
                 public_url=PUBLIC_URL,
                 challenger=self.settling.challenger,
                 now_ms=self._clock,
+                entropy=self._entropy,
             ),
             limits=self.limits,
             public_url=PUBLIC_URL,

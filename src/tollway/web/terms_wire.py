@@ -29,6 +29,8 @@ from tollway.registry.pricing import list_options
 from tollway.web.listing_wire import option_json
 from tollway.web.wire import format_time
 
+SALT_BYTES = 12
+
 
 class TermsWire:
     """One per process. `challenger` None: MPP is off. `is_x402` False: x402 is."""
@@ -40,6 +42,7 @@ class TermsWire:
         public_url: str,
         challenger: Challenger | None,
         now_ms: Callable[[], int],
+        entropy: Callable[[int], bytes],
         is_x402: bool = True,
         notary: Notary | None = None,
         offer_valid_s: int = 600,
@@ -49,6 +52,7 @@ class TermsWire:
         self._public_url = public_url
         self._challenger = challenger
         self._now_ms = now_ms
+        self._entropy = entropy
         self._is_x402 = is_x402
         self._notary = notary
         self._offer_valid_s = offer_valid_s
@@ -89,6 +93,7 @@ class TermsWire:
             challenger=self._challenger,
             route=find_route(call),
             now_s=self._now_ms() / 1000,
+            salt=self._entropy(SALT_BYTES),
         )
         if self._is_x402:
             return challenge
