@@ -486,6 +486,21 @@ async def test_a_second_authorisation_of_a_transaction_that_is_gone_owes_until_i
     await assert_balanced(book)
 
 
+async def test_credit_in_a_transaction_that_is_gone_pays_no_debt_until_it_is_back(book: Any) -> None:
+    first = await settling(book, 4, nonce=0)
+    second = await settling(book, 3, nonce=1, method="POST")
+    await book.set_adrift(second.call_id, epoch=1)
+    await conclude(book, first)
+    (payment,) = await book.find_payments(tx_hash("settled"))
+    await book.mark_gone(payment.id, now_ms=NOW_MS)
+    assert await conclude(book, second, is_adrift=True) is CallState.RELEASED
+    assert [debt.units for debt in await book.debts(PAYER)] == [4]
+    await assert_balanced(book)
+    (back,) = await book.record_payments([new_payment(0, "settled")], now_ms=NOW_MS)
+    assert (back.value_units, back.rest_units, await book.debts(PAYER)) == (7, 3, ())
+    await assert_balanced(book)
+
+
 async def test_history_names_transaction_and_payee_of_an_authorised_call(book: Any) -> None:
     claim = await settling(book, listing_id="api_7")
     await conclude(book, claim)

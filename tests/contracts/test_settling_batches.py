@@ -84,9 +84,10 @@ async def test_many_settlements_and_conclusions_share_a_commit_that_is_flushed(d
 async def test_claims_settlements_and_conclusions_of_one_batch_see_each_other(desk: Desk) -> None:
     running, ending = await opened(desk), await settling(desk)
     late = authorized_claim(authorization_of(4), balance_units=11)
+    begun = desk.gate.begun
     desk.gate.before.clear()
     plug = start(desk.book.claim(claim_on(None)))
-    await until(lambda: desk.gate.flushed[-1:] == [True] and desk.sizes[-1:] == [1])
+    await until(lambda: desk.gate.begun > begun)
     jobs = [start(settle(desk, running, 1)), start(conclude(desk, ending)), start(desk.book.claim(late))]
     await asyncio.sleep(0)
     desk.gate.before.set()
@@ -229,9 +230,10 @@ async def test_the_shutdown_waits_for_settlements_and_not_for_those_adrift(desk:
 
 async def test_what_settles_is_still_written_while_the_books_close(desk: Desk) -> None:
     claim = await opened(desk)
+    begun = desk.gate.begun
     desk.gate.before.clear()
     plug = start(desk.book.claim(claim_on(None)))
-    await until(lambda: desk.sizes[-2:] == [1, 1])
+    await until(lambda: desk.gate.begun > begun)
     desk.book.stop()
     job = start(settle(desk, claim))
     await asyncio.sleep(0)

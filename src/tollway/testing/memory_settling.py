@@ -24,6 +24,7 @@ from tollway.testing.memory_rows import (
     is_cut,
     is_unpaid,
     purse_of_claim,
+    shown_payment,
 )
 
 
@@ -156,7 +157,7 @@ class MemorySettling(MemoryMoves):
         call.claim = replace(call.claim, payment_id=payment_id, tx_hash=transfer.tx_hash)
         if not is_bought:
             self._move(call, CallState.RELEASED)
-            self._pay_debts(self._rows.payments[payment_id])
+            self._pay_debts(shown_payment(self._rows.payments[payment_id]))
             return
         self._hold(call, {payment_id: call.claim.price_units})
         self._move(call, CallState.CONSUMED)
@@ -241,4 +242,5 @@ class MemorySettling(MemoryMoves):
             seen_block=held.seen_block,
             transfer=held.transfer,
             created_ms=claim.created_ms,
+            idempotency_key=claim.idempotency_key,
         )
