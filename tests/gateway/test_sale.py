@@ -157,7 +157,9 @@ async def test_an_undecided_settlement_is_never_asked_to_be_paid_again_and_the_s
 ) -> None:
     gate.upstream.answer = plain(b"rare", headers=("X-Kind: rare",))
     asked = await payer.quote()
-    given: dict[str, Any] = {} if dialect is Dialect.MPP else {"nonce": NONCE}  # MPP's comes from the challenge
+    given: dict[str, Any] = (
+        {} if dialect is Dialect.MPP else {"nonce": NONCE}
+    )  # MPP's comes from the challenge
     nonce = nonce_of(payer.show(asked, dialect, **given))
     shown = payer.show(asked, dialect, nonce=nonce)
     trouble(gate, payer, nonce)

@@ -27,12 +27,13 @@ class RunningHash:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cargo:
     """`content` for the dialer and its `length` when known. `body_hash` None: streamed, so known only at its end, and
-    then from `running` where somebody asked for it."""
+    then from `running` where somebody asked for it. `is_spent`: it was too long to be kept, and cannot be sent."""
 
     content: bytes | AsyncIterator[bytes] | None
     length: int | None
     body_hash: bytes | None
     running: RunningHash = field(default_factory=RunningHash)
+    is_spent: bool = False
 
     @property
     def final_hash(self) -> bytes | None:
@@ -45,7 +46,7 @@ NO_CARGO = Cargo(content=None, length=0, body_hash=EMPTY_BODY_HASH)
 def check_size(body: RequestBody, limits: Limits) -> Problem | None:
     """A body that says itself that it is too long is refused before anything is read or paid."""
     if body.length is not None and body.length > limits.upload_bytes_max:
-        return _too_large(limits.upload_bytes_max)
+        return too_large(limits.upload_bytes_max)
     return None
 
 
@@ -97,14 +98,14 @@ async def load_plain(body: RequestBody, *, limits: Limits) -> Cargo:
 async def load_hashed(body: RequestBody, *, is_whole: bool, limits: Limits) -> Cargo | Problem:
     """The body of a call paid by an authorisation: read ahead when it is small, else streamed, and hashed on its way.
 
-    `is_whole`: whatever its length it is read first (at most 1 MiB), because it has to be compared with an earlier one.
+    `is_whole`: whatever its length it is read first (at most 1 MiB), because it may have to be compared with an earlier one.
     """
     if not body.is_present:
         return NO_CARGO
     if is_whole:
         whole = await _read_whole(body, limits.bound_body_bytes_max)
         if whole is None:
-            return _too_large(limits.bound_body_bytes_max)
+            return too_large(limits.bound_body_bytes_max)
         return Cargo(content=whole, length=len(whole), body_hash=keccak256(whole))
     if body.length is not None and body.length <= limits.buffer_bytes:
         return await load_plain(body, limits=limits)
@@ -115,6 +116,25 @@ async def load_hashed(body: RequestBody, *, is_whole: bool, limits: Limits) -> C
         body_hash=None,
         running=running,
     )
+
+
+async def load_compared(body: RequestBody, *, limits: Limits) -> Cargo:
+    """The body of a call that is known already: hashed to its end, so that a repeat of any length is recognised. Only a
+    small one (at most 1 MiB) is still there afterwards. Raises BodyRefused for one that no call can have."""
+    if not body.is_present:
+        return NO_CARGO
+    digest = keccak.new(digest_bits=256)
+    kept: bytearray | None = bytearray()
+    size = 0
+    async for chunk in _stream(body, limits.upload_bytes_max):
+        digest.update(chunk)
+        size += len(chunk)
+        if size > limits.bound_body_bytes_max:
+            kept = None
+        elif kept is not None:
+            kept += chunk
+    content = None if kept is None else bytes(kept)
+    return Cargo(content=content, length=size, body_hash=digest.digest(), is_spent=kept is None)
 
 
 async def _read_whole(body: RequestBody, bytes_max: int) -> bytes | None:
@@ -133,7 +153,7 @@ async def _stream(body: RequestBody, bytes_max: int) -> AsyncIterator[bytes]:
     while chunk := await body.read_chunk():
         size += len(chunk)
         if size > bytes_max:
-            raise BodyRefused(_too_large(bytes_max))
+            raise BodyRefused(too_large(bytes_max))
         yield chunk
 
 
@@ -159,7 +179,7 @@ async def _stream_promised(body: RequestBody, promised: bytes, bytes_max: int) -
         yield withheld
 
 
-def _too_large(bytes_max: int) -> Problem:
+def too_large(bytes_max: int) -> Problem:
     return Problem(
         code=Code.PAYLOAD_TOO_LARGE,
         detail=f"The body is longer than {bytes_max} bytes.",

@@ -119,7 +119,7 @@ class Cashier:
     ) -> "Answer | Declined | Admission":
         """Everything up to the claim. Raises `ChainUnavailable` and `StorageUnavailable`: nothing was taken."""
         if sale.known is not None:
-            answer = await self._replays.answer(sale.call, sale.cargo, sale.presented, sale.known)
+            answer = await self._replays.answer(sale, sale.known)
             return answer or await self._admit_again(sale, sale.known, tariffs)
         matched = match_requirement(sale.presented, self._requirements(sale, tariffs))
         if isinstance(matched, Problem):

@@ -73,6 +73,11 @@ class AnswerBody(Protocol):
         """The next bytes; b"" once, at the true end. Raises UpstreamBadResponse or UpstreamTimeout when it is cut."""
         ...
 
+    @property
+    def is_kept(self) -> bool:
+        """It is being stored for a repeat: read on although its caller is gone, within limits."""
+        ...
+
     def end(self, delivery: Delivery, response_bytes: int) -> None:
         """Called once, however it ends: frees the connection and notes in the books what reached the caller."""
         ...

@@ -17,6 +17,7 @@ from tollway.gateway.refusals import (
     authorization_used,
     in_progress,
 )
+from tollway.gateway.sale import Sale
 from tollway.identifiers import Address, CallId, ChainId
 from tollway.ledger.authorization import Authorization, AuthorizationKey, AuthorizedCall
 from tollway.ledger.book import Book, KeyedCall
@@ -83,13 +84,11 @@ class Replays:
         )
         return recover_signer(shown, asset.domain) == presented.payer
 
-    async def answer(
-        self, call: IncomingCall, cargo: Cargo, presented: Presented, known: AuthorizedCall
-    ) -> Answer | Declined | None:
+    async def answer(self, sale: Sale, known: AuthorizedCall) -> Answer | Declined | None:
         """What a repeat gets from the record. None: it may run again under the claim that it has."""
-        if not _is_same_proof(presented, known):
+        if not _is_same_proof(sale, known):
             return self._say_used(known)
-        payer, body_hash = known.authorization.payer, cargo.body_hash
+        call, payer, body_hash = sale.call, known.authorization.payer, sale.cargo.body_hash
         if body_hash is None or call.digest_for(payer, body_hash) != known.digest:
             return self._say_used(known)
         if known.state in (CallState.FORWARDING, CallState.SETTLING):
@@ -171,13 +170,15 @@ def _is_signature_of(presented: Presented, known: AuthorizedCall) -> bool:
     return presented.signature == known.authorization.signature
 
 
-def _is_same_proof(presented: Presented, known: AuthorizedCall) -> bool:
-    """Once it is settled, an authorisation and its signature can be read on the chain; an MPP challenge's id cannot."""
-    is_same_dress = (presented.dialect, presented.challenge_id) == (
-        known.authorization.dialect,
-        known.authorization.challenge_id,
+def _is_same_proof(sale: Sale, known: AuthorizedCall) -> bool:
+    """Once it is settled, anybody can read an authorisation and its signature on the chain. An MPP challenge's id and an
+    idempotency key are not there: what came with one is given out with the same one only."""
+    presented, claimed = sale.presented, known.authorization
+    return (
+        (presented.dialect, presented.challenge_id) == (claimed.dialect, claimed.challenge_id)
+        and (known.idempotency_key is None or sale.key == known.idempotency_key)
+        and _is_signature_of(presented, known)
     )
-    return is_same_dress and _is_signature_of(presented, known)
 
 
 def _replay(call: IncomingCall, stored: StoredAnswer, call_id: CallId, receipt: Headers) -> Answer:

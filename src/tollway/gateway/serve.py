@@ -18,9 +18,11 @@ from tollway.gateway.cargo import (
     EMPTY_BODY_HASH,
     Cargo,
     check_size,
+    load_compared,
     load_hashed,
     load_plain,
     load_promised,
+    too_large,
 )
 from tollway.gateway.cashier import Admission, Cashier
 from tollway.gateway.counter import Counter, Order, Purchase
@@ -232,8 +234,10 @@ class Gateway:
             return Declined(problem=problem)
         key = find_idempotency_key(call) or presented.identifier
         known = await self._cashier.find_known(presented)
-        is_compared = key is not None or known is not None
-        cargo = await load_hashed(call.body, is_whole=is_compared, limits=self._limits)
+        if known is not None:
+            cargo: Cargo | Problem = await load_compared(call.body, limits=self._limits)
+        else:
+            cargo = await load_hashed(call.body, is_whole=key is not None, limits=self._limits)
         if isinstance(cargo, Problem):
             return Declined(problem=cargo)
         sale = Sale(
@@ -248,6 +252,8 @@ class Gateway:
         admitted = await self._cashier.admit(sale, tariffs, partial(self._customers.check, call, listing))
         if not isinstance(admitted, Admission):
             return admitted
+        if cargo.is_spent:  # a repeat that would have to run again
+            return Declined(problem=too_large(self._limits.bound_body_bytes_max))
         shipment = _ship(call, listing, way, cargo, is_paid=True)
         outcome = await self._passage.carry(shipment, admitted.take)
         self._customers.note_outcome(call, listing, admitted.payer, outcome)

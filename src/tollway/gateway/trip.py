@@ -127,6 +127,10 @@ class UpstreamBody:
             await self._keeper.take(chunk)
         return chunk
 
+    @property
+    def is_kept(self) -> bool:
+        return self._keeper is not None and self._keeper.is_open
+
     def end(self, delivery: Delivery, response_bytes: int) -> None:
         if self._is_ended:
             return
@@ -165,6 +169,11 @@ class Keeper:
         self._headers = tuple(headers)
         self._bytes_max = bytes_max
         self._body: bytearray | None = bytearray()
+
+    @property
+    def is_open(self) -> bool:
+        """More is wanted."""
+        return self._body is not None
 
     async def take(self, chunk: bytes) -> None:
         """The next bytes; b"" at the true end, once."""

@@ -102,6 +102,7 @@ class AuthorizedCall:
     `is_adrift`: nobody waits for its settlement; the sweeper finishes it. `has_answer`: the upstream's answer is
     stored. `is_lost`: paid, but its answer reached nobody and is not stored: the same request may run again once.
     `seen_block`: the head when it was claimed. `transfer`: where its money moved, once that is known.
+    `idempotency_key`: the one that it came with. Unlike the authorisation it is never seen on a chain.
     """
 
     authorization: Authorization
@@ -120,3 +121,4 @@ class AuthorizedCall:
     seen_block: int
     transfer: TxHash | None
     created_ms: int
+    idempotency_key: str | None = None

@@ -204,6 +204,7 @@ def _authorized_query(answered_since_ms: int) -> Select[Any]:
         calls.price_units,
         calls.cut,
         calls.created_ms,
+        calls.idempotency_key,
         has_answer(columns.call_id, since_ms=answered_since_ms).label("has_answer"),
     ).join(call_table, calls.id == columns.call_id)
 
@@ -239,6 +240,7 @@ def _parse_authorized(row: Row[Any]) -> AuthorizedCall:
         seen_block=row.seen_block,
         transfer=None if row.transfer is None else TxHash(row.transfer),
         created_ms=row.created_ms,
+        idempotency_key=row.idempotency_key,
     )
 
 

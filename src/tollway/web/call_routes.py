@@ -167,18 +167,30 @@ class CallRoutes:
             flow = group.create_task(self._flow(first, rest, send, stream))
             if body.is_finished:
                 watcher = group.create_task(body.wait_gone())
-                watcher.add_done_callback(lambda _: flow.cancel())
+                watcher.add_done_callback(lambda _: self._note_left(flow, rest, stream))
                 flow.add_done_callback(lambda _: watcher.cancel())
+
+    def _note_left(self, flow: asyncio.Task[None], rest: AnswerBody, stream: "_Stream") -> None:
+        """Nobody listens any more; what is kept for a repeat is read on for a while."""
+        stream.is_left = True
+        if rest.is_kept and not flow.done():
+            asyncio.get_running_loop().call_later(self._limits.answer_collect_s, flow.cancel)
+        else:
+            flow.cancel()
 
     async def _flow(self, first: bytes, rest: AnswerBody, send: Send, stream: "_Stream") -> None:
         try:
             # An empty message brings the head to the caller before the first byte of the body is there.
             await self._send_chunk(send, first, stream)
             while chunk := await rest.read_chunk():
-                await self._send_chunk(send, chunk, stream)
+                if not stream.is_left:
+                    await self._send_chunk(send, chunk, stream)
+                elif not rest.is_kept:
+                    return
         except (UpstreamBadResponse, UpstreamTimeout, TimeoutError):
             return
-        stream.delivery = Delivery.COMPLETE
+        if not stream.is_left:
+            stream.delivery = Delivery.COMPLETE
 
     async def _send_chunk(self, send: Send, chunk: bytes, stream: "_Stream") -> None:
         async with asyncio.timeout(self._limits.write_stall_s):
@@ -209,11 +221,12 @@ class CallRoutes:
 
 
 class _Stream:
-    """How far an answer came."""
+    """How far an answer came. `is_left`: its caller is gone."""
 
-    __slots__ = ("delivery", "sent")
+    __slots__ = ("delivery", "is_left", "sent")
 
     def __init__(self) -> None:
+        self.is_left = False
         self.sent = 0
         self.delivery = Delivery.PARTIAL
 
