@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -96,6 +97,18 @@ async def test_waits_for_depth_and_through_a_chain_that_is_away(
         assert not waiting.done()
         chain.bring_back(CHAIN)
     assert isinstance(waiting.result(), ChainFacts)
+
+
+async def test_a_block_that_is_not_the_chains_own_is_not_believed(
+    chain: MemoryChain, follower: Follower
+) -> None:
+    chain.mine(CHAIN, transaction(HASHES[0]))
+    chain.lies[HASHES[0]] = lambda facts: replace(facts, canonical_hash=b"\x01" * 32)
+    async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+        waiting = group.create_task(follower.wait_mined(CHAIN, HASHES[0], lane=LANE, depth=1))
+        await rounds(chain, 3)
+        assert not waiting.done()
+        chain.lies.clear()
 
 
 async def test_nobody_waits_so_nothing_is_asked(chain: MemoryChain, follower: Follower) -> None:

@@ -170,6 +170,26 @@ async def test_a_transaction_that_waits_too_long_is_offered_more(scene: Settling
     assert await call.read_state() is CallState.CONSUMED
 
 
+async def test_one_that_waits_for_another_of_its_lane_is_not_offered_more(scene: SettlingScene) -> None:
+    first, second = await scene.claim_many(2)
+    for call in (first, second):
+        assert await scene.settlement.settle(call.order()) == Undecided()
+        await call.set_adrift()
+    scene.pass_time(scene.limits.fee_bump_after_s)
+    await scene.tank.refresh()
+    await sweep(scene)
+    assert len(await scene.book.attempts_of(first.claim.call_id)) == 2
+    assert len(await scene.book.attempts_of(second.claim.call_id)) == 1
+
+
+async def test_what_a_node_knows_is_not_sent_again(scene: SettlingScene) -> None:
+    await leave_adrift(scene)
+    scene.pass_time(10)
+    sent = len(scene.chain.broadcasts)
+    await sweep(scene, 3)
+    assert len(scene.chain.broadcasts) == sent
+
+
 async def test_a_fee_is_raised_only_so_often_and_never_above_the_ceiling() -> None:
     rules = settlement_rules(gas_price_max_wei=22 * 10**6)  # the first offer is 21 million
     async with SettlingScene(limits=HASTY, rules=rules) as scene:

@@ -321,14 +321,14 @@ class Settlement:
     async def _wait_mined(self, order: SettlementOrder, attempt: SettlementAttempt) -> ChainFacts | None:
         depth, wait_s = self._depth(order), self._limits.settle_wait_s
         first_s = min(RESEND_AFTER_S, wait_s / 2)
-        for part_s in (first_s, wait_s - first_s):
+        for part_s, is_first in ((first_s, True), (wait_s - first_s, False)):
             try:
                 async with asyncio.timeout(part_s):
                     return await self._follower.wait_mined(
                         attempt.chain_id, attempt.tx_hash, lane=attempt.sender, depth=depth
                     )
             except TimeoutError:
-                if part_s == first_s:
+                if is_first:
                     await self._broadcast(attempt)
         return None
 
