@@ -76,7 +76,7 @@ async def test_a_claim_by_authorisation_opens_a_call_that_takes_nothing_yet(
     book: Any, dialect: Dialect, rail: Rail
 ) -> None:
     authorization = authorization_of(4, dialect=dialect, challenge_id="challenge", valid_before=2**256 - 1)
-    claim = authorized_claim(authorization, block_number=77, method="POST")
+    claim = authorized_claim(authorization, block_number=77, method="POST", idempotency_key="key")
     assert await book.claim(claim) == Claimed(epoch=1, rest_units=0, rail=rail)
     record = await book.find_call(claim.call_id)
     assert (record.state, record.rail, record.tx_hash) == (CallState.FORWARDING, rail, None)
@@ -98,6 +98,7 @@ async def test_a_claim_by_authorisation_opens_a_call_that_takes_nothing_yet(
         seen_block=77,
         transfer=None,
         created_ms=claim.created_ms,
+        idempotency_key="key",
     )
     await assert_balanced(book)
 
