@@ -138,6 +138,7 @@ async def test_a_claim_that_contradicts_its_authorisation_is_refused(
 async def test_base_units_of_a_fine_asset_are_its_ledger_units_to_the_last_digit(book: Any) -> None:
     claim = authorized_claim(authorization_of(4 * 10**9), price_units=4, decimals=18)
     assert isinstance(await book.claim(claim), Claimed)
+    assert claim.authorization is not None
     found = await book.find_authorized(claim.authorization.key)
     assert found.authorization.base_units == 4 * 10**9
 

@@ -6,7 +6,16 @@ from dataclasses import replace
 import pytest
 
 from tollway.errors import Code, Problem
-from tollway.gateway.cargo import EMPTY_BODY_HASH, NO_CARGO, Cargo, check_size, load_plain, load_promised
+from tollway.gateway.cargo import (
+    EMPTY_BODY_HASH,
+    NO_CARGO,
+    Cargo,
+    check_size,
+    load_compared,
+    load_hashed,
+    load_plain,
+    load_promised,
+)
 from tollway.gateway.exchange import BodyRefused, CallerGone
 from tollway.identifiers import keccak256
 from tollway.limits import DEFAULT_LIMITS
@@ -136,3 +145,48 @@ async def test_the_last_chunk_of_a_broken_promise_is_withheld(chunks: tuple[byte
     seen, problem = await break_off(cargo)
     assert problem.reason == "body_hash_mismatch"
     assert seen == list(chunks[:-1])
+
+
+@pytest.mark.parametrize(
+    ("chunks", "content"),
+    [
+        ([], None),
+        ([b"12345678"], b"12345678"),
+        ([b"1234", b"5678"], b"12345678"),
+        ([b"1234", b"56789"], None),
+    ],
+)
+async def test_a_body_to_compare_is_hashed_to_its_end_and_kept_while_it_is_small(
+    chunks: list[bytes], content: bytes | None
+) -> None:
+    cargo = await load_compared(Body(*chunks), limits=LIMITS)
+    assert cargo.content == content
+    assert cargo.body_hash == cargo.final_hash == keccak256(b"".join(chunks))
+    assert cargo.is_spent == (content is None and bool(chunks))
+
+
+async def test_a_body_to_compare_has_the_limit_of_every_body() -> None:
+    with pytest.raises(BodyRefused):
+        await load_compared(Body(b"1234", b"56789", b"0123", length=None), limits=LIMITS)
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+async def test_a_small_body_of_an_authorised_call_is_read_ahead(is_whole: bool) -> None:
+    cargo = await load_hashed(Body(b"1234"), is_whole=is_whole, limits=LIMITS)
+    assert isinstance(cargo, Cargo)
+    assert (cargo.content, cargo.body_hash) == (b"1234", keccak256(b"1234"))
+    assert await load_hashed(Body(), is_whole=is_whole, limits=LIMITS) == NO_CARGO
+
+
+async def test_a_large_body_of_an_authorised_call_is_hashed_on_its_way() -> None:
+    cargo = await load_hashed(Body(b"1234", b"56789"), is_whole=False, limits=LIMITS)
+    assert isinstance(cargo, Cargo)
+    assert (cargo.body_hash, cargo.final_hash) == (None, None)
+    assert await drain(cargo) == [b"1234", b"56789"]
+    assert (cargo.body_hash, cargo.final_hash) == (None, keccak256(b"123456789"))
+
+
+async def test_a_body_that_must_be_whole_has_a_limit() -> None:
+    assert problem_of(await load_hashed(Body(b"1234", b"56789"), is_whole=True, limits=LIMITS)).code is (
+        Code.PAYLOAD_TOO_LARGE
+    )

@@ -9,7 +9,7 @@ from tollway.gateway.trip import Keeper
 from tollway.ledger.authorization import Dialect
 from tollway.ledger.call import CallState
 from tollway.ledger.kept_answers import StoredAnswer
-from tollway.testing.loopback import Arrived, plain
+from tollway.testing.loopback import Arrived, plain, until
 from tollway.testing.small_gateway import SmallGateway, open_gateway
 from tollway.testing.small_payer import SmallPayer, come_back, served, stop_mining
 
@@ -149,3 +149,30 @@ async def test_an_answer_that_breaks_off_is_not_stored(gate: SmallGateway, payer
     await come_back(gate)
     (call,) = await payer.history()
     assert call.state is CallState.RELEASED
+
+
+@pytest.mark.parametrize("rest", [b"y" * 5_000, b"y"], ids=["too large", "too slow"])
+async def test_a_caller_that_leaves_makes_nobody_read_on_for_long(
+    gate: SmallGateway, payer: SmallPayer, rest: bytes
+) -> None:
+    """What cannot be kept any more ends at the upstream, too."""
+    may_go_on = asyncio.Event()
+
+    async def slow(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n" + b"x" * 500)
+        await writer.drain()
+        await may_go_on.wait()
+        writer.write(rest)
+        await asyncio.Event().wait()
+
+    gate.upstream.answer = slow
+    exchange = gate.open("GET", TARGET, [*payer.show(await payer.quote()), *KEY])
+    async with asyncio.TaskGroup() as group:
+        asking = group.create_task(gate.run(exchange))
+        await until(lambda: len(exchange.body) >= 500)
+        exchange.leave()
+        may_go_on.set()
+        await asking
+    await until(lambda: gate.upstream.ended == gate.upstream.accepted)
+    (call,) = await payer.history()
+    assert (call.state, str(call.delivery)) == (CallState.CONSUMED, "partial")

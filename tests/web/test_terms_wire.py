@@ -1,0 +1,256 @@
+"""The 402 as it goes out, in all its dialects at once: small, without nulls, true to the URL that was asked for, and read by
+the types of the x402 package.
+"""
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from x402.schemas import PaymentRequired
+from x402.schemas.v1 import PaymentRequiredV1
+
+from tollway.chain.rules import PRESETS
+from tollway.identifiers import Address, ChainId
+from tollway.money import Asset, Price, TokenDomain
+from tollway.testing.asgi_exchange import Exchange
+from tollway.testing.authorization_samples import decode_header, read_challenge
+from tollway.testing.small_gateway import CHAIN, PUBLIC_URL, USDC, SmallGateway, open_gateway
+
+URL = f"{PUBLIC_URL}/api/v2/gateway/api_quotes"
+V1_UNKNOWN = ChainId(11_155_111)  # a network that clients of version 1 have no name for
+
+
+@pytest.fixture
+async def gate() -> AsyncIterator[SmallGateway]:
+    async with open_gateway() as small:
+        yield small
+
+
+def required(answer: Exchange) -> dict[str, Any]:
+    told: dict[str, Any] = decode_header(answer.headers["payment-required"].encode())
+    return told
+
+
+def nulls(content: object, path: str = "") -> Iterator[str]:
+    if content is None:
+        yield path
+    elif isinstance(content, dict):
+        for name, member in content.items():
+            yield from nulls(member, f"{path}.{name}")
+    elif isinstance(content, list):
+        for member in content:
+            yield from nulls(member, path + "[]")
+
+
+def sell_on_two_networks(gate: SmallGateway) -> None:
+    """A second network where authorisations can be settled as well; its name is unknown to version 1."""
+    token = replace(USDC, chain_id=V1_UNKNOWN, token=Address(b"\x1c" * 20))
+    gate.rules[V1_UNKNOWN] = replace(PRESETS["local"].rules(), chain_id=V1_UNKNOWN, assets=(token,))
+    gate.settling.tank._rules[V1_UNKNOWN] = replace(gate.settling.tank._rules[CHAIN], chain_id=V1_UNKNOWN)
+    gate.settling.tank._gauges[V1_UNKNOWN] = gate.settling.tank._gauges[CHAIN]
+    gate.settling.tank._lanes[V1_UNKNOWN] = gate.settling.tank._lanes[CHAIN]
+
+
+async def test_one_402_speaks_every_dialect(gate: SmallGateway) -> None:
+    await gate.publish()
+    answer = await gate.ask("GET", "/quote?x=1")
+    assert (answer.status, answer.problem["code"]) == (402, "payment_required")
+    v2 = required(answer)
+    (accepted,) = v2["accepts"]
+    assert accepted == {
+        "scheme": "exact",
+        "network": "eip155:84532",
+        "amount": "10000",
+        "asset": str(USDC.token),
+        "payTo": answer.problem["payment"]["options"][0]["payTo"],
+        "maxTimeoutSeconds": 65,
+        "extra": {"name": "USDC", "version": "2"},
+    }
+    (v1,) = answer.problem["accepts"]
+    assert (v1["network"], v1["maxAmountRequired"]) == ("base-sepolia", "10000")
+    assert answer.problem["x402Version"] == 1
+    challenge = read_challenge(answer.headers["www-authenticate"].encode())
+    request = decode_header(challenge["request"].encode())
+    assert (challenge["method"], challenge["intent"]) == ("evm", "charge")
+    assert (request["amount"], request["currency"]) == ("10000", str(USDC.token))
+    assert [option["rail"] for option in answer.problem["payment"]["options"]] == ["tx", "x402"]
+    assert {v2["error"], answer.problem["error"]} == {"payment_required"}
+
+
+async def test_the_package_reads_it(gate: SmallGateway) -> None:
+    await gate.publish(description="Quotes.", tags=("finance",))
+    answer = await gate.ask("GET", "/quote?x=1")
+    v2 = PaymentRequired.model_validate(required(answer))
+    assert v2.accepts[0].amount == "10000"
+    v1 = PaymentRequiredV1.model_validate(json.loads(answer.body))
+    assert v1.accepts[0].max_amount_required == "10000"
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "",
+        "/",
+        "/quote",
+        "/quote?x=1",
+        "/quote?",
+        "/quote?x=1&x=2&&y",
+        "/a%2Fb/%C3%A9%20x?q=%2F+%20",
+        "/a//b/./c;v=1?a=b?c",
+        "?only=query",
+    ],
+)
+async def test_the_resource_is_the_public_url_byte_for_byte(gate: SmallGateway, target: str) -> None:
+    await gate.publish()
+    answer = await gate.ask("GET", target, [("x-forwarded-host", "evil.example")])
+    asked = target.rstrip("?") if target.endswith("?") else target
+    assert required(answer)["resource"]["url"] in (URL + target, URL + asked)
+    assert answer.problem["accepts"][0]["resource"] == required(answer)["resource"]["url"]
+
+
+async def test_the_host_header_names_nothing(gate: SmallGateway) -> None:
+    await gate.publish()
+    exchange = gate.open("GET", "/quote")
+    exchange.scope["headers"] = [(b"host", b"evil.example")]
+    answer = await gate.run(exchange)
+    assert required(answer)["resource"]["url"] == URL + "/quote"
+    assert "evil" not in answer.headers["www-authenticate"]
+    assert b"evil" not in answer.body
+
+
+async def test_it_stays_small_and_holds_no_nulls_whatever_the_listing_says(gate: SmallGateway) -> None:
+    parameters = [
+        {"name": f"p{number}", "in": "query", "required": False, "description": "é" * 200, "schema": {"type": "string"}}
+        for number in range(50)
+    ]  # fmt: skip
+    document = {"openapi": "3.1.0", "paths": {"/quote": {"get": {"parameters": parameters}}}}
+    wordy = replace(
+        gate.sample("api_quotes"),
+        name="Ü" * 120,
+        description="漢" * 4_000,
+        tags=("ä" * 32, "b" * 32, "c" * 32, "d" * 32, "e" * 32),
+        openapi=document,
+    )
+    await gate.catalog.publish(wordy)
+    for target in ("/quote", "/quote?q=" + "x" * 3_000, "/" + "y" * 6_000):
+        answer = await gate.ask("GET", target, listing="api_quotes")
+        assert len(answer.headers["payment-required"]) <= 4_096
+        head = sum(len(name) + len(value) for name, value in answer.headers.items())
+        assert head <= 8_192
+        assert list(nulls(required(answer))) == []
+        assert list(nulls(answer.problem)) == []
+        assert required(answer)["accepts"]
+        PaymentRequired.model_validate(required(answer))
+
+
+async def test_accepts_stand_in_the_listings_order_of_preference(gate: SmallGateway) -> None:
+    sell_on_two_networks(gate)
+    await gate.publish("api_a", networks=(CHAIN, V1_UNKNOWN))
+    await gate.publish("api_b", networks=(V1_UNKNOWN, CHAIN))
+    for name, networks in {
+        "api_a": ["eip155:84532", "eip155:11155111"],
+        "api_b": ["eip155:11155111", "eip155:84532"],
+    }.items():
+        answer = await gate.ask("GET", "/quote", listing=name)
+        assert [accepted["network"] for accepted in required(answer)["accepts"]] == networks
+        options = answer.problem["payment"]["options"]
+        assert [option["network"] for option in options if option["rail"] == "x402"] == networks
+        # MPP's clients take one challenge: of what is preferred.
+        request = decode_header(
+            read_challenge(answer.headers["www-authenticate"].encode())["request"].encode()
+        )
+        assert f"eip155:{request['methodDetails']['chainId']}" == networks[0]
+        # Version 1 sees what it can parse, and nothing else.
+        assert [accepted["network"] for accepted in answer.problem["accepts"]] == ["base-sepolia"]
+
+
+async def test_version_1_is_not_spoken_where_its_clients_would_choke(gate: SmallGateway) -> None:
+    sell_on_two_networks(gate)
+    await gate.publish(networks=(V1_UNKNOWN,))
+    answer = await gate.ask("GET", "/quote")
+    assert not {"accepts", "x402Version", "error"} & set(answer.problem)
+    assert len(required(answer)["accepts"]) == 1
+
+
+async def test_a_token_without_authorisations_is_sold_by_transaction_only(gate: SmallGateway) -> None:
+    bare = replace(USDC, domain=None)
+    gate.rules[CHAIN] = replace(gate.rules[CHAIN], assets=(bare,))
+    await gate.publish()
+    answer = await gate.ask("GET", "/quote")
+    assert answer.status == 402
+    assert not {"payment-required", "www-authenticate"} & set(answer.headers)
+    assert [option["rail"] for option in answer.problem["payment"]["options"]] == ["tx"]
+
+
+@pytest.mark.parametrize(
+    "asset",
+    [
+        Asset(chain_id=CHAIN, token=Address(b"\x1c" * 20), symbol="USDC", decimals=18,
+              domain=TokenDomain(name="USDC", version="2")),
+        USDC,
+    ],
+    ids=["18 decimals", "6 decimals"],
+)  # fmt: skip
+async def test_amounts_are_of_base_units_to_the_unit(gate: SmallGateway, asset: Asset) -> None:
+    gate.rules[CHAIN] = replace(gate.rules[CHAIN], assets=(asset,))
+    await gate.publish(price=Price.parse("12.345678"))
+    answer = await gate.ask("GET", "/quote")
+    amount = str(12_345_678 * 10 ** (asset.decimals - 6))
+    assert required(answer)["accepts"][0]["amount"] == amount
+    options = answer.problem["payment"]["options"]
+    assert {option["amount"] for option in options} == {amount}
+    accepts_v1 = answer.problem.get("accepts", [])
+    assert [one["maxAmountRequired"] for one in accepts_v1] == ([] if len(amount) > 18 else [amount])
+
+
+async def test_an_extension_offers_an_identifier_and_none_offers_to_sign_in(gate: SmallGateway) -> None:
+    await gate.publish()
+    extensions = required(await gate.ask("GET", "/quote"))["extensions"]
+    assert extensions["payment-identifier"]["info"] == {"required": False}
+    assert "sign-in-with-x" not in extensions
+
+
+async def test_browsers_may_read_every_dialect(gate: SmallGateway) -> None:
+    await gate.publish()
+    answer = await gate.ask("GET", "/quote")
+    exposed = {name.strip().lower() for name in answer.headers["access-control-expose-headers"].split(",")}
+    assert {
+        "payment-required",
+        "payment-response",
+        "x-payment-response",
+        "www-authenticate",
+        "payment-receipt",
+        "idempotency-replayed",
+        "tollway-call-id",
+        "tollway-payment-state",
+        "retry-after",
+    } <= exposed
+    assert answer.headers["access-control-allow-origin"] == "*"
+    assert answer.headers["cache-control"] == "no-store"
+
+
+async def test_the_reason_of_a_refusal_stands_in_every_dialect(gate: SmallGateway) -> None:
+    await gate.publish()
+    answer = await gate.ask("GET", "/quote", [("PAYMENT-SIGNATURE", "e30=")])
+    reason = answer.problem["reason"]
+    assert required(answer)["error"] == answer.problem["error"] == reason
+    assert isinstance(reason, str)
+
+
+async def test_head_gets_the_headers_of_the_same_402(gate: SmallGateway) -> None:
+    await gate.publish()
+    answer = await gate.ask("HEAD", "/quote?x=1")
+    assert (answer.status, answer.body) == (402, b"")
+    assert required(answer)["resource"]["url"] == URL + "/quote?x=1"
+    assert answer.headers["www-authenticate"].startswith("Payment id=")
+
+
+async def test_each_header_is_told_once(gate: SmallGateway) -> None:
+    """`Exchange.headers` refuses doubled ones; the wire must not have them either."""
+    await gate.publish()
+    answer = await gate.ask("GET", "/quote", [("authorization", "Payment garbage")])
+    names = [name for name, _ in answer.sent[0]["headers"]]
+    for name in (b"www-authenticate", b"payment-required", b"cache-control", b"content-type"):
+        assert names.count(name) == 1
