@@ -89,7 +89,9 @@ class Treasury:
         )
 
     async def open(self) -> None:
+        """The first look at gas, so that the first 402 offers what can be settled. A chain that is away may come later."""
         await self._line.open()
+        await self.tank.refresh()
 
     async def close(self) -> None:
         await self._line.close()

