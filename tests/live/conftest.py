@@ -43,6 +43,7 @@ def _load(name: str, path: Path) -> ModuleType:
 street_module = _load("tollway_live_street", HERE / "street.py")
 _load("tollway_live_hand_payer", HERE / "hand_payer.py")
 _load("tollway_live_signed_calls", HERE / "signed_calls.py")
+_load("tollway_live_rpc_line", HERE / "rpc_line.py")
 databases = _load("tollway_contract_databases", HERE.parent / "contracts" / "conftest.py")
 postgres_server = databases.postgres_server
 postgres_template = databases.postgres_template
@@ -141,6 +142,29 @@ async def street(
             provider=provider,
             session=session,
             folder=tmp_path_factory.mktemp("street"),
+            make_postgres=make_postgres,
+        )
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def quiet_street(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[object]:
+    """A street on a chain of its own, whose clock is for the tests of one file to set."""
+
+    async def make_postgres() -> str:
+        raise NotImplementedError
+
+    async with (
+        run_anvil() as anvil,
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
+        run_provider() as provider,
+    ):
+        driver = ChainDriver(session, anvil.rpc_url, anvil.chain_id)
+        yield street_module.Street(
+            driver=driver,
+            playground=await furnish_playground(driver),
+            provider=provider,
+            session=session,
+            folder=tmp_path_factory.mktemp("quiet"),
             make_postgres=make_postgres,
         )
 

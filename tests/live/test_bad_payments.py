@@ -80,7 +80,7 @@ class Shop:
             await payer.balance(),
             await self.balance(self.provider.address),
             await self.gas_nonces(),
-            len(self.street.provider.seen),
+            self.street.provider.seen_total,
             await self.street.history(self.gateway, payer.signer),
         )
 

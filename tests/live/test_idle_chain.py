@@ -9,39 +9,16 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-import aiohttp
 import pytest
 import pytest_asyncio
 from tollway_live_hand_payer import RECEIPTS, V1, V2, HandPayer
 from tollway_live_street import PRICE_UNITS, Street
 
-from tollway.sandbox.anvil import run_anvil
 from tollway.sandbox.chain_driver import ChainDriver
-from tollway.sandbox.playground import furnish_playground
-from tollway.sandbox.provider import run_provider
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 IDLE_S = 3_600
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def quiet_street(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Street]:
-    """A street on a chain of its own, whose clock is for the tests to set."""
-
-    async def make_postgres() -> str:
-        raise NotImplementedError
-
-    async with run_anvil() as anvil, aiohttp.ClientSession() as session, run_provider() as provider:
-        driver = ChainDriver(session, anvil.rpc_url, anvil.chain_id)
-        yield Street(
-            driver=driver,
-            playground=await furnish_playground(driver),
-            provider=provider,
-            session=session,
-            folder=tmp_path_factory.mktemp("quiet"),
-            make_postgres=make_postgres,
-        )
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

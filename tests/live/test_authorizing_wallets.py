@@ -1,0 +1,334 @@
+"""Contract wallets that pay by authorisation (ERC-1271) at a real gateway: the honest one is served; a hostile one is
+refused or pays for itself, costs the operator a bounded amount of gas, and holds nobody else up.
+"""
+
+import asyncio
+import itertools
+import secrets
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from eth_abi.abi import encode
+from tollway_live_hand_payer import DIALECTS, RECEIPTS, V2, HandPayer
+from tollway_live_street import PRICE_UNITS, Street, poll
+
+from tollway.identifiers import Address
+from tollway.limits import DEFAULT_LIMITS
+from tollway.payments.sweeper import REVERTED_MAX
+from tollway.sandbox.artifacts import Contract, load_artifact
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+CONTRACTS = Path(__file__).parent / "contracts"
+WRAPPED = bytes.fromhex("6492" * 16)
+SIMULATION_FAILED = "invalid_exact_evm_transaction_simulation_failed"
+UNDEPLOYED = "invalid_exact_evm_payload_undeployed_smart_wallet"
+RUBBISH = b"whatever"
+TIMEOUT_S = 1
+AT_ONCE = 20
+DEADLINE_S = 20.0
+BUDGET_ETH = Decimal("0.002")
+GAS_PRICE_MAX_WEI = 5 * 10**9
+"""More than anvil ever asks for here."""
+_NUMBERS = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shop:
+    street: Street
+    gateway: Any
+    gas: Any
+    provider: Any
+    api_id: str
+
+    async def standing(self, name: str, *arguments: object) -> Contract:
+        """A new contract."""
+        artifact = load_artifact(CONTRACTS / f"{name}.json")
+        return await self.street.driver.deploy(artifact, *arguments, key=self.provider.key)
+
+    async def funded(self, wallet: Address) -> None:
+        token, driver = self.street.playground.token, self.street.driver
+        minted = await driver.transact(token, "mint", str(wallet), 10**9, key=self.provider.key)
+        assert (await driver.wait_receipt(minted)).succeeded
+
+    async def customer(self, name: str | None = None) -> HandPayer:
+        """A plain wallet, or one of those contracts; what it signs is signed by a key that is its owner's."""
+        owner = await self.street.wallet()
+        payer = None
+        if name is not None:
+            arguments = (str(owner.address),) if name == "OwnedWallet" else ()
+            payer = (await self.standing(name, *arguments)).address
+            await self.funded(payer)
+        return HandPayer(
+            street=self.street, gateway=self.gateway, api_id=self.api_id, signer=owner, payer=payer
+        )
+
+    async def sold(self) -> Any:
+        """The call that was sold last, as its provider sees it."""
+        calls = await self.street.history(self.gateway, self.provider, "&role=provider")
+        return calls[0]
+
+    async def count_sent(self) -> int:
+        """Transactions of the gas key, those that wait counted in."""
+        count = await self.street.driver.rpc("eth_getTransactionCount", str(self.gas.address), "pending")
+        return int(count, 16)
+
+    async def gas_left_wei(self) -> int:
+        return await self.street.driver.fetch_native_balance(self.gas.address)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shop(quiet_street: Street) -> AsyncIterator[Shop]:
+    gas, provider = await quiet_street.wallets(2)
+    settings = {
+        "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key,
+        "TOLLWAY_LIMIT_SWEEP_INTERVAL_S": "0.05",
+    }
+    async with quiet_street.gateway(settings=settings) as gateway:
+        api_id = await quiet_street.publish(gateway, provider, timeoutSeconds=TIMEOUT_S)
+        yield Shop(street=quiet_street, gateway=gateway, gas=gas, provider=provider, api_id=api_id)
+
+
+def fresh_path() -> str:
+    return f"/echo/wallet-{next(_NUMBERS)}"
+
+
+# ---- Those that are served.
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_a_wallet_pays_by_its_owners_signature(shop: Shop, dialect: str) -> None:
+    payer, path = await shop.customer("OwnedWallet"), fresh_path()
+    before = await payer.balance()
+    reply = await payer.pay(path, dialect)
+    assert (reply.status, reply.state) == (200, "charged"), reply.body
+    assert RECEIPTS[dialect] in reply.headers
+    assert await payer.balance() == before - PRICE_UNITS
+    assert shop.street.provider.count(path) == 1
+
+
+async def test_a_wallet_pays_by_nobody_elses_signature(shop: Shop) -> None:
+    payer, path = await shop.customer("OwnedWallet"), fresh_path()
+    stranger = await shop.street.wallet()
+    sent = await shop.count_sent()
+    reply = await replace(payer, signer=stranger).pay(path)
+    assert (reply.status, reply.json["reason"]) == (402, SIMULATION_FAILED)
+    assert (shop.street.provider.count(path), await shop.count_sent()) == (0, sent)
+
+
+@pytest.mark.parametrize(
+    "signature", [b"\x00", RUBBISH, bytes(65), b"\xff" * 4_096], ids=["1", "8", "65", "4096"]
+)
+async def test_a_wallet_that_says_yes_to_everything_spends_its_own_money_once(
+    shop: Shop, signature: bytes
+) -> None:
+    payer, path = await shop.customer("YesWallet"), fresh_path()
+    before = await payer.balance()
+    header = payer.show(await payer.quote(path), V2, signature=signature)
+
+    replies = await asyncio.gather(*(payer.call(path, [header]) for _ in range(AT_ONCE)))
+
+    assert [reply.status for reply in replies].count(200) == 1
+    assert not any(reply.asks_for_money for reply in replies)
+    assert shop.street.provider.count(path) == 1
+    assert await payer.balance() == before - PRICE_UNITS
+
+
+@pytest.mark.parametrize("is_owner", [True, False])
+async def test_of_an_account_that_delegates_its_contract_decides(shop: Shop, is_owner: bool) -> None:
+    """EIP-7702: its own key is worth what the contract says, as with the real token."""
+    payer, path = await shop.customer(), fresh_path()
+    owner = payer.signer if is_owner else await shop.street.wallet()
+    contract = await shop.standing("OwnedWallet", str(owner.address))
+    await shop.street.driver.set_code(payer.address, bytes.fromhex("ef0100") + contract.address)
+    reply = await payer.pay(path)
+    if is_owner:
+        assert (reply.status, reply.state) == (200, "charged"), reply.body
+    else:
+        assert (reply.status, reply.json["reason"]) == (402, SIMULATION_FAILED)
+        served = await replace(payer, signer=owner, payer=payer.address).pay(path)
+        assert served.status == 200
+    assert shop.street.provider.count(path) == 1
+
+
+# ---- Those that are refused.
+
+
+@pytest.mark.parametrize(
+    "name", ["GasBurnerWallet", "ReturnBombWallet", "RevertingWallet", "MisalignedWallet", "ShortWallet"]
+)
+async def test_a_hostile_wallet_is_refused_and_costs_no_gas(shop: Shop, name: str) -> None:
+    payer, path = await shop.customer(name), fresh_path()
+    before = await payer.balance(), await shop.count_sent(), await shop.gas_left_wei()
+    reply = await payer.pay(path, signature=RUBBISH)
+    assert (reply.status, reply.code) == (402, "payment_verification_failed")
+    assert (reply.json["reason"], reply.state) == (SIMULATION_FAILED, "none")
+    assert shop.street.provider.count(path) == 0
+    assert (await payer.balance(), await shop.count_sent(), await shop.gas_left_wei()) == before
+
+
+async def test_hostile_wallets_hold_nobody_up(shop: Shop) -> None:
+    burner, bomber = await shop.customer("GasBurnerWallet"), await shop.customer("ReturnBombWallet")
+    honest, path = await shop.customer(), fresh_path()
+
+    async def annoy(payer: HandPayer) -> set[int]:
+        return {(await payer.pay(fresh_path(), signature=RUBBISH)).status for _ in range(AT_ONCE)}
+
+    async def buy() -> list[int]:
+        return [(await honest.pay(path)).status for _ in range(AT_ONCE)]
+
+    crowd = [annoy(payer) for payer in (burner, bomber) for _ in range(4)]
+    bought, *refused = await asyncio.gather(buy(), *crowd)
+    assert bought == [200] * AT_ONCE
+    assert all(statuses == {402} for statuses in refused)
+    assert shop.gateway.is_running
+
+
+async def test_a_wallet_that_does_not_stand_yet_is_refused_and_not_built(shop: Shop) -> None:
+    """ERC-6492 brings a transaction along that would build it: the gateway sends nothing that a payer composed."""
+    owner, path = await shop.customer(), fresh_path()
+    factory = await shop.standing("OwnedWalletFactory")
+    arguments = (str(owner.address), secrets.token_bytes(32))
+    wallet = Address.parse(await shop.street.driver.call(factory, "addressOf", *arguments))
+    await shop.funded(wallet)
+    payer = replace(owner, payer=wallet)
+    quote = await payer.quote(path)
+    honest = payer.sign(quote, V2)
+    making = factory.artifact.function("create").encode(arguments)
+    inner = bytes.fromhex(honest.signature_hex[2:])
+    wrapped = encode(["address", "bytes", "bytes"], [str(factory.address), making, inner]) + WRAPPED
+    sent = await shop.count_sent()
+
+    fields = {name: getattr(honest, name) for name in ("valid_after", "valid_before", "nonce")}
+    reply = await payer.call(path, [payer.show(quote, V2, **fields, signature=wrapped)])
+
+    assert (reply.status, reply.json["reason"]) == (402, UNDEPLOYED)
+    assert shop.street.provider.count(path) == 0
+    assert await shop.street.driver.rpc("eth_getCode", str(wallet), "latest") == "0x"
+    assert await shop.count_sent() == sent
+    built = await shop.street.driver.transact(factory, "create", *arguments, key=shop.provider.key)
+    assert (await shop.street.driver.wait_receipt(built)).succeeded
+    assert (await payer.call(path, [payer.show(quote, V2, **fields)])).status == 200, (
+        "and once it stands it pays"
+    )
+
+
+# ---- Those that change their mind.
+
+
+async def test_a_wallet_that_says_no_at_the_head_gets_no_answer_and_pays_nothing(shop: Shop) -> None:
+    """It said yes before the call, so the provider was asked; what it answered is dropped."""
+    payer = await shop.customer("FickleWallet")
+    wallet = Contract(artifact=load_artifact(CONTRACTS / "FickleWallet.json"), address=payer.address)
+    before, sent = await payer.balance(), await shop.count_sent()
+    header = payer.show(await payer.quote("/slow?seconds=0.5"), V2, signature=RUBBISH)
+
+    async with asyncio.TaskGroup() as group:
+        calling = group.create_task(payer.call("/slow?seconds=0.5", [header]))
+        await poll(lambda: shop.street.provider.count("/slow"), deadline_s=DEADLINE_S, what="the call")
+        await shop.street.driver.transact(wallet, "refuse", key=shop.provider.key)
+    reply = calling.result()
+
+    assert (reply.status, reply.code, reply.state) == (402, "payment_settlement_failed", "released"), (
+        reply.body
+    )
+    assert "PAYMENT-RESPONSE" in reply.headers
+    assert (await payer.balance(), await shop.count_sent()) == (before, sent)
+    assert (await shop.sold())["payment"]["state"] == "released"
+
+
+async def test_a_wallet_that_pays_only_where_it_does_not_count_gets_nothing_and_burns_little(
+    shop: Shop,
+) -> None:
+    """Simulated it says yes, in its block it burns all that it is given. Whether it pays after all is open until the
+    authorisation has expired on the chain; so long its answer is held back, and then it is dropped."""
+    payer, path = await shop.customer("TwoFacedWallet"), fresh_path()
+    before, sent, gas_left_wei = await payer.balance(), await shop.count_sent(), await shop.gas_left_wei()
+    quote = await payer.quote(path)
+    honest = payer.sign(quote, V2)
+    fields = {name: getattr(honest, name) for name in ("valid_after", "valid_before", "nonce")}
+    header = payer.show(quote, V2, **fields, signature=RUBBISH)
+
+    reply = await payer.call(path, [header])
+
+    assert (reply.status, reply.code, reply.state) == (503, "payment_outcome_unknown", "held"), reply.body
+    assert not reply.asks_for_money
+    call_id = reply.json["callId"]
+
+    async def has_given_up() -> bool:
+        return await shop.count_sent() >= sent + REVERTED_MAX
+
+    await poll(has_given_up, deadline_s=DEADLINE_S, what="the last try")
+    again = await payer.call(path, [header])
+    assert (again.status, again.code, again.state) == (503, "payment_outcome_unknown", "held")
+
+    await shop.street.driver.rpc("evm_setTime", honest.valid_before + 1)
+    await shop.street.driver.mine(1)
+
+    async def is_released() -> bool:
+        return bool((await shop.sold())["payment"]["state"] == "released")
+
+    await poll(is_released, deadline_s=DEADLINE_S, what="the release")
+    late = await payer.call(path, [header])
+    await shop.street.driver.rpc("evm_setTime", int(time.time()))
+    await shop.street.driver.mine(1)
+    assert (await shop.sold())["id"] == call_id
+    assert (late.status, late.code) == (402, "payment_expired")
+    assert shop.street.provider.count(path) == 1
+    assert await payer.balance() == before
+    assert await shop.count_sent() == sent + REVERTED_MAX
+    burnt_wei = gas_left_wei - await shop.gas_left_wei()
+    assert 0 < burnt_wei <= REVERTED_MAX * DEFAULT_LIMITS.settlement_gas_max * GAS_PRICE_MAX_WEI
+
+
+async def test_a_thirsty_wallet_is_served_within_the_gas_that_is_allowed(shop: Shop) -> None:
+    payer, path = await shop.customer("ThirstyWallet"), fresh_path()
+    before = await payer.balance()
+    reply = await payer.pay(path, signature=RUBBISH)
+    assert (reply.status, reply.state) == (200, "charged"), reply.body
+    assert await payer.balance() == before - PRICE_UNITS
+    block = await shop.street.driver.rpc("eth_getBlockByNumber", "latest", True)
+    (transaction,) = block["transactions"]
+    assert 200_000 < int(transaction["gas"], 16) <= DEFAULT_LIMITS.settlement_gas_max
+
+
+async def test_a_listing_stops_at_its_gas_budget_and_others_go_on(
+    quiet_street: Street, tmp_path: Path
+) -> None:
+    """A provider who sells to hostile wallets of his own burns the operator's gas: at most what a listing may cost."""
+    gas, provider, buyer = await quiet_street.wallets(3)
+    config = tmp_path / "tollway.toml"
+    config.write_text(f'[[networks]]\npreset = "local"\nlisting_gas_budget = "{BUDGET_ETH}"\n')
+    settings = {
+        "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key,
+        "TOLLWAY_CONFIG": str(config),
+        "TOLLWAY_LIMIT_GAS_REFRESH_S": "0.05",
+    }
+    async with quiet_street.gateway(settings=settings) as gateway:
+        apis = [await quiet_street.publish(gateway, provider, name=f"Number {number}") for number in range(2)]
+        shop = Shop(street=quiet_street, gateway=gateway, gas=gas, provider=provider, api_id=apis[0])
+        hostile = await shop.customer("ThirstyWallet")
+        gas_left_wei = await shop.gas_left_wei()
+
+        async def is_withdrawn() -> bool:
+            asked = await hostile.call("/echo")
+            if "PAYMENT-REQUIRED" in asked.headers:
+                await hostile.pay(fresh_path(), signature=RUBBISH)
+            return "PAYMENT-REQUIRED" not in asked.headers
+
+        quote = await hostile.quote("/echo")
+        await poll(is_withdrawn, deadline_s=DEADLINE_S, what="the end of the budget")
+
+        reply = await hostile.call("/echo", [hostile.show(quote, V2, signature=RUBBISH)])
+        assert (reply.status, reply.json["reason"]) == (402, "rail_withdrawn")
+        spent_wei = gas_left_wei - await shop.gas_left_wei()
+        most_of_one_wei = DEFAULT_LIMITS.settlement_gas_max * GAS_PRICE_MAX_WEI
+        assert 0 < spent_wei <= int(BUDGET_ETH * 10**18) + most_of_one_wei
+        honest = HandPayer(street=quiet_street, gateway=gateway, api_id=apis[1], signer=buyer)
+        assert (await honest.pay("/echo")).status == 200, "the other listing has a budget of its own"
