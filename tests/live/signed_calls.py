@@ -70,8 +70,9 @@ class SignedCall:
         return await transfers_of(self.payer.street, self.wallet.address)
 
     async def record(self, gateway: Any = None) -> Any:
-        """The one call in its wallet's history."""
-        (call,) = await self.payer.street.history(gateway or self.payer.gateway, self.wallet)
+        """The one call of its path in its wallet's history."""
+        calls = await self.payer.street.history(gateway or self.payer.gateway, self.wallet)
+        (call,) = (call for call in calls if call["path"] == self.path.partition("?")[0])
         return call
 
     @property

@@ -14,7 +14,7 @@ from functools import partial
 import structlog
 
 from tollway.chain.rules import ChainRules
-from tollway.errors import Problem
+from tollway.errors import ChainUnavailable, Problem
 from tollway.gateway.exchange import Answer, Declined, IncomingCall
 from tollway.gateway.refusals import (
     NOT_COVERED,
@@ -28,7 +28,7 @@ from tollway.gateway.refusals import (
 from tollway.gateway.replays import Replays, find_token_asset
 from tollway.gateway.sale import PendingSettlement, Purchase, Sale, Settler
 from tollway.gateway.trip import ClaimRefused, Ticket
-from tollway.identifiers import Address, CallId, ChainId, format_id
+from tollway.identifiers import Address, CallId, ChainId, format_id, format_network
 from tollway.ledger.authorization import Authorization, AuthorizedCall, Cover, Dialect
 from tollway.ledger.book import (
     AuthorizationTaken,
@@ -175,7 +175,10 @@ class Cashier:
     async def _check(
         self, sale: Sale, requirement: Requirement, authorization: Authorization
     ) -> Cover | Problem:
+        chain_id = requirement.asset.chain_id
         if not self._settlement.is_offered(requirement.asset, requirement.units, sale.listing.id):
+            if not self._settlement.is_in_sight(chain_id):  # nobody is asked to pay otherwise for an outage
+                raise ChainUnavailable(f"nothing is known of {format_network(chain_id)} at present")
             return RAIL_WITHDRAWN
         return await self._settlement.check(
             authorization,

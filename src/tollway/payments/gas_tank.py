@@ -121,6 +121,11 @@ class GasTank:
         gauge = self._gauges.get(chain_id)
         return None if gauge is None or self._is_stale(gauge) else gauge.fees
 
+    def is_in_sight(self, chain_id: ChainId) -> bool:
+        """Whether a network where authorisations may be taken has answered lately; others are always in sight."""
+        gauge = self._gauges.get(chain_id)
+        return gauge is None or not self._is_stale(gauge)
+
     def price_max_wei(self, chain_id: ChainId) -> int:
         """Nothing is signed for a higher price of gas."""
         return self._rules[chain_id].gas_price_max_wei

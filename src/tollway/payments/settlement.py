@@ -96,6 +96,10 @@ class Settlement:
         """Whether this price can be settled now, by what the last look at gas told."""
         return self._tank.is_offered(asset, units, listing_id)
 
+    def is_in_sight(self, chain_id: ChainId) -> bool:
+        """Whether anything is known of this network at present; what is not offered then is only not known."""
+        return self._tank.is_in_sight(chain_id)
+
     async def mend(self) -> None:
         """A chore: settlements whose waiter is gone are left to the sweeper."""
         await self._strays.mend()

@@ -1,0 +1,321 @@
+"""Many calls paid by authorisation at once: one authorisation buys one call, a balance buys what it covers, and the lanes
+of the gas keys have neither holes nor nonces used twice. The upstream's log and the chain's are the truth.
+
+Real gateways in processes of their own; on PostgreSQL also two on one database, with one gas key between them.
+"""
+
+import asyncio
+import contextlib
+import itertools
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import pytest
+import pytest_asyncio
+from tollway_live_hand_payer import V2, HandPayer, Quote, undress
+from tollway_live_signed_calls import (
+    NO_TERMS,
+    QUICK,
+    SignedCall,
+    Stall,
+    balance_of,
+    count_sent,
+    find_pending,
+    send_dearly,
+    unmined,
+)
+from tollway_live_street import PRICE_UNITS, plain, poll
+
+from tollway.identifiers import TxHash
+from tollway.sandbox.playground import START_USDC_UNITS
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+CALLERS = 50
+SETTLEMENTS = 30
+WORTH = 7
+DEADLINE_S = 30.0
+_NUMBERS = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Market:
+    """A stall, and the gas keys that its gateways share."""
+
+    stall: Stall
+    gas: list[Any]
+
+    @property
+    def street(self) -> Any:
+        return self.stall.street
+
+    async def race(self, calls: list[SignedCall]) -> list[Any]:
+        """All at once, spread over the gateways."""
+        gateways = itertools.cycle(self.stall.gateways)
+        return await asyncio.gather(*(call.send(next(gateways)) for call in calls))
+
+    async def count_sent(self) -> list[int]:
+        return [await count_sent(self.street, key) for key in self.gas]
+
+
+@pytest_asyncio.fixture(
+    scope="module",
+    loop_scope="module",
+    params=[
+        "sqlite, two keys",
+        pytest.param("postgresql", marks=pytest.mark.postgres),
+        pytest.param("two on postgresql", marks=pytest.mark.postgres),
+    ],
+)
+async def market(request: pytest.FixtureRequest, street: Any) -> Any:
+    kind = request.param
+    gas = await street.wallets(2 if kind.endswith("two keys") else 1)
+    url = None if kind.startswith("sqlite") else await street.make_postgres()
+    options = {
+        "database_url": url,
+        "settings": {**QUICK, "TOLLWAY_GAS_KEYS_LOCAL": ",".join(key.private_key for key in gas)},
+    }
+    async with contextlib.AsyncExitStack() as stack:
+        gateways = [await stack.enter_async_context(street.gateway(**options))]
+        if kind.startswith("two on"):
+            second = street.gateway(**options, public_url=gateways[0].public_url)
+            gateways.append(await stack.enter_async_context(second))
+        yield Market(stall=await Stall.open(street, gateways), gas=gas)
+
+
+def fresh(name: str) -> str:
+    return f"/echo/{name}-{next(_NUMBERS)}"
+
+
+async def leave_with(street: Any, wallet: Any, worth: int) -> None:
+    """The wallet gives away all but the price of so many calls."""
+    stranger = street.playground.account("stranger")
+    await street.send_tokens(wallet, stranger.address, START_USDC_UNITS - worth * PRICE_UNITS)
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_one_authorisation_shown_fifty_times_at_once_is_one_call_and_one_transfer(
+    market: Market, method: str
+) -> None:
+    body = b"{}" if method == "POST" else None
+    call = market.stall.sign(await market.street.wallet(), fresh("same"), method=method, body=body)
+    before = sum(await market.count_sent())
+
+    replies = await market.race([call] * CALLERS)
+
+    assert call.seen == 1
+    winners = [reply for reply in replies if reply.status == 200]
+    losers = [reply for reply in replies if reply.status != 200]
+    assert [reply.state for reply in winners] == ["charged"]
+    assert {(reply.status, reply.code) for reply in losers} <= NO_TERMS
+    assert not any(reply.asks_for_money for reply in losers)
+    assert len(await call.transfers()) == 1
+    assert sum(await market.count_sent()) == before + 1
+    assert (await call.record(market.stall.gateways[-1]))["payment"]["state"] == "charged"
+    await market.stall.check_books()
+
+
+async def test_fifty_authorisations_on_a_balance_for_seven_are_seven_calls(market: Market) -> None:
+    wallet, path = await market.street.wallet(), fresh("seven")
+    await leave_with(market.street, wallet, WORTH)
+    calls = [market.stall.sign(wallet, path) for _ in range(CALLERS)]
+    before = sum(await market.count_sent())
+
+    replies = await market.race(calls)
+
+    told = Counter((reply.status, reply.code) for reply in replies)
+    assert told == {(200, None): WORTH, (402, "payment_verification_failed"): CALLERS - WORTH}
+    assert {reply.json["reason"] for reply in replies if reply.status == 402} == {"insufficient_balance"}
+    assert calls[0].seen == WORTH, "no upstream works for what is not covered"
+    assert len(await calls[0].transfers()) == WORTH
+    assert sum(await market.count_sent()) == before + WORTH, "no settlement fails for want of balance"
+    assert await balance_of(market.street, wallet.address) == 0
+    await market.stall.check_books()
+
+
+async def test_thirty_settlements_at_once_use_each_nonce_once(market: Market) -> None:
+    """Whichever gateway signs them, and with whichever key."""
+    wallets = await market.street.wallets(3)
+    path = fresh("lane")
+    calls = [market.stall.sign(wallets[number % 3], path) for number in range(SETTLEMENTS)]
+    before = await market.count_sent()
+
+    replies = await market.race(calls)
+
+    assert Counter(reply.status for reply in replies) == {200: SETTLEMENTS}
+    after = await market.count_sent()
+    sent = [now - then for now, then in zip(after, before, strict=True)]
+    assert sum(sent) == SETTLEMENTS, "no nonce twice, no hole, none wasted"
+    assert all(sent), "every key does its part"
+    receipts = [undress(("", reply.headers["PAYMENT-RESPONSE"]))["transaction"] for reply in replies]
+    moved = [tx_hash for wallet in wallets for tx_hash in await transfers(market, wallet)]
+    assert sorted(receipts) == sorted(map(str, moved))
+    assert calls[0].seen == SETTLEMENTS
+    await market.stall.check_books()
+
+
+async def transfers(market: Market, wallet: Any) -> list[TxHash]:
+    return await market.stall.sign(wallet, "/").transfers()
+
+
+# ---- Others on the chain.
+
+
+async def test_a_settlement_that_was_front_run_is_paid_and_buys_nothing_else(market: Market) -> None:
+    street, stranger = market.street, market.street.playground.account("stranger")
+    call = market.stall.sign(await street.wallet(), fresh("front-run"))
+    token = street.playground.token.address
+    async with unmined(street.driver), asyncio.TaskGroup() as group:
+        task = group.create_task(call.send())
+        ours = await poll(lambda: find_waiting(market), deadline_s=DEADLINE_S, what="our transaction")
+        theirs = await send_dearly(street, stranger, token, call.calldata)
+        await street.driver.mine(1)
+    reply = task.result()
+
+    assert (reply.status, reply.state) == (200, "charged"), reply.body
+    assert await call.transfers() == [theirs]
+    assert undress(("", reply.headers["PAYMENT-RESPONSE"]))["transaction"] == str(theirs)
+    assert not (await street.driver.wait_receipt(ours)).succeeded
+    assert (await call.record())["payment"]["transaction"] == str(theirs)
+    for tx_hash, code in ((ours, "payment_verification_failed"), (theirs, "payment_already_used")):
+        assert (await call.spend(tx_hash)).code == code
+    assert call.seen == 1
+    await market.stall.check_books()
+
+
+async def find_waiting(market: Market) -> TxHash | None:
+    waiting = [await find_pending(market.street, key.address) for key in market.gas]
+    return next(iter(itertools.chain(*waiting)), None)
+
+
+async def test_a_transfer_by_authorisation_is_no_payment_by_transaction(market: Market) -> None:
+    """Neither the gateway's own, nor one that the gateway has never heard of."""
+    street, stranger = market.street, market.street.playground.account("stranger")
+    settled = market.stall.sign(await street.wallet(), fresh("shown"))
+    assert (await settled.send()).status == 200
+    (ours,) = await settled.transfers()
+    unknown = market.stall.sign(await street.wallet(), fresh("unknown"))
+    theirs = await send_dearly(street, stranger, street.playground.token.address, unknown.calldata)
+    await street.driver.wait_receipt(theirs)
+
+    shown, refused = await settled.spend(ours), await unknown.spend(theirs)
+
+    assert (shown.status, shown.code) == (409, "payment_already_used")
+    assert (refused.code, refused.json["reason"]) == ("payment_verification_failed", "authorization_transfer")
+    late = await unknown.send()
+    assert (late.status, late.code, late.asks_for_money) == (409, "payment_already_used", False)
+    assert (settled.seen, unknown.seen) == (1, 0)
+
+
+# ---- Providers and callers who do not wait.
+
+
+async def test_whoever_was_quoted_pays_that_price_to_that_wallet(market: Market) -> None:
+    street, gateways = market.street, market.stall.gateways
+    stall = await Stall.open(street, gateways)
+    call = stall.sign(await street.wallet(), fresh("quoted"))
+    other = await street.wallet()
+    edited = await street.control(
+        gateways[0],
+        stall.provider,
+        "PUT",
+        f"/apis/{stall.api_id}",
+        street.draft(pricePerRequest="0.02", payTo=str(other.address)),
+    )
+    assert edited.status == 200, edited.body
+    quote = Quote.read(await street.call(gateways[-1], stall.api_id, call.path))
+    assert (quote.accepted["amount"], quote.accepted["payTo"]) == (str(2 * PRICE_UNITS), str(other.address))
+
+    reply = await call.send(gateways[-1])
+
+    assert (reply.status, reply.headers["Tollway-Price"]) == (200, "0.01 USDC"), reply.body
+    assert await stall.earned() == PRICE_UNITS
+    mixed = HandPayer(street=street, gateway=gateways[-1], api_id=stall.api_id, signer=call.wallet)
+    shown = mixed.show(quote, V2, value=PRICE_UNITS)  # the old price to the new wallet was never offered
+    assert (await call.send(headers=[shown])).status == 402
+    assert (await balance_of(street, other.address), call.seen) == (START_USDC_UNITS, 1)
+    await market.stall.check_books()
+
+
+async def leave(task: "asyncio.Task[Any]") -> None:
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+async def wait_state(call: SignedCall, gateway: Any) -> Any:
+    """The record of a call once it is finished."""
+
+    async def find() -> Any:
+        records = await call.payer.street.history(gateway, call.wallet)
+        return records and records[0]["status"] not in ("pending",) and records[0]
+
+    return await poll(find, deadline_s=DEADLINE_S, what="the call's end")
+
+
+async def test_whoever_leaves_before_the_head_pays_by_it(market: Market) -> None:
+    gateway = market.stall.gateways[-1]
+    call = market.stall.sign(await market.street.wallet(), f"/slow?seconds=0.5&n={next(_NUMBERS)}")
+    before = call.seen
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(call.send(gateway))
+        await poll(lambda: call.seen > before, deadline_s=DEADLINE_S, what="a call under way")
+        await leave(task)
+    record = await wait_state(call, gateway)
+    assert (record["status"], record["payment"]["state"]) == ("succeeded", "charged")
+    assert len(await call.transfers()) == 1
+    again = await call.send(gateway)
+    assert (again.status, again.code) in NO_TERMS | {(200, None)}
+    assert len(await call.transfers()) == 1
+    await market.stall.check_books()
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_whoever_leaves_while_the_money_moves_finds_what_it_bought(market: Market, method: str) -> None:
+    street, gateway = market.street, market.stall.gateways[-1]
+    body = b"{}" if method == "POST" else None
+    call = market.stall.sign(await street.wallet(), fresh("left"), method=method, body=body)
+    async with unmined(street.driver), asyncio.TaskGroup() as group:
+        task = group.create_task(call.send(gateway))
+        await poll(lambda: find_waiting(market), deadline_s=DEADLINE_S, what="our transaction")
+        await leave(task)
+        repeat = await call.send(gateway)
+        assert (repeat.status, repeat.code) in NO_TERMS
+        assert not repeat.asks_for_money
+    record = await wait_state(call, gateway)
+    (moved,) = await call.transfers()
+    assert record["payment"]["transaction"] == str(moved)
+    again = await call.send(gateway)
+    if record["payment"]["state"] == "charged":
+        assert (again.status, again.code) in {(200, None), (409, "payment_already_used")}
+    else:
+        assert (await call.spend(moved, gateway)).status == 200, "its money is its credit"
+    assert await call.transfers() == [moved]
+    await market.stall.check_books()
+
+
+async def test_whoever_leaves_after_the_head_has_paid_once(market: Market) -> None:
+    street, gateway = market.street, market.stall.gateways[-1]
+    path = f"/stream?count=1000&interval=0.05&n={next(_NUMBERS)}"
+    call = market.stall.sign(await street.wallet(), path)
+    url = f"{gateway.base_url}/api/v2/gateway/{market.stall.api_id}{path}"
+    timeout = aiohttp.ClientTimeout(total=DEADLINE_S)
+    async with street.session.get(url, headers=[call.header], timeout=timeout) as response:
+        assert response.status == 200
+        assert await response.content.readany()
+        response.close()
+    record = await wait_state(call, gateway)
+    assert (record["payment"]["state"], len(await call.transfers())) == ("charged", 1)
+    again = await call.send(gateway)
+    assert (again.status, again.code, again.asks_for_money) == (409, "payment_already_used", False)
+    await market.stall.check_books()
+
+
+async def test_plain_headers_beside_a_signed_payment_are_two_rails(market: Market) -> None:
+    call = market.stall.sign(await market.street.wallet(), fresh("two-rails"))
+    tx_hash = await market.street.send_tokens(call.wallet, market.stall.provider.address, PRICE_UNITS)
+    both = await call.send(headers=[call.header, *plain(call.wallet, tx_hash)])
+    assert (both.status, both.code, call.seen) == (400, "invalid_request", 0)
+    assert await call.transfers() == []

@@ -1,0 +1,239 @@
+"""The node dies while a call paid by authorisation is settled, or its chain changes its mind afterwards. As long as the
+money may move nobody is asked for any; once it has moved, the same request gets the answer that was kept.
+"""
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from tollway_live_rpc_line import SEND, RpcLine, run_rpc_line
+from tollway_live_signed_calls import QUICK, SignedCall, Stall, count_sent, find_pending
+from tollway_live_street import PRICE_UNITS, plain, poll
+
+from tollway.identifiers import TxHash
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+DEADLINE_S = 30.0
+SETTINGS = {**QUICK, "TOLLWAY_LIMIT_WATCH_INTERVAL_S": "0.1", "TOLLWAY_LIMIT_GAS_REFRESH_S": "1"}
+_NUMBERS = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trouble:
+    """A stall whose gateway asks its node over a line that can be cut."""
+
+    stall: Stall
+    gas: Any
+    line: RpcLine
+
+    @property
+    def street(self) -> Any:
+        return self.stall.street
+
+    async def sign(self, name: str, *, method: str = "GET") -> SignedCall:
+        """`name`: of a path of the provider's; each call has a number of its own."""
+        body = b"{}" if method == "POST" else None
+        wallet = await self.street.wallet()
+        return self.stall.sign(wallet, f"{name}{next(_NUMBERS)}", method=method, body=body)
+
+    async def wait_served(self, call: SignedCall) -> Any:
+        """The answer, as soon as a repeat gets it; until then it hears that nobody knows."""
+        replies: list[Any] = []
+
+        async def is_served() -> bool:
+            replies.append(await call.send())
+            return bool(replies[-1].status == 200)
+
+        await poll(is_served, deadline_s=DEADLINE_S, what="the answer that was paid for")
+        for reply in replies[:-1]:
+            assert_undecided(reply)
+        return replies[-1]
+
+    async def wait_offered(self) -> None:
+        """The gateway has looked at its node since it was away, and sells again."""
+
+        async def is_offered() -> bool:
+            reply = await self.street.call(self.stall.gateways[0], self.stall.api_id, "/echo/offer")
+            return "PAYMENT-REQUIRED" in reply.headers
+
+        await poll(is_offered, deadline_s=DEADLINE_S, what="a 402 that takes signed payments")
+
+    async def check_settled(self, call: SignedCall) -> None:
+        """One transfer, one record, and the next one can be settled as well."""
+        (moved,) = await call.transfers()
+        record = await call.record()
+        assert (record["status"], record["payment"]["state"]) == ("succeeded", "charged")
+        assert record["payment"]["transaction"] == str(moved)
+        await self.wait_offered()
+        sent = await count_sent(self.street, self.gas)
+        assert (await (await self.sign("/echo/next-")).send()).status == 200
+        assert await count_sent(self.street, self.gas) == sent + 1
+        await self.stall.check_books()
+
+
+def assert_undecided(reply: Any) -> None:
+    assert (reply.status, reply.code) == (503, "payment_outcome_unknown"), reply.body
+    assert not reply.asks_for_money
+    assert reply.json["paymentState"] == "held"
+    assert reply.json["call"].endswith(reply.json["callId"])
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def trouble(street: Any) -> AsyncIterator[Trouble]:
+    gas = await street.wallet()
+    async with contextlib.AsyncExitStack() as stack:
+        line = await stack.enter_async_context(run_rpc_line(street.session, street.driver.rpc_url))
+        settings = {
+            **SETTINGS,
+            "TOLLWAY_RPC_LOCAL": line.url,
+            "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key,
+            "TOLLWAY_LIMIT_SETTLE_WAIT_S": "1.5",
+        }
+        gateway = await stack.enter_async_context(street.gateway(settings=settings))
+        yield Trouble(stall=await Stall.open(street, [gateway]), gas=gas, line=line)
+
+
+@pytest_asyncio.fixture(loop_scope="module", autouse=True)
+async def mended(trouble: Trouble) -> AsyncIterator[None]:
+    await trouble.wait_offered()
+    yield
+    trouble.line.mend()
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize("is_heard", [True, False], ids=["heard", "unheard"])
+async def test_a_node_that_dies_with_the_transaction_leaves_an_answer_to_be_fetched(
+    trouble: Trouble, method: str, is_heard: bool
+) -> None:
+    call = await trouble.sign("/echo/dies-", method=method)
+    trouble.line.cut_at(SEND, is_heard=is_heard)
+
+    assert_undecided(await call.send())
+    assert trouble.line.is_cut
+    assert_undecided(await call.send())
+    assert len(await call.transfers()) == is_heard
+
+    trouble.line.mend()
+    answered = await trouble.wait_served(call)
+
+    assert (answered.headers["Idempotency-Replayed"], call.seen) == ("true", 1)
+    assert answered.json["method"] == method
+    assert "PAYMENT-RESPONSE" in answered.headers
+    await trouble.check_settled(call)
+
+
+async def test_a_node_that_is_gone_at_the_head_is_no_reason_to_ask_again(trouble: Trouble) -> None:
+    call = await trouble.sign("/slow?seconds=0.5&n=")
+    before = call.seen
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(call.send())
+        await poll(lambda: call.seen > before, deadline_s=DEADLINE_S, what="a call under way")
+        trouble.line.is_cut = True
+    assert_undecided(task.result())
+    assert await call.transfers() == []
+
+    trouble.line.mend()
+    answered = await trouble.wait_served(call)
+
+    assert (answered.headers["Idempotency-Replayed"], call.seen) == ("true", before + 1)
+    await trouble.check_settled(call)
+
+
+async def test_an_answer_too_large_to_keep_is_fetched_anew_under_the_same_claim(trouble: Trouble) -> None:
+    size = 300_000
+    call = await trouble.sign(f"/bytes/{size}?n=")
+    before = call.seen
+    trouble.line.cut_at(SEND, is_heard=True)
+    assert_undecided(await call.send())
+
+    trouble.line.mend()
+    answered = await trouble.wait_served(call)
+
+    assert (len(answered.body), call.seen) == (size, before + 2)
+    assert "Idempotency-Replayed" not in answered.headers
+    await trouble.check_settled(call)
+
+
+async def test_without_a_node_nothing_new_is_sold_and_credit_still_buys(trouble: Trouble) -> None:
+    street, stall = trouble.street, trouble.stall
+    fresh, credit = await trouble.sign("/echo/no-node-"), await trouble.sign("/echo/credit-")
+    tx_hash = await street.send_tokens(credit.wallet, stall.provider.address, 2 * PRICE_UNITS)
+    assert (await credit.spend(tx_hash)).status == 200
+    trouble.line.is_cut = True
+
+    refused = await fresh.send()
+
+    assert (refused.status, refused.code, fresh.seen) == (503, "chain_unavailable", 0)
+    assert not refused.asks_for_money
+    assert (await credit.send(headers=plain(credit.wallet, tx_hash))).status == 200
+    trouble.line.mend()
+    await trouble.wait_offered()
+    assert (await fresh.send()).status == 200, "its authorisation was not used up"
+    await trouble.check_settled(fresh)
+
+
+# ---- A chain that changes its mind.
+
+
+async def wait_state(call: SignedCall, state: str) -> Any:
+    async def find() -> Any:
+        record = await call.record()
+        return record["payment"]["state"] == state and record
+
+    return await poll(find, deadline_s=DEADLINE_S, what=f"the state {state}")
+
+
+async def test_a_settlement_that_a_reorganisation_takes_back_is_owed_until_it_is_mined_again(
+    trouble: Trouble,
+) -> None:
+    street, driver = trouble.street, trouble.street.driver
+    call = await trouble.sign("/echo/reorg-")
+    assert (await call.send()).status == 200
+    (moved,) = await call.transfers()
+    await driver.rpc("evm_setAutomine", False)
+    try:
+        await driver.reorg(1)
+        assert await call.transfers() == []
+        await wait_state(call, "reorged")
+        next_one = trouble.stall.sign(call.wallet, "/echo/in-debt")
+        refused = await next_one.send()
+        assert (refused.status, refused.code, next_one.seen) == (403, "payer_in_debt", 0)
+        repeat = await call.send()
+        assert (repeat.status, repeat.code, call.seen) == (409, "payment_already_used", 1)
+        await poll(lambda: is_waiting(trouble, moved), deadline_s=DEADLINE_S, what="a transaction sent again")
+    finally:
+        await driver.rpc("evm_setAutomine", True)
+        await driver.mine(1)
+    await wait_state(call, "charged")
+    assert await call.transfers() == [moved]
+    assert (await next_one.send()).status == 200
+    assert call.seen == next_one.seen == 1
+    await trouble.stall.check_books()
+    assert len(await street.history(trouble.stall.gateways[0], call.wallet)) == 2
+
+
+async def is_waiting(trouble: Trouble, tx_hash: TxHash) -> bool:
+    return tx_hash in await find_pending(trouble.street, trouble.gas.address)
+
+
+async def test_a_settlement_that_only_changes_its_block_stays_paid(trouble: Trouble) -> None:
+    driver = trouble.street.driver
+    call = await trouble.sign("/echo/moved-")
+    assert (await call.send()).status == 200
+    (moved,) = await call.transfers()
+    raw = await driver.rpc("eth_getRawTransactionByHash", str(moved))
+    before = await driver.wait_receipt(moved)
+
+    await driver.reorg(1, [(bytes.fromhex(raw[2:]), 0)])
+
+    assert (await driver.wait_receipt(moved)).block_hash != before.block_hash
+    again = trouble.stall.sign(call.wallet, "/echo/moved-next")
+    assert (await again.send()).status == 200
+    assert (await call.record())["payment"]["state"] == "charged"
+    await trouble.stall.check_books()
