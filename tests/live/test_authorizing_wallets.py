@@ -32,6 +32,7 @@ UNDEPLOYED = "invalid_exact_evm_payload_undeployed_smart_wallet"
 RUBBISH = b"whatever"
 TIMEOUT_S = 1
 AT_ONCE = 20
+FAILED_CALLS = 3
 DEADLINE_S = 20.0
 BUDGET_ETH = Decimal("0.002")
 GAS_PRICE_MAX_WEI = 5 * 10**9
@@ -332,3 +333,25 @@ async def test_a_listing_stops_at_its_gas_budget_and_others_go_on(
         assert 0 < spent_wei <= int(BUDGET_ETH * 10**18) + most_of_one_wei
         honest = HandPayer(street=quiet_street, gateway=gateway, api_id=apis[1], signer=buyer)
         assert (await honest.pay("/echo")).status == 200, "the other listing has a budget of its own"
+
+
+async def test_a_wallet_that_never_pays_after_all_uses_up_its_patience(quiet_street: Street) -> None:
+    """What ends undecided is a failed call: of the wallet, and of the address that it comes from."""
+    gas, provider = await quiet_street.wallets(2)
+    settings = {
+        "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key,
+        "TOLLWAY_LIMIT_FAILED_CALLS_PER_WINDOW": str(FAILED_CALLS),
+    }
+    async with quiet_street.gateway(settings=settings) as gateway:
+        api_id = await quiet_street.publish(gateway, provider)
+        shop = Shop(street=quiet_street, gateway=gateway, gas=gas, provider=provider, api_id=api_id)
+        path, sent = fresh_path(), await shop.count_sent()
+        replies = []
+        for _ in range(FAILED_CALLS):
+            payer = await shop.customer("TwoFacedWallet")
+            replies += [await payer.pay(path, signature=RUBBISH)]
+        assert [reply.code for reply in replies] == ["payment_outcome_unknown"] * FAILED_CALLS
+        refused = await payer.pay(path, signature=RUBBISH)
+        assert (refused.status, refused.code) == (429, "failed_call_budget_exhausted"), refused.body
+        assert shop.street.provider.count(path) == FAILED_CALLS
+        assert await shop.count_sent() <= sent + REVERTED_MAX * FAILED_CALLS
