@@ -3,16 +3,13 @@ money may move nobody is asked for any; once it has moved, the same request gets
 """
 
 import asyncio
-import contextlib
-import itertools
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import pytest_asyncio
-from tollway_live_rpc_line import SEND, RpcLine, run_rpc_line
-from tollway_live_signed_calls import QUICK, SignedCall, Stall, count_sent, find_pending
+from tollway_live_rpc_line import SEND, Trouble, assert_undecided, open_trouble
+from tollway_live_signed_calls import SignedCall, find_pending
 from tollway_live_street import PRICE_UNITS, plain, poll
 
 from tollway.identifiers import TxHash
@@ -20,83 +17,12 @@ from tollway.identifiers import TxHash
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 DEADLINE_S = 30.0
-SETTINGS = {**QUICK, "TOLLWAY_LIMIT_WATCH_INTERVAL_S": "0.1", "TOLLWAY_LIMIT_GAS_REFRESH_S": "1"}
-_NUMBERS = itertools.count(1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trouble:
-    """A stall whose gateway asks its node over a line that can be cut."""
-
-    stall: Stall
-    gas: Any
-    line: RpcLine
-
-    @property
-    def street(self) -> Any:
-        return self.stall.street
-
-    async def sign(self, name: str, *, method: str = "GET") -> SignedCall:
-        """`name`: of a path of the provider's; each call has a number of its own."""
-        body = b"{}" if method == "POST" else None
-        wallet = await self.street.wallet()
-        return self.stall.sign(wallet, f"{name}{next(_NUMBERS)}", method=method, body=body)
-
-    async def wait_served(self, call: SignedCall) -> Any:
-        """The answer, as soon as a repeat gets it; until then it hears that nobody knows."""
-        replies: list[Any] = []
-
-        async def is_served() -> bool:
-            replies.append(await call.send())
-            return bool(replies[-1].status == 200)
-
-        await poll(is_served, deadline_s=DEADLINE_S, what="the answer that was paid for")
-        for reply in replies[:-1]:
-            assert_undecided(reply)
-        return replies[-1]
-
-    async def wait_offered(self) -> None:
-        """The gateway has looked at its node since it was away, and sells again."""
-
-        async def is_offered() -> bool:
-            reply = await self.street.call(self.stall.gateways[0], self.stall.api_id, "/echo/offer")
-            return "PAYMENT-REQUIRED" in reply.headers
-
-        await poll(is_offered, deadline_s=DEADLINE_S, what="a 402 that takes signed payments")
-
-    async def check_settled(self, call: SignedCall) -> None:
-        """One transfer, one record, and the next one can be settled as well."""
-        (moved,) = await call.transfers()
-        record = await call.record()
-        assert (record["status"], record["payment"]["state"]) == ("succeeded", "charged")
-        assert record["payment"]["transaction"] == str(moved)
-        await self.wait_offered()
-        sent = await count_sent(self.street, self.gas)
-        assert (await (await self.sign("/echo/next-")).send()).status == 200
-        assert await count_sent(self.street, self.gas) == sent + 1
-        await self.stall.check_books()
-
-
-def assert_undecided(reply: Any) -> None:
-    assert (reply.status, reply.code) == (503, "payment_outcome_unknown"), reply.body
-    assert not reply.asks_for_money
-    assert reply.json["paymentState"] == "held"
-    assert reply.json["call"].endswith(reply.json["callId"])
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def trouble(street: Any) -> AsyncIterator[Trouble]:
-    gas = await street.wallet()
-    async with contextlib.AsyncExitStack() as stack:
-        line = await stack.enter_async_context(run_rpc_line(street.session, street.driver.rpc_url))
-        settings = {
-            **SETTINGS,
-            "TOLLWAY_RPC_LOCAL": line.url,
-            "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key,
-            "TOLLWAY_LIMIT_SETTLE_WAIT_S": "1.5",
-        }
-        gateway = await stack.enter_async_context(street.gateway(settings=settings))
-        yield Trouble(stall=await Stall.open(street, [gateway]), gas=gas, line=line)
+    async with open_trouble(street) as trouble:
+        yield trouble
 
 
 @pytest_asyncio.fixture(loop_scope="module", autouse=True)

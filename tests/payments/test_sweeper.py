@@ -170,6 +170,20 @@ async def test_a_transaction_that_waits_too_long_is_offered_more(scene: Settling
     assert await call.read_state() is CallState.CONSUMED
 
 
+async def test_one_that_no_node_takes_at_its_price_is_offered_more(scene: SettlingScene) -> None:
+    call = await leave_adrift(scene)
+    scene.chain.drop_sent(CHAIN)
+    scene.chain.set_fees(CHAIN, base_fee_wei=10**9, tip_wei=10**6)
+    await sweep(scene)
+    assert len(await scene.book.attempts_of(call.claim.call_id)) == 1
+    scene.pass_time(scene.limits.fee_bump_after_s)
+    await scene.tank.refresh()
+    await sweep(scene)
+    first, second = await scene.book.attempts_of(call.claim.call_id)
+    assert first.nonce == second.nonce
+    assert [sent.tx_hash for sent in scene.chain.sent(CHAIN)] == [second.tx_hash]
+
+
 async def test_one_that_waits_for_another_of_its_lane_is_not_offered_more(scene: SettlingScene) -> None:
     first, second = await scene.claim_many(2)
     for call in (first, second):

@@ -132,6 +132,8 @@ class MemoryBlocks:
             return SendRefused(reason="nonce too low", fault=SendFault.NONCE_TOO_LOW)
         if self.gas_left_wei(sent.sender) < sent.gas * sent.max_fee_wei:
             return SendRefused(reason="insufficient funds", fault=SendFault.INSUFFICIENT_FUNDS)
+        if sent.max_fee_wei < self.base_fee_wei:
+            return SendRefused(reason="fee below the base fee", fault=SendFault.UNDERPRICED)
         for rival in self.sent.values():
             if (rival.sender, rival.nonce) == (sent.sender, sent.nonce):
                 if sent.max_fee_wei * 10 < rival.max_fee_wei * 11:

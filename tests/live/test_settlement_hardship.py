@@ -1,0 +1,83 @@
+"""Gas keys that run dry or are used by others, fees that rise, databases that break off, gateways that sleep and are
+stopped, while calls paid by authorisation are settled: each is settled once in the end, and its answer waits for it.
+"""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from tollway_live_rpc_line import DEADLINE_S, SEND, SETTINGS, Trouble, assert_undecided, open_trouble
+from tollway_live_signed_calls import NO_TERMS, QUICK, SignedCall, Stall, count_sent, find_pending, unmined
+from tollway_live_street import PRICE_UNITS, poll
+
+from tollway.sandbox.playground import START_ETH_WEI
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def trouble(street: Any) -> AsyncIterator[Trouble]:
+    async with open_trouble(street, TOLLWAY_LIMIT_FEE_BUMP_AFTER_S="0.5") as trouble:
+        yield trouble
+
+
+@pytest_asyncio.fixture(loop_scope="module", autouse=True)
+async def mended(trouble: Trouble) -> AsyncIterator[None]:
+    await trouble.wait_offered()
+    yield
+    trouble.line.mend()
+
+
+# ---- Gas.
+
+
+async def test_a_gas_key_that_runs_dry_settles_once_it_is_filled(trouble: Trouble) -> None:
+    driver, gas = trouble.street.driver, trouble.gas
+    calls = [await trouble.sign("/echo/dry-", method=method) for method in ("GET", "POST", "GET")]
+    await driver.set_native_balance(gas.address, 1)
+
+    replies = await asyncio.gather(*(call.send() for call in calls))
+
+    for reply in replies:
+        assert_undecided(reply)
+    await driver.set_native_balance(gas.address, START_ETH_WEI)
+    for call in calls:
+        answered = await trouble.wait_served(call)
+        assert (answered.headers["Idempotency-Replayed"], call.seen) == ("true", 1)
+        await trouble.check_settled(call)
+
+
+async def test_a_nonce_that_somebody_else_used_with_the_same_key_is_given_up(trouble: Trouble) -> None:
+    driver, gas = trouble.street.driver, trouble.gas
+    for _ in range(3):
+        await driver.wait_receipt(await driver.send_native(key=gas.key, to=gas.address, value=1))
+    call = await trouble.sign("/echo/foreign-")
+
+    reply = await call.send()
+
+    if reply.status != 200:
+        assert_undecided(reply)
+        assert (await trouble.wait_served(call)).headers["Idempotency-Replayed"] == "true"
+    assert call.seen == 1
+    await trouble.check_settled(call)
+
+
+async def test_a_transaction_that_is_too_cheap_for_every_node_is_offered_more(trouble: Trouble) -> None:
+    """No pool holds it, so none says that it waits."""
+    driver = trouble.street.driver
+    call = await trouble.sign("/echo/cheap-")
+    trouble.line.cut_at(SEND, is_heard=False)
+    assert_undecided(await call.send())
+    price_wei = int(await driver.rpc("eth_gasPrice"), 16)
+    await driver.rpc("anvil_setNextBlockBaseFeePerGas", hex(4 * price_wei))
+    await driver.mine(1)
+
+    trouble.line.mend()
+    answered = await trouble.wait_served(call)
+
+    assert (answered.headers["Idempotency-Replayed"], call.seen) == ("true", 1)
+    await trouble.check_settled(call)
