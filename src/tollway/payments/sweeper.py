@@ -11,7 +11,14 @@ from dataclasses import dataclass
 
 import structlog
 
-from tollway.chain.reader import AuthorizationFacts, ChainFacts, NotMined, SettlementChain
+from tollway.chain.reader import (
+    AuthorizationFacts,
+    ChainFacts,
+    NotMined,
+    SendFault,
+    SendRefused,
+    SettlementChain,
+)
 from tollway.chain.rules import ChainRules
 from tollway.errors import ChainUnavailable
 from tollway.identifiers import ZERO_ADDRESS, Address, CallId, ChainId, TxHash
@@ -219,10 +226,13 @@ class Sweeper:
         waiting = await self._find_waiting(case)
         if waiting is not None:
             attempt, is_next = waiting
+            is_due = self._now_ms() - attempt.created_ms >= self._limits.fee_bump_after_s * 1000
             told = case.receipts.get(attempt.tx_hash)
-            if not isinstance(told, NotMined) or not told.is_pending:
-                await self._send(attempt)
-            elif is_next and self._now_ms() - attempt.created_ms >= self._limits.fee_bump_after_s * 1000:
+            is_too_cheap = isinstance(told, NotMined) and told.is_pending  # a pool has it, and no block
+            if not is_too_cheap:
+                refused = await self._send(attempt)
+                is_too_cheap = refused is not None and refused.fault is SendFault.UNDERPRICED
+            if is_next and is_due and is_too_cheap:
                 await self._bump(case, attempt)
             return
         reverted = sum(isinstance(told, ChainFacts) for told in case.receipts.values())
@@ -308,7 +318,7 @@ class Sweeper:
             authorization=call.authorization, call_id=call.call_id, listing_id=call.listing_id, gas=gas
         )
 
-    async def _send(self, attempt: SettlementAttempt) -> None:
+    async def _send(self, attempt: SettlementAttempt) -> SendRefused | None:
         refused = await self._chains.send_transaction(attempt.chain_id, attempt.raw)
         if refused is not None:
             _log.warning(
@@ -317,6 +327,7 @@ class Sweeper:
                 transaction=str(attempt.tx_hash),
                 fault=refused.fault.value,
             )
+        return refused
 
     # ---- Lanes: a nonce that no node knows keeps everything behind it waiting, whatever became of its own call.
 
