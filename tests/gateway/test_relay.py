@@ -9,7 +9,7 @@ from tollway.gateway.trip import Keeper
 from tollway.ledger.authorization import Dialect
 from tollway.ledger.call import CallState
 from tollway.ledger.kept_answers import StoredAnswer
-from tollway.testing.loopback import Arrived, plain, until
+from tollway.testing.loopback import Answerer, Arrived, plain, until
 from tollway.testing.small_gateway import SmallGateway, open_gateway
 from tollway.testing.small_payer import SmallPayer, come_back, served, stop_mining
 
@@ -106,6 +106,7 @@ async def test_what_does_not_cost_is_not_kept(gate: SmallGateway, payer: SmallPa
     gate.upstream.answer = plain(status=404)
     shown = payer.show(await payer.quote())
     assert (await gate.ask("GET", TARGET, [*shown, *KEY])).status == 404
+    assert not gate.book.rows.answers
     gate.upstream.answer = plain()
     assert (await gate.ask("GET", TARGET, [*shown, *KEY])).status == 200
 
@@ -151,21 +152,49 @@ async def test_an_answer_that_breaks_off_is_not_stored(gate: SmallGateway, payer
     assert call.state is CallState.RELEASED
 
 
-@pytest.mark.parametrize("rest", [b"y" * 5_000, b"y"], ids=["too large", "too slow"])
-async def test_a_caller_that_leaves_makes_nobody_read_on_for_long(
-    gate: SmallGateway, payer: SmallPayer, rest: bytes
-) -> None:
-    """What cannot be kept any more ends at the upstream, too."""
-    may_go_on = asyncio.Event()
+async def test_what_is_too_large_is_not_collected_to_its_end() -> None:
+    async with open_gateway(settle_wait_s=0.05, answer_bytes_max=2_000, answer_collect_s=600) as patient:
+        await patient.publish()
+        patient.upstream.answer = endless(b"x" * 2_001, asyncio.Event())
+        stop_mining(patient)
+        payer = SmallPayer(buyer=patient.buyer, gate=patient)
+        payer.fund(100_000)
+        async with asyncio.timeout(10):
+            assert (await payer.buy()).status == 503
+        await until(lambda: patient.upstream.ended == patient.upstream.accepted)
 
-    async def slow(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n" + b"x" * 500)
+
+def endless(first: bytes, may_go_on: asyncio.Event, rest: bytes = b"") -> Answerer:
+    """An answer of which something comes, then something more, and then nothing."""
+
+    async def answer(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n" + first)
         await writer.drain()
         await may_go_on.wait()
         writer.write(rest)
         await asyncio.Event().wait()
 
-    gate.upstream.answer = slow
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("rest", "collect_s"), [(b"y" * 5_000, 600), (b"y", 0.05)], ids=["too large", "too slow"]
+)
+async def test_a_caller_that_leaves_makes_nobody_read_on_for_long(rest: bytes, collect_s: float) -> None:
+    """What cannot be kept any more ends at the upstream, too."""
+    async with (
+        open_gateway(answer_bytes_max=2_000, answer_collect_s=collect_s, buffer_bytes=100) as gate,
+        asyncio.timeout(10),
+    ):
+        await leave_early(gate, rest)
+
+
+async def leave_early(gate: SmallGateway, rest: bytes) -> None:
+    await gate.publish()
+    payer = SmallPayer(buyer=gate.buyer, gate=gate)
+    payer.fund(100_000)
+    may_go_on = asyncio.Event()
+    gate.upstream.answer = endless(b"x" * 500, may_go_on, rest)
     exchange = gate.open("GET", TARGET, [*payer.show(await payer.quote()), *KEY])
     async with asyncio.TaskGroup() as group:
         asking = group.create_task(gate.run(exchange))

@@ -80,6 +80,25 @@ async def test_a_settlement_refused_in_simulation_is_no_payment_and_no_answer(
     await gate.check_balanced()
 
 
+async def test_a_failed_settlement_leaves_no_call_in_flight() -> None:
+    """The upstream would go on for ever, and takes one call at a time."""
+    async with open_gateway(in_flight_per_origin_max=1) as gate:
+        await gate.publish()
+        payer = SmallPayer(buyer=gate.buyer, gate=gate)
+        payer.fund(PRICE)
+
+        async def endless(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
+            payer.fund(0)
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\nsome")
+            await asyncio.Event().wait()
+
+        gate.upstream.answer = endless
+        assert (await payer.buy()).status == 402
+        gate.upstream.answer = plain()
+        payer.fund(PRICE)
+        assert (await payer.buy()).status == 200
+
+
 async def test_a_failed_settlement_is_a_failed_call(gate: SmallGateway, payer: SmallPayer) -> None:
     asked = await payer.quote()
     for _ in range(3):
