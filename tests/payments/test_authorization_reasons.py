@@ -19,7 +19,7 @@ def test_each_reason_has_a_code_of_its_kind_and_a_sentence(reason: Authorization
     assert problem.reason == reason.value
     assert problem.detail.endswith(".")
     if reason is AuthorizationReason.ALREADY_USED:
-        assert (problem.code, problem.payment_state) == (Code.PAYMENT_ALREADY_USED, "charged")
+        assert (problem.code, problem.payment_state) == (Code.PAYMENT_ALREADY_USED, "none")
     elif reason in (AuthorizationReason.BAD_IDENTIFIER, AuthorizationReason.MORE_THAN_ONE):
         assert (problem.code, problem.payment_state) == (Code.INVALID_REQUEST, "none")
     else:

@@ -4,7 +4,7 @@ import pytest
 
 from tollway.chain.reader import ChainFacts
 from tollway.errors import ChainUnavailable
-from tollway.identifiers import Address
+from tollway.identifiers import Address, ChainId, TxHash
 from tollway.payments.authorization_use import NotFound, Paid, Spoiled, find_transfer, find_use
 from tollway.testing.authorization_samples import CHAIN, Payer
 from tollway.testing.memory_chain import MemoryChain
@@ -44,6 +44,28 @@ async def test_the_same_from_to_and_value_is_paid_and_nothing_else(
 async def test_a_cancelled_one_never_pays(chain: MemoryChain) -> None:
     tx_hash = chain.cancel_authorization(CHAIN, TOKEN, payer=AUTHORIZATION.payer, nonce=AUTHORIZATION.nonce)
     assert await find_use(chain, AUTHORIZATION, from_block=0, depth=1) == Spoiled(tx_hash=tx_hash)
+
+
+class LyingChain(MemoryChain):
+    """Names another transaction than the one that ended the authorisation."""
+
+    told: TxHash | None = None
+
+    async def find_authorization_use(
+        self, chain_id: ChainId, *, token: Address, payer: Address, nonce: bytes, from_block: int
+    ) -> TxHash | None:
+        return self.told
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"nonce": b"\x01" * 32}, {"payer": Address(b"\xee" * 20)}, {"nonce": b"\x01" * 32, "base_units": 1}],
+)
+async def test_a_transaction_that_says_nothing_of_it_is_no_end_of_it(change: dict[str, object]) -> None:
+    """A node that names any transaction at all would get a call released whose money can still move."""
+    chain = LyingChain(CHAIN)
+    chain.told = chain.front_run(CHAIN, TOKEN, **{**TERMS, **change})  # type: ignore[arg-type]  # fields of a transfer
+    assert await find_use(chain, AUTHORIZATION, from_block=0, depth=1) == NotFound()
 
 
 async def test_what_is_not_deep_enough_is_not_known_yet(chain: MemoryChain) -> None:

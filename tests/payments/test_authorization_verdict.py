@@ -11,7 +11,15 @@ from tollway.ledger.authorization import Authorization, Cover
 from tollway.money import UNITS_MAX, Asset
 from tollway.payments.authorization_reasons import AuthorizationReason as Reason
 from tollway.payments.authorization_verdict import AuthorizationRefused, check_times, judge_authorization
-from tollway.testing.authorization_samples import NOW_S, TIMEOUT_S, USDC, Payer, facts_of, requirement_of
+from tollway.testing.authorization_samples import (
+    NOW_S,
+    PAY_TO,
+    TIMEOUT_S,
+    USDC,
+    Payer,
+    facts_of,
+    requirement_of,
+)
 
 REVERTED = ContractAnswer(reverted=True, payload=b"")
 STRANGER = Address(b"\x99" * 20)
@@ -69,6 +77,8 @@ OTHER_TOKEN = replace(GOOD, token=Address(b"\x05" * 20))
         (Reason.NETWORK, GOOD, {"chain_id": ChainId(1)}),
         (Reason.TOKEN, OTHER_TOKEN, {}),
         (Reason.RECIPIENT, replace(GOOD, payee=STRANGER), {}),
+        (Reason.RETURNED, replace(GOOD, payer=PAY_TO), {"signer": PAY_TO}),
+        (Reason.RETURNED, replace(GOOD, payer=PAY_TO), {"code_size": 23}),
         (Reason.AMOUNT, replace(GOOD, base_units=9_999), {}),
         (Reason.AMOUNT, replace(GOOD, base_units=10_001), {}),
         (Reason.SIGNATURE, GOOD, {"signer": None}),

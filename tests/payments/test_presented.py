@@ -145,6 +145,7 @@ ELSEWHERE = replace(USDC, chain_id=ChainId(8453))
         (Payer(), [requirement_of(ELSEWHERE)], Code.PAYMENT_METHOD_UNSUPPORTED, "invalid_network"),
         (Payer(), [requirement_of(BRIDGED)], Code.PAYMENT_METHOD_UNSUPPORTED, "invalid_exact_evm_eip3009_not_supported"),
         (Payer(payee=OTHER_PAYEE), [requirement_of()], Code.PAYMENT_VERIFICATION_FAILED, "invalid_exact_evm_payload_recipient_mismatch"),
+        (Payer(payee=Payer().address), [requirement_of(pay_to=Payer().address)], Code.PAYMENT_VERIFICATION_FAILED, "returned"),
         (Payer(base_units=9_999), [requirement_of()], Code.PAYMENT_VERIFICATION_FAILED, "invalid_exact_evm_payload_authorization_value_mismatch"),
         (Payer(base_units=10_001), [requirement_of()], Code.PAYMENT_VERIFICATION_FAILED, "invalid_exact_evm_payload_authorization_value_mismatch"),
         (Payer(base_units=0), [requirement_of()], Code.PAYMENT_VERIFICATION_FAILED, "invalid_exact_evm_payload_authorization_value_mismatch"),

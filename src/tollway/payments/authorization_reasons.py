@@ -1,8 +1,8 @@
 """Why a payment by authorisation (x402, MPP) does not count: a closed set of reasons, and each of them in words. Pure.
 
 The reasons are public, and are the strings of the protocols where those have one: clients show them as they are. Which
-HTTP status a code gets is not known here. Only `payment_already_used` says that money may have moved; everything else
-is surely unpaid and may ask for a new payment.
+HTTP status a code gets is not known here. Only `payment_already_used` says that money may have moved, to somebody and for
+nothing of ours; everything else is surely unpaid and may ask for a new payment.
 """
 
 from enum import StrEnum
@@ -28,6 +28,7 @@ class AuthorizationReason(StrEnum):
 
     # It pays otherwise than asked.
     RECIPIENT = "invalid_exact_evm_payload_recipient_mismatch"
+    RETURNED = "returned"  # as of a transaction by which a wallet pays itself
     AMOUNT = "invalid_exact_evm_payload_authorization_value_mismatch"
     NOT_YET_VALID = "invalid_exact_evm_payload_authorization_valid_after"
     EXPIRED = "invalid_exact_evm_payload_authorization_valid_before"
@@ -51,7 +52,7 @@ def explain_authorization(reason: AuthorizationReason, detail: str | None = None
         code=code,
         detail=detail or sentence,
         reason=reason.value,
-        payment_state="charged" if code is Code.PAYMENT_ALREADY_USED else "none",
+        payment_state="none",
     )
 
 
@@ -90,6 +91,7 @@ _PROBLEMS: dict[AuthorizationReason, tuple[Code, str]] = {
         "Of MPP only method `evm`, intent `charge`, credential type `authorization` is taken.",
     ),
     AuthorizationReason.RECIPIENT: (_FAILED, "The authorisation pays another wallet than payTo."),
+    AuthorizationReason.RETURNED: (_FAILED, "The authorisation pays the wallet that it comes from: nobody."),
     AuthorizationReason.AMOUNT: (_FAILED, "The authorisation is not over exactly the price."),
     AuthorizationReason.NOT_YET_VALID: (_FAILED, "The authorisation is not valid yet (validAfter)."),
     AuthorizationReason.EXPIRED: (

@@ -6,7 +6,7 @@ A question to the chain and its answer, nothing more: no book is touched here.
 from dataclasses import dataclass
 
 from tollway.chain.reader import ChainFacts, SettlementChain
-from tollway.chain.tokens import has_settled
+from tollway.chain.tokens import has_ended, has_settled
 from tollway.identifiers import TxHash
 from tollway.ledger.authorization import Authorization, SettledTransfer
 from tollway.payments.follower import is_deep
@@ -54,7 +54,10 @@ async def find_use(
     if transfer is not None:
         return Paid(transfer=transfer)
     # A receipt without any word of this nonce is no proof of anything: the node has told two stories.
-    return Spoiled(tx_hash=tx_hash) if facts.succeeded else NotFound()
+    is_ended = facts.succeeded and has_ended(
+        facts.logs, token=authorization.token, payer=authorization.payer, nonce=authorization.nonce
+    )
+    return Spoiled(tx_hash=tx_hash) if is_ended else NotFound()
 
 
 def find_transfer(facts: ChainFacts, authorization: Authorization) -> SettledTransfer | None:

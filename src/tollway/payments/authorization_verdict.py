@@ -71,6 +71,8 @@ def _find_fault(
         return AuthorizationReason.TOKEN
     if authorization.payee != requirement.pay_to:
         return AuthorizationReason.RECIPIENT
+    if authorization.payee == authorization.payer:
+        return AuthorizationReason.RETURNED
     if authorization.base_units != requirement.base_units:
         return AuthorizationReason.AMOUNT
     if facts.code_size == 0 and signer != authorization.payer:

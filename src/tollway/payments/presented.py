@@ -149,6 +149,8 @@ def match_requirement(
     to_payee = [one for one in meant if one.pay_to == presented.payee]
     if not to_payee:
         return explain_authorization(AuthorizationReason.RECIPIENT)
+    if presented.payee == presented.payer:
+        return explain_authorization(AuthorizationReason.RETURNED)
     exact = [one for one in to_payee if one.base_units == presented.base_units]
     if not exact:
         return explain_authorization(AuthorizationReason.AMOUNT, _describe_amount(presented, to_payee[0]))
