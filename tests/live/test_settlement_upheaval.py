@@ -1,0 +1,186 @@
+"""Databases that break off, gateways that sleep, and gateways that are asked to stop, in the middle of settlements: each
+call is settled once or not at all, and nobody who may have paid is asked to pay again.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import signal
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+from tollway_live_rpc_line import DEADLINE_S, SETTINGS
+from tollway_live_signed_calls import NO_TERMS, SignedCall, Stall, count_sent, find_pending, unmined
+from tollway_live_street import poll
+
+from tollway.storage.database import connect_database
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.postgres]
+
+CALLS = 30
+BREAKS = 5
+_NUMBERS = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """Two gateways on one PostgreSQL, with one gas key between them."""
+
+    stall: Stall
+    gas: Any
+    url: str
+
+    @property
+    def street(self) -> Any:
+        return self.stall.street
+
+    def sign(self, wallet: Any, path: str, **options: Any) -> SignedCall:
+        return self.stall.sign(wallet, f"{path}{next(_NUMBERS)}", **options)
+
+    async def break_off(self) -> None:
+        """The database ends every connection but the one that says so."""
+        database = connect_database(self.url)
+        others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+        mine = " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        try:
+            await database.read(lambda connection: connection.execute(text(others + mine)).all())
+        finally:
+            await database.close()
+
+    async def check_settled(self, calls: list[SignedCall]) -> None:
+        """Each has moved its price once, and the lane has neither holes nor idle transactions."""
+        moved = [await call.transfers() for call in calls]
+        assert [len(hashes) for hashes in moved] == [1] * len(calls)
+        await self.stall.check_books()
+
+
+@contextlib.asynccontextmanager
+async def open_pair(street: Any, **settings: str) -> AsyncIterator[Pair]:
+    gas, url = await street.wallet(), await street.make_postgres()
+    env = {**SETTINGS, "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key, **settings}
+    async with (
+        street.gateway(database_url=url, settings=env) as one,
+        street.gateway(database_url=url, settings=env, public_url=one.public_url) as two,
+    ):
+        yield Pair(stall=await Stall.open(street, [one, two]), gas=gas, url=url)
+
+
+async def test_a_database_that_breaks_off_again_and_again_settles_nothing_twice(street: Any) -> None:
+    async with open_pair(street, TOLLWAY_LIMIT_SETTLE_WAIT_S="20") as pair:
+        gateways = itertools.cycle(pair.stall.gateways)
+        calls = [pair.sign(wallet, "/echo/broken-") for wallet in await street.wallets(CALLS)]
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(call.send(next(gateways))) for call in calls]
+            for number in range(1, BREAKS + 1):
+                done = number * CALLS // (BREAKS + 1)
+                await poll(
+                    lambda done=done: (
+                        sum(task.done() for task in tasks) >= done or sum(call.seen for call in calls) >= done
+                    ),
+                    deadline_s=DEADLINE_S,
+                    what="some answers",
+                )
+                await pair.break_off()
+        first = [task.result() for task in tasks]
+        assert not any(reply.asks_for_money for reply in first), [reply.body for reply in first]
+        assert {reply.status for reply in first} <= {200, 409, 503}
+
+        last = await asyncio.gather(*(insist(call, next(gateways)) for call in calls))
+
+        assert {(reply.status, reply.code) for reply in last} <= {(200, None), (409, "payment_already_used")}
+        unserved = [
+            call
+            for call, then, now in zip(calls, first, last, strict=True)
+            if then.status != 200 and now.status != 200
+        ]
+        print("statuses", sorted((r.status, r.code or "") for r in first), "unserved", len(unserved))
+        assert all(call.seen <= 2 for call in calls)
+        await pair.check_settled(calls)
+        assert await count_sent(street, pair.gas) == CALLS
+
+
+async def insist(call: SignedCall, gateway: Any) -> Any:
+    """What the same request hears once nothing about it is open any more."""
+    replies: list[Any] = []
+
+    async def is_decided() -> bool:
+        replies.append(await call.send(gateway))
+        assert not replies[-1].asks_for_money, replies[-1].body
+        return replies[-1].status == 200 or replies[-1].code == "payment_already_used"
+
+    await poll(is_decided, deadline_s=DEADLINE_S, what="a decision")
+    return replies[-1]
+
+
+async def is_adrift_elsewhere(call: SignedCall, gateway: Any) -> bool:
+    return bool((await call.record(gateway))["status"] != "pending")
+
+
+async def test_a_gateway_that_slept_finds_its_calls_finished_by_another(street: Any) -> None:
+    """It is paused at two points: while its upstream thinks, and while its transaction waits. Its lease runs out."""
+    async with open_pair(street, TOLLWAY_LIMIT_SETTLE_WAIT_S="20") as pair:
+        one, two = pair.stall.gateways
+        waiter, thinker = await street.wallets(2)
+        waiting = pair.sign(waiter, "/echo/waits-")
+        thinking = pair.sign(thinker, "/slow?seconds=0.5&n=")
+        before = thinking.seen
+        async with asyncio.TaskGroup() as group:
+            async with unmined(street.driver):
+                first = group.create_task(waiting.send(one))
+                await poll(lambda: find_pending(street, pair.gas.address), deadline_s=DEADLINE_S, what="ours")
+                second = group.create_task(thinking.send(one))
+                await poll(lambda: thinking.seen > before, deadline_s=DEADLINE_S, what="a call under way")
+                one.process.send_signal(signal.SIGSTOP)
+            try:
+                again = [await insist(call, two) for call in (waiting, thinking)]
+            finally:
+                one.process.send_signal(signal.SIGCONT)
+        assert [reply.status for reply in again] == [200, 200]
+        for reply in (first.result(), second.result()):
+            assert (reply.status, reply.code) in NO_TERMS | {(200, None)}, reply.body
+            assert not reply.asks_for_money
+        assert thinking.seen == before + 2
+        assert waiting.seen <= 2
+        await pair.check_settled([waiting, thinking])
+        assert await count_sent(street, pair.gas) == 2
+
+
+async def test_a_gateway_that_is_stopped_leaves_its_settlements_to_the_next(street: Any) -> None:
+    async with open_pair(
+        street, TOLLWAY_LIMIT_SETTLE_WAIT_S="20", TOLLWAY_LIMIT_DRAIN_DEADLINE_S="0.5"
+    ) as pair:
+        one, two = pair.stall.gateways
+        get, post = await street.wallets(2)
+        calls = [
+            pair.sign(get, "/echo/stopped-"),
+            pair.sign(post, "/echo/stopped-", method="POST", body=b"{}"),
+        ]
+        async with asyncio.TaskGroup() as group, unmined(street.driver):
+            tasks = [group.create_task(send_or_lose(call, one)) for call in calls]
+
+            async def are_sent() -> bool:
+                return len(await find_pending(street, pair.gas.address)) == len(calls)
+
+            await poll(are_sent, deadline_s=DEADLINE_S, what="both transactions")
+            assert await one.stop() == 0
+        for task in tasks:
+            reply = task.result()
+            assert reply is None or not reply.asks_for_money
+
+        served, used = [await insist(call, two) for call in calls]
+
+        assert served.status == 200
+        await pair.check_settled(calls)
+        if used.status != 200:
+            (moved,) = await calls[1].transfers()
+            assert (await calls[1].spend(moved, two)).status == 200, "its money is its credit"
+        assert await count_sent(street, pair.gas) == len(calls)
+
+
+async def send_or_lose(call: SignedCall, gateway: Any) -> Any:
+    with contextlib.suppress(OSError, Exception):
+        return await call.send(gateway)
+    return None
