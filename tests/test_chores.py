@@ -33,6 +33,25 @@ async def test_leaving_the_group_ends_what_still_runs() -> None:
     assert task.cancelled()
 
 
+async def test_a_chore_that_fails_while_it_is_ended_ends() -> None:
+    async def fails() -> None:
+        raise OSError("the broom broke")
+
+    async def sweep() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(fails())
+            running[0].cancel()
+
+    running: list[asyncio.Task[None]] = []
+    async with asyncio.timeout(5):
+        async with Chores() as chores:
+            chores.every(0.001, sweep)
+            running += chores._tasks
+            while not running[0].done():
+                await asyncio.sleep(0)
+    assert running[0].cancelled()
+
+
 async def test_a_task_that_must_not_fail_takes_the_house_down_with_it() -> None:
     async def breaks() -> None:
         raise RuntimeError("books closed")

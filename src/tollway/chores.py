@@ -53,4 +53,13 @@ async def _repeat(interval_s: float, job: Callable[[], Awaitable[object]]) -> No
             await job()
         except Exception:  # noqa: BLE001 - a task root: logged, and tried again
             _log.exception("chore_failed", chore=getattr(job, "__name__", "chore"))
+            _heed_cancellation()
         await asyncio.sleep(interval_s)
+
+
+def _heed_cancellation() -> None:
+    """A task group whose task fails in the moment of a cancellation raises the failure alone (Python 3.11): a chore that
+    went on then would never end."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
