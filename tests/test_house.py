@@ -134,6 +134,17 @@ async def test_the_metrics_show_what_runs(house: House) -> None:
     assert 'http_route="/api/v2/apis"' in told
 
 
+async def test_the_metrics_show_what_settles(tmp_path: Path) -> None:
+    """Its chain is away: so are the signed payments, and the series say why."""
+    gas_key = "0x" + "11" * 32
+    async with House(settings(tmp_path, GAS_KEYS_LOCAL=gas_key, LIMIT_SWEEP_INTERVAL_S="0.001")) as house:
+        labels = 'network="eip155:84532",reason="gas_unknown"'
+        told = generate_latest(house.metrics.registry).decode()
+    assert f"tollway_rails_withdrawn{{{labels}}} 1.0" in told
+    assert "tollway_calls_adrift 0.0" in told
+    assert gas_key[2:] not in told
+
+
 async def test_one_gateway_serves_from_a_sqlite_file_and_the_next_one_after_it(tmp_path: Path) -> None:
     async with House(settings(tmp_path)):
         with pytest.raises(SettingsInvalid, match="another gateway is serving"):

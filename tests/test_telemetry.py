@@ -120,8 +120,20 @@ def test_series_have_their_public_names() -> None:
     metrics = Metrics(CollectorRegistry())
     metrics.calls.labels(outcome="consumed").inc()
     metrics.claims_batch_size.observe(3)
+    metrics.settlements.labels("eip155:84532", "settled").inc()
+    metrics.settlement_seconds.labels("eip155:84532").observe(0.2)
+    metrics.gas_key_balance.labels("eip155:84532", "0xab").set(500)
+    metrics.gas_lane_length.labels("eip155:84532", "0xab").set(2)
+    metrics.calls_adrift.set(3)
+    metrics.rails_withdrawn.labels("eip155:84532", "gas_keys_low").set(1)
     metrics.request_seconds.labels("GET", "/api/v2/apis", "200").observe(0.01)
     text = generate_latest(metrics.registry).decode()
     for name in ('tollway_calls_total{outcome="consumed"} 1.0', "tollway_claims_batch_size_count 1.0",
-                 "http_server_request_duration_seconds_bucket"):  # fmt: skip
+                 "http_server_request_duration_seconds_bucket",
+                 'tollway_settlements_total{network="eip155:84532",outcome="settled"} 1.0',
+                 'tollway_settlement_duration_seconds_count{network="eip155:84532"} 1.0',
+                 'tollway_gas_key_balance_wei{key="0xab",network="eip155:84532"} 500.0',
+                 'tollway_gas_lane_length{key="0xab",network="eip155:84532"} 2.0',
+                 "tollway_calls_adrift 3.0",
+                 'tollway_rails_withdrawn{network="eip155:84532",reason="gas_keys_low"} 1.0'):  # fmt: skip
         assert name in text

@@ -6,18 +6,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
 
 from tollway.chores import Chores
 from tollway.identity.public_origin import parse_origin
 from tollway.ledger.call import CallState
 from tollway.limits import DEFAULT_LIMITS
 from tollway.payments.settlement import Settled, Undecided
+from tollway.payments.settling_notes import SILENT, SettlingNotes
 from tollway.storage.database import SqliteDatabase
 from tollway.storage.migrate import upgrade
 from tollway.storage.sealer import Sealer
+from tollway.telemetry import Metrics
 from tollway.testing.authorization_samples import CHAIN, USDC
-from tollway.testing.settling_scene import LISTING, SettlingScene
-from tollway.treasury import Treasury, make_challenger
+from tollway.testing.settling_scene import LISTING, SettlingScene, make_gas_key
+from tollway.treasury import Treasury, make_challenger, make_notes
 
 LIMITS = replace(DEFAULT_LIMITS, sweep_interval_s=0.01, gas_refresh_s=0.01)
 
@@ -31,7 +34,7 @@ async def database(tmp_path: Path) -> AsyncIterator[SqliteDatabase]:
     await database.close()
 
 
-def treasury_of(scene: SettlingScene, database: SqliteDatabase) -> Treasury:
+def treasury_of(scene: SettlingScene, database: SqliteDatabase, *, notes: SettlingNotes = SILENT) -> Treasury:
     return Treasury(
         database=database,
         sealer=Sealer(b"k" * 32, entropy=bytes),
@@ -41,6 +44,7 @@ def treasury_of(scene: SettlingScene, database: SqliteDatabase) -> Treasury:
         settlement_rules={CHAIN: scene.settlement_rules},
         limits=LIMITS,
         now_ms=scene.read_clock,
+        notes=notes,
     )
 
 
@@ -61,6 +65,28 @@ async def test_the_sweeper_looks_again_and_again(database: SqliteDatabase) -> No
             while await call.read_state() is not CallState.CONSUMED:
                 await asyncio.sleep(0.001)
         await treasury.close()
+
+
+async def test_what_settles_is_counted(database: SqliteDatabase) -> None:
+    metrics = Metrics(CollectorRegistry())
+    async with SettlingScene() as scene, asyncio.timeout(20):
+        treasury = treasury_of(scene, database, notes=make_notes(metrics))
+        await treasury.open()
+        async with Chores() as chores:
+            treasury.start(chores)
+            call = await scene.claim()
+            assert isinstance(await treasury.settlement.settle(call.order()), Settled)
+        await treasury.close()
+    told = generate_latest(metrics.registry).decode()
+    key = f'key="{make_gas_key().address}",network="eip155:84532"'
+    for line in (
+        'tollway_settlements_total{network="eip155:84532",outcome="settled"} 1.0',
+        'tollway_settlement_duration_seconds_count{network="eip155:84532"} 1.0',
+        f"tollway_gas_key_balance_wei{{{key}}}",
+        f"tollway_gas_lane_length{{{key}}}",
+        'tollway_rails_withdrawn{network="eip155:84532",reason="gas_keys_low"} 0.0',
+    ):
+        assert line in told
 
 
 async def test_it_offers_and_settles_once_it_runs(database: SqliteDatabase) -> None:

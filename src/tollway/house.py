@@ -47,7 +47,7 @@ from tollway.storage.moderation_store import ModerationStore
 from tollway.storage.sealer import Sealer
 from tollway.storage.session_store import SqlSessions
 from tollway.telemetry import Metrics
-from tollway.treasury import Treasury
+from tollway.treasury import Treasury, make_notes
 from tollway.web.load_gauge import LoadGauge, read_resident_bytes
 from tollway.web.server import HttpServer
 
@@ -121,6 +121,7 @@ class House:
             settlement_rules=self._settlement_rules(),
             limits=limits,
             now_ms=now_ms,
+            notes=make_notes(self.metrics),
         )
         self.watcher = Watcher(
             self.book, self.chains, self.rules, limits=limits, now_ms=now_ms, on_gone=self._on_gone

@@ -21,9 +21,17 @@ PAYMENTS = "tollway_payments"
 RPC_REQUESTS = "tollway_rpc_requests"
 CALLS_IN_FLIGHT = "tollway_calls_in_flight"
 LEASE_LAPSES = "tollway_lease_lapses"
+SETTLEMENTS = "tollway_settlements"
+SETTLEMENT_SECONDS = "tollway_settlement_duration_seconds"
+GAS_KEY_BALANCE = "tollway_gas_key_balance_wei"
+GAS_LANE_LENGTH = "tollway_gas_lane_length"
+CALLS_ADRIFT = "tollway_calls_adrift"
+RAILS_WITHDRAWN = "tollway_rails_withdrawn"
 
 DURATION_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
 """OpenTelemetry's semantic conventions for `http.server.request.duration`."""
+SETTLEMENT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 20, 30, 60, 120, 300)
+"""From chains that mine at once to transactions whose fee had to be raised."""
 
 MASK = "****"
 
@@ -69,6 +77,41 @@ class Metrics:
         self.calls_in_flight = Gauge(CALLS_IN_FLIGHT, "Requests that run now.", registry=registry)
         self.lease_lapses = Counter(
             LEASE_LAPSES, "Times that this gateway was silent for longer than its lease.", registry=registry
+        )
+        self._add_settling(registry)
+
+    def _add_settling(self, registry: CollectorRegistry) -> None:
+        self.settlements = Counter(
+            SETTLEMENTS,
+            "Settlements of signed authorisations by outcome.",
+            ("network", "outcome"),
+            registry=registry,
+        )
+        self.settlement_seconds = Histogram(
+            SETTLEMENT_SECONDS,
+            "From a settlement's signature until its receipt.",
+            ("network",),
+            buckets=SETTLEMENT_BUCKETS_S,
+            registry=registry,
+        )
+        key = ("network", "key")
+        self.gas_key_balance = Gauge(GAS_KEY_BALANCE, "What a gas key has left.", key, registry=registry)
+        self.gas_lane_length = Gauge(
+            GAS_LANE_LENGTH,
+            "Transactions of a gas key that are signed and not mined.",
+            key,
+            registry=registry,
+        )
+        self.calls_adrift = Gauge(
+            CALLS_ADRIFT,
+            "Settlements that nobody waits for, as the last sweep found them.",
+            registry=registry,
+        )
+        self.rails_withdrawn = Gauge(
+            RAILS_WITHDRAWN,
+            "Networks, tokens and listings for which signed payments are not offered now.",
+            ("network", "reason"),
+            registry=registry,
         )
 
 

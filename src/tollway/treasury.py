@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from tollway.chain.reader import SettlementChain
 from tollway.chain.rules import ChainRules
 from tollway.chores import Chores
-from tollway.identifiers import ChainId
+from tollway.identifiers import ChainId, format_network
 from tollway.identity.public_origin import PublicOrigin
 from tollway.ledger.book import Book
 from tollway.limits import Limits
@@ -22,11 +22,13 @@ from tollway.payments.mpp import Challenger
 from tollway.payments.remote_facilitator import RemoteFacilitator
 from tollway.payments.settlement import Settlement
 from tollway.payments.settlement_rules import SettlementRules
+from tollway.payments.settling_notes import SILENT, SettlingNotes
 from tollway.payments.sweeper import Sweeper
 from tollway.storage.answer_store import AnswerStore
 from tollway.storage.database import Database
 from tollway.storage.gas_store import GasStore
 from tollway.storage.sealer import Sealer
+from tollway.telemetry import Metrics
 
 PRUNE_INTERVAL_S = 300.0
 
@@ -45,6 +47,7 @@ class Treasury:
         settlement_rules: Mapping[ChainId, SettlementRules],
         limits: Limits,
         now_ms: Callable[[], int],
+        notes: SettlingNotes = SILENT,
     ) -> None:
         self._now_ms = now_ms
         self._limits = limits
@@ -64,6 +67,7 @@ class Treasury:
             limits=limits,
             clock=time.monotonic,
             now_ms=now_ms,
+            notes=notes,
         )
         self._follower = Follower(chains, tuple(rules))
         self.settlement = Settlement(
@@ -76,6 +80,7 @@ class Treasury:
             facilitators=facilitators,
             limits=limits,
             now_ms=now_ms,
+            notes=notes,
         )
         self._sweeper = Sweeper(
             book=book,
@@ -86,6 +91,7 @@ class Treasury:
             facilitators=facilitators,
             limits=limits,
             now_ms=now_ms,
+            notes=notes,
         )
 
     async def open(self) -> None:
@@ -115,3 +121,23 @@ def make_challenger(secret_key: bytes, origin: PublicOrigin) -> Challenger:
     """Every gateway of one public URL makes and knows the same challenges (MPP)."""
     secret = hmac.digest(secret_key, b"tollway mpp challenge", "sha256")
     return Challenger(secret=secret, realm=origin.authority)
+
+
+def make_notes(metrics: Metrics) -> SettlingNotes:
+    """Every room of settling counts into these series."""
+    return SettlingNotes(
+        end=lambda chain_id, end: metrics.settlements.labels(format_network(chain_id), end.value).inc(),
+        mined=lambda chain_id, seconds: metrics.settlement_seconds.labels(format_network(chain_id)).observe(
+            max(0.0, seconds)
+        ),
+        balance=lambda chain_id, key, wei: metrics.gas_key_balance.labels(
+            format_network(chain_id), str(key)
+        ).set(wei),
+        lane=lambda chain_id, key, length: metrics.gas_lane_length.labels(
+            format_network(chain_id), str(key)
+        ).set(length),
+        adrift=metrics.calls_adrift.set,
+        withdrawn=lambda chain_id, reason, count: metrics.rails_withdrawn.labels(
+            format_network(chain_id), reason.value
+        ).set(count),
+    )

@@ -7,7 +7,7 @@ It signs nothing, sends nothing, and never lets a call wait: what it knows is wh
 import asyncio
 import contextlib
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import structlog
@@ -22,6 +22,8 @@ from tollway.limits import Limits
 from tollway.money import Asset
 from tollway.payments.gas_lane import GasLane
 from tollway.payments.settlement_rules import SettlementRules
+from tollway.payments.settling_notes import SILENT, SettlingNotes, WithdrawalReason
+from tollway.payments.withdrawals import Withdrawal, Withdrawals
 
 BUDGET_WINDOW_MS = 86_400_000
 LISTINGS_KEPT = 10_000
@@ -64,6 +66,7 @@ class GasTank:
         limits: Limits,
         clock: Callable[[], float],
         now_ms: Callable[[], int],
+        notes: SettlingNotes = SILENT,
     ) -> None:
         self._rules = {chain_id: one for chain_id, one in rules.items() if one.has_rail}
         self._assets = tuple(asset for asset in assets if asset.domain is not None)
@@ -80,6 +83,8 @@ class GasTank:
         self._spent: OrderedDict[_BudgetKey, int] = OrderedDict()
         self._costs: deque[tuple[SettlementAttempt, int]] = deque(maxlen=COSTS_KEPT)
         self._has_trouble = asyncio.Event()
+        self._notes = notes
+        self._withdrawals = Withdrawals(self._rules, notes)
 
     # ---- What is asked by calls: answered from what is known.
 
@@ -160,6 +165,9 @@ class GasTank:
                 await self.refresh()
             except Exception:  # noqa: BLE001 - a task root: logged, and tried again
                 _log.exception("gas_look_failed")
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():
+                    raise asyncio.CancelledError from None  # the task group that failed has swallowed it
             await asyncio.sleep(min(TROUBLE_PAUSE_S, self._limits.gas_refresh_s))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._limits.gas_refresh_s):
@@ -172,6 +180,7 @@ class GasTank:
             for chain_id in self._rules:
                 group.create_task(self._look(chain_id))
         await self._refresh_budgets()
+        self._withdrawals.update(self._find_withdrawals())
 
     async def _look(self, chain_id: ChainId) -> None:
         gauge = self._gauges[chain_id]
@@ -196,12 +205,16 @@ class GasTank:
             sure = min(looks)
             looks.pop(0)
             await self._gas.mark_mined(lane.chain_id, sender, below=sure)
-        gauge.accounts[sender] = account
+        floor_wei = self._rules[lane.chain_id].gas_floor_wei
+        known, gauge.accounts[sender] = gauge.accounts.get(sender), account
         gauge.troubled.discard(sender)
-        if account.balance_wei < self._rules[lane.chain_id].gas_floor_wei:
+        if account.balance_wei < floor_wei and (known is None or known.balance_wei >= floor_wei):
             _log.warning(
                 "gas_key_low", chain_id=lane.chain_id, address=str(sender), balance_wei=account.balance_wei
             )
+        self._notes.balance(lane.chain_id, sender, account.balance_wei)
+        signed = await self._gas.next_nonce(lane.chain_id, sender)
+        self._notes.lane(lane.chain_id, sender, max(0, signed - account.mined_nonce))
 
     def _last_mined(self, gauge: _Gauge, sender: Address) -> int:
         account = gauge.accounts.get(sender)
@@ -235,6 +248,28 @@ class GasTank:
             self._spent[chain_id, listing_id] = spent
 
     # ---- Rules.
+
+    def _find_withdrawals(self) -> Iterator[Withdrawal]:
+        for chain_id, rules in self._rules.items():
+            gauge = self._gauges[chain_id]
+            for token in gauge.strange:
+                yield Withdrawal(chain_id, WithdrawalReason.TOKEN, str(token))
+            reason = None if rules.facilitator is not None else self._find_reason(rules, gauge)
+            if reason is not None:
+                yield Withdrawal(chain_id, reason)
+        for (chain_id, listing_id), spent_wei in self._spent.items():
+            if spent_wei >= self._rules[chain_id].listing_budget_wei:
+                yield Withdrawal(chain_id, WithdrawalReason.LISTING_BUDGET, listing_id)
+
+    def _find_reason(self, rules: SettlementRules, gauge: _Gauge) -> WithdrawalReason | None:
+        """Why nothing at all is offered on a network that is settled by keys of our own."""
+        if self._is_stale(gauge) or gauge.fees is None or not gauge.accounts:
+            return WithdrawalReason.GAS_UNKNOWN
+        if not self._is_affordable(rules, gauge):
+            return WithdrawalReason.GAS_TOO_DEAR
+        if self._choose(rules.chain_id, floor_wei=rules.gas_floor_wei) is None:
+            return WithdrawalReason.GAS_KEYS_LOW
+        return None
 
     def _is_stale(self, gauge: _Gauge) -> bool:
         return self._clock() - gauge.seen_s > LOOKS_UNTIL_STALE * self._limits.gas_refresh_s

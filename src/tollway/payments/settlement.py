@@ -39,8 +39,10 @@ from tollway.payments.settlement_outcome import (
     SettlementOrder,
     SettlementOutcome,
     Undecided,
+    name_end,
 )
 from tollway.payments.settlement_signing import Carriage, encode_call, limit_gas, offer_fee, sign_attempt
+from tollway.payments.settling_notes import SILENT, SettlingNotes
 from tollway.payments.strays import Strays
 
 __all__ = [
@@ -79,6 +81,7 @@ class Settlement:
         facilitators: Mapping[ChainId, RemoteFacilitator],
         limits: Limits,
         now_ms: Callable[[], int],
+        notes: SettlingNotes = SILENT,
     ) -> None:
         self._book = book
         self._gas = gas
@@ -89,6 +92,7 @@ class Settlement:
         self._facilitators = facilitators
         self._limits = limits
         self._now_ms = now_ms
+        self._notes = notes
         self._junk = JunkMeter(limits=limits)
         self._strays = Strays(book, now_ms=now_ms)
 
@@ -179,6 +183,8 @@ class Settlement:
             raise
         if isinstance(outcome, Undecided):
             self._strays.note(order.close, is_waited_for=True)
+        if (end := name_end(outcome)) is not None:
+            self._notes.end(order.asset.chain_id, end)
         return outcome
 
     async def _settle(self, order: SettlementOrder) -> SettlementOutcome:
@@ -314,6 +320,7 @@ class Settlement:
         facts = await self._wait_mined(order, attempt)
         if facts is None:
             return Undecided()
+        self._notes.mined(attempt.chain_id, (self._now_ms() - attempt.created_ms) / 1000)
         transfer = find_transfer(facts, order.authorization)
         if facts.fee_wei is not None:
             self._tank.note_cost(attempt, facts.fee_wei)

@@ -1,11 +1,13 @@
 """An order to settle, and what came of it: a closed set of outcomes. Pure records."""
 
 from dataclasses import dataclass
+from typing import assert_never
 
 from tollway.identifiers import ListingId
 from tollway.ledger.authorization import Authorization, SettledTransfer
 from tollway.ledger.book import Close
 from tollway.money import Asset
+from tollway.payments.settling_notes import SettlementEnd
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,3 +48,18 @@ class FencedOff:
 
 
 SettlementOutcome = Settled | NotSettled | Undecided | FencedOff
+
+
+def name_end(outcome: SettlementOutcome) -> SettlementEnd | None:
+    """How it is counted; None where another gateway counts it."""
+    match outcome:
+        case Settled():
+            return SettlementEnd.SETTLED
+        case NotSettled():
+            return SettlementEnd.FAILED
+        case Undecided():
+            return SettlementEnd.UNDECIDED
+        case FencedOff():
+            return None
+        case _:
+            assert_never(outcome)

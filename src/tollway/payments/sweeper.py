@@ -40,6 +40,7 @@ from tollway.payments.settlement_signing import (
     read_offer,
     sign_attempt,
 )
+from tollway.payments.settling_notes import SILENT, SettlementEnd, SettlingNotes
 
 REVERTED_MAX = 2
 """A transfer that passes simulation and reverts so often in blocks will not do better the next time."""
@@ -85,6 +86,7 @@ class Sweeper:
         facilitators: Mapping[ChainId, RemoteFacilitator],
         limits: Limits,
         now_ms: Callable[[], int],
+        notes: SettlingNotes = SILENT,
     ) -> None:
         self._book = book
         self._gas = gas
@@ -94,6 +96,7 @@ class Sweeper:
         self._facilitators = facilitators
         self._limits = limits
         self._now_ms = now_ms
+        self._notes = notes
         self._expired: dict[
             CallId, int
         ] = {}  # the head at which an unused authorisation was first seen expired
@@ -102,6 +105,7 @@ class Sweeper:
     async def run_once(self) -> None:
         """One look at the calls adrift, and at the lanes of our keys. Raises StorageUnavailable."""
         calls = await self._book.unsettled(limit=self._limits.sweep_batch_max)
+        self._notes.adrift(len(calls))
         turns = asyncio.Semaphore(self._limits.sweep_in_flight_max)
         async with asyncio.TaskGroup() as group:
             for call in calls:
@@ -185,12 +189,22 @@ class Sweeper:
         self._expired.pop(call.call_id, None)
         self._told_ms.pop(call.call_id, None)
         if state is not None:
+            self._note_end(case, transfer)
             _log.info(
                 "settlement_swept",
                 call_id=call.call_id,
                 state=state.value,
                 transaction=None if transfer is None else str(transfer.tx_hash),
             )
+
+    def _note_end(self, case: _Case, transfer: SettledTransfer | None) -> None:
+        if transfer is None:
+            self._notes.end(case.chain_id, SettlementEnd.RELEASED)
+            return
+        self._notes.end(case.chain_id, SettlementEnd.SWEPT)
+        for attempt in case.attempts:
+            if attempt.tx_hash == transfer.tx_hash:
+                self._notes.mined(case.chain_id, (self._now_ms() - attempt.created_ms) / 1000)
 
     async def _conclude_used(self, case: _Case) -> None:
         use = await find_use(

@@ -23,6 +23,7 @@ from tollway.payments.gas_tank import GasTank
 from tollway.payments.remote_facilitator import RemoteFacilitator
 from tollway.payments.settlement import Settlement, SettlementOrder
 from tollway.payments.settlement_rules import FacilitatorRules, SettlementRules
+from tollway.payments.settling_notes import SettlingNotes
 from tollway.payments.sweeper import Sweeper
 from tollway.testing.authorization_samples import CHAIN, NOW_S, USDC, Payer
 from tollway.testing.book_samples import authorized_claim, close_of
@@ -55,7 +56,7 @@ def settlement_rules(**given: Any) -> SettlementRules:
 
 
 class SettlingScene:
-    """Open it with `async with`. `another` is a second gateway over the same books and chain."""
+    """Open it with `async with`. `another` is a second gateway over the same books and chain. `told`: what was noted."""
 
     def __init__(
         self,
@@ -80,9 +81,11 @@ class SettlingScene:
         }
         self._facilitators = facilitators or {}
         self._stack = AsyncExitStack()
+        self.told: list[tuple[object, ...]] = []
         self._wire()
 
     def _wire(self) -> None:
+        notes = note_into(self.told)
         self.tank = GasTank(
             rules={CHAIN: self.settlement_rules},
             assets=(USDC,),
@@ -91,6 +94,7 @@ class SettlingScene:
             limits=self.limits,
             clock=lambda: self.now_ms / 1000,
             now_ms=self.read_clock,
+            notes=notes,
         )
         self.follower = Follower(self.chain, (CHAIN,), pause_min_s=0.001, pause_max_s=0.005)
         self.settlement = Settlement(
@@ -103,6 +107,7 @@ class SettlingScene:
             facilitators=self._facilitators,
             limits=self.limits,
             now_ms=self.read_clock,
+            notes=notes,
         )
         self.sweeper = Sweeper(
             book=self.book,
@@ -113,6 +118,7 @@ class SettlingScene:
             facilitators=self._facilitators,
             limits=self.limits,
             now_ms=self.read_clock,
+            notes=notes,
         )
 
     async def __aenter__(self) -> Self:
@@ -216,4 +222,16 @@ def facilitator_at(url: str = "https://facilitator.example") -> FacilitatorRules
         url=url,
         verify_headers=(("Authorization", "Bearer for-verify"),),
         settle_headers=(("Authorization", "Bearer for-settle"),),
+    )
+
+
+def note_into(told: list[tuple[object, ...]]) -> SettlingNotes:
+    """Every note as (its name, what was told)."""
+    return SettlingNotes(
+        end=lambda *note: told.append(("end", *note)),
+        mined=lambda *note: told.append(("mined", *note)),
+        balance=lambda *note: told.append(("balance", *note)),
+        lane=lambda *note: told.append(("lane", *note)),
+        adrift=lambda *note: told.append(("adrift", *note)),
+        withdrawn=lambda *note: told.append(("withdrawn", *note)),
     )

@@ -1,0 +1,52 @@
+"""What settling tells whoever counts it: plain values to callables that the house gives. Pure records.
+
+Nothing here knows what counts them, and nothing about money depends on it. Each callable returns at once and never raises.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tollway.identifiers import Address, ChainId
+
+
+class SettlementEnd(StrEnum):
+    """Public (a label of the metrics). How a settlement ended while its caller waited, or in the sweeper later."""
+
+    SETTLED = "settled"
+    FAILED = "failed"  # refused before anything was broadcast
+    UNDECIDED = "undecided"  # nobody could say in time
+    SWEPT = "swept"  # an undecided one that did pay
+    RELEASED = "released"  # an undecided one that surely never will
+
+
+class WithdrawalReason(StrEnum):
+    """Public (a label of the metrics, and in the log). Why prices are not offered for settling now."""
+
+    GAS_UNKNOWN = "gas_unknown"  # the chain has not told fees or balances lately
+    GAS_TOO_DEAR = "gas_too_dear"
+    GAS_KEYS_LOW = "gas_keys_low"
+    TOKEN = "token_takes_no_authorizations"  # noqa: S105 - a reason, not a secret
+    LISTING_BUDGET = "listing_gas_budget"
+
+
+def _ignore(*_: object) -> None:
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettlingNotes:
+    """`mined`: seconds from a transaction's signature to its receipt. `lane`: how many transactions of that key are
+    signed and not mined yet. `adrift`: calls that the sweeper found, its batch at most. `withdrawn`: how many rails of
+    that network for that reason."""
+
+    end: Callable[[ChainId, SettlementEnd], None] = _ignore
+    mined: Callable[[ChainId, float], None] = _ignore
+    balance: Callable[[ChainId, Address, int], None] = _ignore
+    lane: Callable[[ChainId, Address, int], None] = _ignore
+    adrift: Callable[[int], None] = _ignore
+    withdrawn: Callable[[ChainId, WithdrawalReason, int], None] = _ignore
+
+
+SILENT = SettlingNotes()
+"""Nobody counts."""
