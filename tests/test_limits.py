@@ -58,6 +58,7 @@ HELD_BY = {
     "watch_batch_max": "chain/test_watcher.py::test_one_batch_at_a_time_and_all_have_their_turn",
     "watch_in_flight_max": "chain/test_watcher.py::test_no_more_than_a_few_questions_are_in_flight",
     "settle_wait_s": "payments/test_settlement.py::test_not_mined_by_the_deadline_is_undecided",
+    "authorization_validity_s_max": "payments/test_authorization_verdict.py::test_our_own_clock",
     "settlement_gas_max": "payments/test_settlement.py::test_gas_is_limited_in_simulation_and_in_what_is_signed",
     "gas_refresh_s": "payments/test_gas_tank.py::test_nothing_is_offered_on_old_knowledge",
     "sweep_interval_s": "test_treasury.py::test_the_sweeper_looks_again_and_again",

@@ -63,6 +63,9 @@ class Limits:
     settle_wait_s: float = (
         20.0  # for the receipt, while the caller waits; then the outcome is told as unknown
     )
+    authorization_validity_s_max: int = (
+        86_400  # from now to `validBefore`: until then a call may stay undecided
+    )
     settlement_gas_max: int = 400_000  # of one transfer; a contract wallet's own check is part of it
     gas_refresh_s: float = 10.0  # between two looks at gas prices and the balances of gas keys
     sweep_interval_s: float = 5.0  # between two looks at the settlements that nobody waits for

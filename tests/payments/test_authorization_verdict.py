@@ -8,6 +8,7 @@ import pytest
 from tollway.chain.reader import ContractAnswer
 from tollway.identifiers import Address, ChainId
 from tollway.ledger.authorization import Authorization, Cover
+from tollway.limits import DEFAULT_LIMITS
 from tollway.money import UNITS_MAX, Asset
 from tollway.payments.authorization_reasons import AuthorizationReason as Reason
 from tollway.payments.authorization_verdict import AuthorizationRefused, check_times, judge_authorization
@@ -125,18 +126,23 @@ def test_a_token_without_a_domain_takes_no_authorisation() -> None:
     [
         (None, 0, MIN_BEFORE),
         (None, NOW_S, MIN_BEFORE),
-        (None, 0, 2**63 - 1),
+        (None, 0, NOW_S + 86_400),
         (Reason.EXPIRED, 0, MIN_BEFORE - 1),
         (Reason.EXPIRED, 0, NOW_S),
         (Reason.EXPIRED, 0, 0),
         (Reason.EXPIRED, NOW_S + 9, NOW_S + 9),
         (Reason.NOT_YET_VALID, NOW_S + 1, MIN_BEFORE),
         (Reason.NOT_YET_VALID, 2**256 - 2, 2**256 - 1),
-        (Reason.ENDLESS, 0, 2**63),
+        (Reason.ENDLESS, 0, NOW_S + 86_401),
         (Reason.ENDLESS, 0, 2**256 - 1),
     ],
 )
 def test_our_own_clock(expected: Reason | None, valid_after: int, valid_before: int) -> None:
     authorization = replace(GOOD, valid_after=valid_after, valid_before=valid_before)
-    refused = check_times(authorization, now_s=NOW_S, timeout_s=TIMEOUT_S)
+    refused = check_times(
+        authorization,
+        now_s=NOW_S,
+        timeout_s=TIMEOUT_S,
+        validity_s_max=DEFAULT_LIMITS.authorization_validity_s_max,
+    )
     assert (refused.reason if refused else None) is expected

@@ -98,7 +98,10 @@ _PROBLEMS: dict[AuthorizationReason, tuple[Code, str]] = {
         _EXPIRED,
         "The authorisation is expired, or expires before the call could be carried out and settled (validBefore).",
     ),
-    AuthorizationReason.ENDLESS: (_FAILED, "validBefore lies further ahead than the books can keep."),
+    AuthorizationReason.ENDLESS: (
+        _FAILED,
+        "validBefore lies too far ahead: sign for as long as the terms ask, a day at most.",
+    ),
     AuthorizationReason.SIGNATURE: (_FAILED, "The signature is not by the wallet that is to pay."),
     AuthorizationReason.UNDEPLOYED_WALLET: (
         _FAILED,

@@ -16,8 +16,6 @@ from tollway.payments.requirement import Requirement
 
 SETTLE_WITHIN_S = 30
 """An authorisation must outlive the upstream's time by this much: then its transfer can still be mined."""
-VALID_BEFORE_MAX = 2**63 - 1
-"""What a column of the books holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,13 +23,18 @@ class AuthorizationRefused:
     reason: AuthorizationReason
 
 
-def check_times(authorization: Authorization, *, now_s: float, timeout_s: int) -> AuthorizationRefused | None:
-    """By our own clock, before any chain is asked; the chain's clock is looked at in `judge_authorization`."""
+def check_times(
+    authorization: Authorization, *, now_s: float, timeout_s: int, validity_s_max: int
+) -> AuthorizationRefused | None:
+    """By our own clock, before any chain is asked; the chain's clock is looked at in `judge_authorization`.
+
+    What is undecided stays so until `validBefore`, so nobody may choose a time that never comes.
+    """
     if authorization.valid_before < now_s + timeout_s + SETTLE_WITHIN_S:
         return AuthorizationRefused(reason=AuthorizationReason.EXPIRED)
     if authorization.valid_after > now_s:
         return AuthorizationRefused(reason=AuthorizationReason.NOT_YET_VALID)
-    if authorization.valid_before > VALID_BEFORE_MAX:
+    if authorization.valid_before > now_s + validity_s_max:
         return AuthorizationRefused(reason=AuthorizationReason.ENDLESS)
     return None
 

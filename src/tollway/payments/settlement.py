@@ -120,7 +120,12 @@ class Settlement:
     ) -> Cover | Problem:
         """Whether it would pay, by the chain as it is now: one round trip. Raises `ChainUnavailable`."""
         asset = requirement.asset
-        early = check_times(authorization, now_s=self._now_ms() / 1000, timeout_s=timeout_s)
+        early = check_times(
+            authorization,
+            now_s=self._now_ms() / 1000,
+            timeout_s=timeout_s,
+            validity_s_max=self._limits.authorization_validity_s_max,
+        )
         if early is not None:
             return explain_authorization(early.reason)
         signer = None if asset.domain is None else recover_signer(authorization, asset.domain)
