@@ -189,6 +189,36 @@ async def test_an_attempt_is_added_while_the_call_settles_only(book: Any, before
     assert await settle(book, await opened(book), 0) == SETTLED
 
 
+@pytest.mark.parametrize("after", [CallState.CONSUMED, CallState.RELEASED])
+async def test_what_a_lane_waits_for_is_replaced_whatever_its_call_has_become(
+    book: Any, after: CallState
+) -> None:
+    claim = await settling(book, nonce=0)
+    filler = attempt_of(claim, 0, "filler", created_ms=NOW_MS + 1)
+    await conclude(book, claim, transfer=transfer_in() if after is CallState.CONSUMED else None)
+    assert await book.add_attempt(filler) is False
+    assert await book.add_attempt(filler, is_filling=True) is True
+    assert await book.add_attempt(filler, is_filling=True) is True  # the same again, whose answer was lost
+    assert len(await book.attempts_of(claim.call_id)) == 2
+    assert await state(book, claim) is after
+    assert (await book.audit()).is_balanced
+    assert await settle(book, await opened(book), 1) == SETTLED
+
+
+async def test_filling_takes_no_nonce_that_the_call_never_had(book: Any) -> None:
+    claim = await settling(book, nonce=0)
+    other = await settling(book, nonce=1)
+    assert await book.add_attempt(attempt_of(claim, 2), is_filling=True) is False
+    assert await book.add_attempt(attempt_of(claim, 1, "foreign"), is_filling=True) is False
+    for elsewhere in ({"sender": PAYEE}, {"chain_id": 1}):
+        attempt = attempt_of(claim, 0, "elsewhere", **elsewhere)
+        assert await book.add_attempt(attempt, is_filling=True) is False
+    ghost = attempt_of(claim, 0, "ghost", call_id="call_unknown")
+    assert await book.add_attempt(ghost, is_filling=True) is False
+    assert [len(await book.attempts_of(one.call_id)) for one in (claim, other)] == [1, 1]
+    assert await settle(book, await opened(book), 2) == SETTLED
+
+
 # Conclusions of the gateway that waits
 
 
@@ -308,6 +338,23 @@ async def test_calls_adrift_are_looked_at_least_recently_looked_at_first(books: 
     assert [one.call_id for one in await book.unsettled(limit=2)] == ids[:2]
     await conclude(book, claims[0], is_adrift=True)
     assert {one.call_id for one in await book.unsettled(limit=9)} == set(ids[1:])
+
+
+async def test_a_call_that_is_postponed_has_its_turn_later_and_takes_nobody_elses(books: Any) -> None:
+    book = await books.gateway("one")
+    idle, busy = [await adrift(book) for _ in range(2)]
+    waiting = await settling(book, nonce=None)
+    for claim in (idle, waiting):  # of one that is not adrift there is nothing to postpone
+        await book.postpone(claim.call_id, until_ms=NOW_MS + 100)
+    for _ in range(3):
+        books.clock.ms += 1
+        assert [one.call_id for one in await book.unsettled(limit=1)] == [busy.call_id]
+    await book.set_adrift(waiting.call_id, epoch=1)
+    assert [one.call_id for one in await book.unsettled(limit=1)] == [waiting.call_id]
+    books.clock.ms = NOW_MS + 99
+    assert idle.call_id not in {one.call_id for one in await book.unsettled(limit=9)}
+    books.clock.ms += 1
+    assert idle.call_id in {one.call_id for one in await book.unsettled(limit=9)}
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,6 @@ class AuthorizationTaken:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotCovered:
     """The payer's balance does not cover this authorisation beside those that are on their way. Nothing changed.
-
     `held_units`: what those hold."""
 
     held_units: int
@@ -181,10 +180,8 @@ class Fenced:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finish:
-    """What is known only when the answer has been streamed. Written lazily: a crash may lose it.
-
-    `is_cut`: the upstream broke its answer off, so the same request may be repeated once.
-    """
+    """What is known only when the answer has been streamed. Written lazily: a crash may lose it. `is_cut`: the upstream
+    broke its answer off, so the same request may be repeated once."""
 
     call_id: CallId
     epoch: int
@@ -310,21 +307,20 @@ class Book(Protocol):
         replaces the claim's, when the body's hash is known only now."""
         ...
 
-    async def add_attempt(self, attempt: SettlementAttempt) -> bool | LaneTaken:
+    async def add_attempt(self, attempt: SettlementAttempt, *, is_filling: bool = False) -> bool | LaneTaken:
         """Stores a further attempt of a call in `settling`, durable: the next nonce of its lane, or a nonce that an
-        earlier attempt of the same call has. False when the call is not `settling` any more."""
+        earlier attempt of the same call has. False when the call is not `settling` any more. `is_filling`: whatever
+        the call is by now, but only with such an earlier nonce (otherwise False): its lane waits for it."""
         ...
 
     async def conclude(
         self, call_id: CallId, *, epoch: int, transfer: SettledTransfer | None, is_adrift: bool, now_ms: int
     ) -> CallState | None:
         """The end of `settling`, durable. `transfer`: the money moved there, and is recorded as a payment; None: it
-        surely never will, and the call is `released`.
-
-        The gateway that waits (`is_adrift` False; its call and epoch, not adrift): `consumed`. The sweeper (`is_adrift`
-        True; only a call adrift): `consumed` when its answer is stored, or the method is safe (then lost: the same
-        request may run again once); otherwise `released`, and the payment is credit of its payer. Returns the new
-        state; None when somebody else was there first."""
+        surely never will, and the call is `released`. The gateway that waits (`is_adrift` False; its call and epoch,
+        not adrift): `consumed`. The sweeper (`is_adrift` True; only a call adrift): `consumed` when its answer is stored,
+        or the method is safe (then lost: the same request may run again once); otherwise `released`, and the payment is
+        credit of its payer. Returns the new state; None when somebody else was there first."""
         ...
 
     async def set_adrift(self, call_id: CallId, *, epoch: int) -> bool:
@@ -333,7 +329,11 @@ class Book(Protocol):
         ...
 
     async def unsettled(self, *, limit: int) -> tuple[AuthorizedCall, ...]:
-        """The calls adrift in `settling`, least recently looked at first."""
+        """The calls adrift in `settling` that are not postponed, least recently looked at first."""
+        ...
+
+    async def postpone(self, call_id: CallId, *, until_ms: int) -> None:
+        """That call adrift is not `unsettled` before then: there is nothing to do for it."""
         ...
 
     async def attempts_of(self, call_id: CallId) -> tuple[SettlementAttempt, ...]:

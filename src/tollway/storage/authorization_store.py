@@ -49,11 +49,12 @@ def find_authorized(
 def take_unsettled(
     connection: Connection, *, limit: int, now_ms: int, answered_since_ms: int
 ) -> tuple[AuthorizedCall, ...]:
-    """The calls adrift, least recently looked at first; they go to the end of that queue."""
+    """The calls adrift, least recently looked at first; they go to the end of that queue. One that is postponed has its
+    next look where others have their last."""
     columns = authorization_table.c
     turn = (
         select(columns.call_id)
-        .where(text("is_adrift"))
+        .where(text("is_adrift"), columns.looked_ms <= now_ms)
         .order_by(columns.looked_ms, columns.call_id)
         .limit(limit)
         .with_for_update(skip_locked=True)
@@ -65,6 +66,12 @@ def take_unsettled(
     rows = connection.execute(_authorized_query(answered_since_ms).where(columns.call_id.in_(ids)))
     found = {row.call_id: _parse_authorized(row) for row in rows}
     return tuple(found[call_id] for call_id in ids)
+
+
+def postpone(connection: Connection, *, call_id: CallId, until_ms: int) -> None:
+    columns = authorization_table.c
+    at = update(authorization_table).where(columns.call_id == call_id, columns.is_adrift)
+    connection.execute(at.values(looked_ms=until_ms))
 
 
 def attempts_of(connection: Connection, call_id: CallId) -> tuple[SettlementAttempt, ...]:

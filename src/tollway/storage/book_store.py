@@ -144,8 +144,9 @@ class BookStore(BookReader):
         assert isinstance(outcome, Closed | Fenced | LaneTaken)
         return outcome
 
-    async def add_attempt(self, attempt: SettlementAttempt) -> bool | LaneTaken:
-        return await self._write(partial(settling.add_attempt, attempt=attempt))
+    async def add_attempt(self, attempt: SettlementAttempt, *, is_filling: bool = False) -> bool | LaneTaken:
+        work = partial(settling.add_attempt, attempt=attempt, is_filling=is_filling)
+        return await self._write(work)
 
     async def conclude(
         self, call_id: CallId, *, epoch: int, transfer: SettledTransfer | None, is_adrift: bool, now_ms: int
@@ -172,6 +173,10 @@ class BookStore(BookReader):
             answered_since_ms=self._answered_since_ms(),
         )
         return await self._write(work, flush=False)
+
+    async def postpone(self, call_id: CallId, *, until_ms: int) -> None:
+        work = partial(authorization_store.postpone, call_id=call_id, until_ms=until_ms)
+        await self._write(work, flush=False)
 
     async def record_payments(self, payments: Sequence[NewPayment], *, now_ms: int) -> tuple[Payment, ...]:
         for payment in payments:

@@ -241,11 +241,11 @@ class Settling:
         }
 
 
-def add_attempt(connection: Connection, attempt: SettlementAttempt) -> bool | LaneTaken:
+def add_attempt(connection: Connection, *, attempt: SettlementAttempt, is_filling: bool) -> bool | LaneTaken:
     """A transaction of its own. A nonce that an earlier attempt of this call has is a fee bump."""
     page = BookPage(connection)
     call = page.lock_calls([attempt.call_id]).get(attempt.call_id)
-    if call is None or call.state is not CallState.SETTLING:
+    if call is None or (call.state is not CallState.SETTLING and not is_filling):
         return False
     if is_attempt_stored(connection, attempt):
         return True
@@ -258,6 +258,8 @@ def add_attempt(connection: Connection, attempt: SettlementAttempt) -> bool | La
     )
     lane = (attempt.sender, attempt.chain_id)
     if connection.execute(earlier.limit(1)).first() is None:
+        if is_filling:
+            return False
         next_nonce = lock_lanes(connection, [lane])[lane]
         if attempt.nonce != next_nonce:
             return LaneTaken(next_nonce=next_nonce)

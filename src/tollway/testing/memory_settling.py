@@ -64,10 +64,10 @@ class MemorySettling(MemoryMoves):
             call.claim = replace(call.claim, digest=digest)
         return Closed(rest_units=None)
 
-    async def add_attempt(self, attempt: SettlementAttempt) -> bool | LaneTaken:
+    async def add_attempt(self, attempt: SettlementAttempt, *, is_filling: bool = False) -> bool | LaneTaken:
         self._answer()
         call = self._rows.calls.get(attempt.call_id)
-        if call is None or call.state is not CallState.SETTLING:
+        if call is None or (call.state is not CallState.SETTLING and not is_filling):
             return False
         lane = (attempt.chain_id, attempt.sender, attempt.nonce)
         if (attempt.chain_id, attempt.tx_hash) in self._rows.attempts:
@@ -76,7 +76,7 @@ class MemorySettling(MemoryMoves):
         if lane in [(one.chain_id, one.sender, one.nonce) for one in own]:
             self._add_attempt(attempt)
             return True
-        return self._take_nonce(attempt) or True
+        return False if is_filling else self._take_nonce(attempt) or True
 
     async def conclude(
         self, call_id: CallId, *, epoch: int, transfer: SettledTransfer | None, is_adrift: bool, now_ms: int
@@ -117,11 +117,20 @@ class MemorySettling(MemoryMoves):
 
     async def unsettled(self, *, limit: int) -> tuple[AuthorizedCall, ...]:
         self._answer()
-        adrift = [held for held in self._rows.authorizations.values() if held.is_adrift]
+        now_ms = self._now_ms()
+        adrift = [
+            held for held in self._rows.authorizations.values() if held.is_adrift and held.looked_ms <= now_ms
+        ]
         adrift.sort(key=lambda held: (held.looked_ms, held.call_id))
         for held in adrift[:limit]:
-            held.looked_ms = self._now_ms()
+            held.looked_ms = now_ms
         return tuple(map(self._authorized, adrift[:limit]))
+
+    async def postpone(self, call_id: CallId, *, until_ms: int) -> None:
+        self._answer()
+        for held in self._rows.authorizations.values():
+            if held.call_id == call_id and held.is_adrift:
+                held.looked_ms = until_ms
 
     async def attempts_of(self, call_id: CallId) -> tuple[SettlementAttempt, ...]:
         self._answer()
