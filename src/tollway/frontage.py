@@ -154,6 +154,7 @@ class Frontage:
                 settlement=rooms.treasury.settlement,
                 challenger=self._challenger,
                 is_x402=settings.x402,
+                notary=self._notary,
                 rules=rooms.rules,
                 limits=limits,
                 public_url=settings.public_url,

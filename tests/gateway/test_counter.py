@@ -65,6 +65,7 @@ class Desk:
         self.counter = Counter(
             book=self.book,
             till=self.till,  # type: ignore[arg-type]
+            replays=self.small.cashier.replays,
             limits=DEFAULT_LIMITS,
             now_ms=lambda: NOW_MS,
             entropy=lambda size: keccak256(str(next(numbers)).encode())[:size],

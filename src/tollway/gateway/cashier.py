@@ -10,34 +10,35 @@ the books is never answered with terms, because its money may have moved.
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import assert_never
 
 import structlog
 
 from tollway.chain.rules import ChainRules
-from tollway.errors import ChainUnavailable, Problem
+from tollway.errors import ChainUnavailable, Code, Problem
 from tollway.gateway.exchange import Answer, Declined, IncomingCall
-from tollway.gateway.refusals import (
-    NOT_COVERED,
-    RAIL_WITHDRAWN,
-    authorization_used,
-    decline,
-    in_debt_to,
-    in_progress,
-    may_ask,
-)
+from tollway.gateway.receipts import Receipts
+from tollway.gateway.refusals import UNFINAL_LIMIT, decline, in_debt_to, may_ask
 from tollway.gateway.replays import Replays, find_token_asset
-from tollway.gateway.sale import PendingSettlement, Purchase, Sale, Settler
+from tollway.gateway.sale import Known, PendingSettlement, Purchase, Sale, Settler
+from tollway.gateway.signed_refusals import NOT_COVERED, RAIL_WITHDRAWN, authorization_used
 from tollway.gateway.trip import ClaimRefused, Ticket
 from tollway.identifiers import Address, CallId, ChainId, format_id, format_network
+from tollway.identity.notary import Notary
 from tollway.ledger.authorization import Authorization, AuthorizedCall, Cover, Dialect
 from tollway.ledger.book import (
     AuthorizationTaken,
     Book,
     Claim,
     Claimed,
-    ClaimOutcome,
+    Exhausted,
     InDebt,
+    NonceUsed,
     NotCovered,
+    NotFirst,
+    PlainEnded,
+    UnfinalLimit,
+    Unspendable,
 )
 from tollway.ledger.call import CallState
 from tollway.ledger.kept_answers import Answers
@@ -56,7 +57,7 @@ _log = structlog.get_logger(__name__)
 
 PATH_LENGTH_MAX = 2_048
 
-CheckCustomer = Callable[[Address, Price, Asset], Problem | None]
+CheckCustomer = Callable[[Address, Price, Asset], Awaitable[Problem | None]]
 """Whether this wallet may make this call now at that price: blocked, too dear, too many failures, too fast."""
 
 
@@ -76,13 +77,21 @@ class Cashier:
         now_ms: Callable[[], int],
         entropy: Callable[[int], bytes],
         is_x402: bool = True,
+        notary: Notary | None = None,
     ) -> None:
-        """`challenger` None: MPP is off. `is_x402` False: x402 is."""
+        """`challenger` None: MPP is off. `is_x402` False: x402 is. `notary` None: receipts are not signed."""
         self._book = book
-        self._settler = Settler(book=book, answers=answers, settlement=settlement, now_ms=now_ms)
-        self._replays = Replays(
-            book=book, answers=answers, rules=rules, limits=limits, public_url=public_url, now_ms=now_ms
+        self._receipts = Receipts(public_url=public_url, notary=notary, now_ms=now_ms)
+        self.replays = Replays(
+            book=book,
+            answers=answers,
+            rules=rules,
+            limits=limits,
+            receipts=self._receipts,
+            public_url=public_url,
+            now_ms=now_ms,
         )
+        self._settler = Settler(book=book, keep=self.replays.keep, settlement=settlement)
         self._settlement = settlement
         self._challenger = challenger
         self._is_x402 = is_x402
@@ -90,7 +99,6 @@ class Cashier:
         self._limits = limits
         self._now_ms = now_ms
         self._entropy = entropy
-        self._claiming: set[tuple[Address, str]] = set()
 
     def quote(self, tariff: Tariff, listing: Listing) -> tuple[Requirement, ...]:
         """What a 402 offers: the current price, on every rail that can be settled now."""
@@ -110,17 +118,17 @@ class Cashier:
             return explain_authorization(AuthorizationReason.SCHEME, "x402 is off at this gateway.")
         return presented
 
-    async def find_known(self, presented: Presented) -> AuthorizedCall | None:
+    async def find_known(self, presented: Presented) -> Known | None:
         """The call that holds this authorisation, or whose money it moved. Raises `StorageUnavailable`."""
-        return await self._replays.find_known(presented)
+        return await self.replays.find_known(presented)
 
     async def admit(
         self, sale: Sale, tariffs: Sequence[Tariff], check_customer: CheckCustomer
     ) -> "Answer | Declined | Admission":
         """Everything up to the claim. Raises `ChainUnavailable` and `StorageUnavailable`: nothing was taken."""
         if sale.known is not None:
-            answer = await self._replays.answer(sale, sale.known)
-            return answer or await self._admit_again(sale, sale.known, tariffs)
+            answer = await self.replays.answer(sale, sale.known)
+            return answer or await self._admit_again(sale, sale.known.call, tariffs)
         matched = match_requirement(sale.presented, self._requirements(sale, tariffs))
         if isinstance(matched, Problem):
             return decline(matched, sale.offer)
@@ -129,7 +137,7 @@ class Cashier:
         if isinstance(cover, Problem):
             return await self._refuse(cover, sale, authorization)
         if sale.key is not None:
-            earlier = await self._replays.find_keyed(sale.call, sale.cargo, authorization.payer, sale.key)
+            earlier = await self.replays.find_keyed(sale.call, sale.cargo, authorization.payer, sale.key)
             if earlier is not None:
                 return earlier
         purchase = Purchase(sale=sale, requirement=requirement, authorization=authorization)
@@ -156,11 +164,11 @@ class Cashier:
         domain = requirement.asset.domain
         is_signed = domain is not None and recover_signer(authorization, domain) == authorization.payer
         check = partial(check_customer, authorization.payer, requirement.price, requirement.asset)
-        problem = check() if is_signed else None
+        problem = await check() if is_signed else None
         if problem is not None:
             return problem
         cover = await self._check(sale, requirement, authorization)
-        problem = None if is_signed or isinstance(cover, Problem) else check()
+        problem = None if is_signed or isinstance(cover, Problem) else await check()
         return problem or cover
 
     async def _refuse(self, problem: Problem, sale: Sale, authorization: Authorization) -> Declined:
@@ -169,8 +177,8 @@ class Cashier:
         declined = decline(problem, sale.offer)
         if declined.offer is None:
             return declined
-        known = await self._replays.find_known(sale.presented)
-        return declined if known is None else self._replays.say_running(known)
+        known = await self.replays.find_known(sale.presented)
+        return declined if known is None else self.replays.say_known(known)
 
     async def _check(
         self, sale: Sale, requirement: Requirement, authorization: Authorization
@@ -192,7 +200,7 @@ class Cashier:
     async def _take(self, purchase: Purchase, cover: Cover) -> Ticket:
         """Claims the authorisation for this call. Raises ClaimRefused; then nothing was taken."""
         claim = self._claim_of(purchase, cover)
-        outcome = await self._claim(claim)
+        outcome = await self.replays.claim(claim)
         match outcome:
             case Claimed():
                 return self._ticket(claim.call_id, outcome, purchase)
@@ -200,28 +208,15 @@ class Cashier:
                 raise ClaimRefused(await self._say_taken(purchase, call_id, state, claim.digest))
             case NotCovered():
                 raise ClaimRefused(decline(NOT_COVERED, purchase.sale.offer))
+            case UnfinalLimit():
+                raise ClaimRefused(Declined(problem=replace(UNFINAL_LIMIT, payment_state="none")))
             case InDebt(units=units):
                 authorization, asset = purchase.authorization, purchase.requirement.asset
                 raise ClaimRefused(Declined(problem=in_debt_to(authorization.payee, asset, units)))
+            case Exhausted() | NonceUsed() | PlainEnded() | Unspendable() | NotFirst():
+                raise AssertionError("no outcome of a claim on an authorisation")
             case _:
-                raise AssertionError(f"no outcome of a claim on an authorisation: {outcome}")
-
-    async def _claim(self, claim: Claim) -> ClaimOutcome:
-        """Of two calls with one idempotency key that come at once, one is claimed: between the last look for the key
-        and the commit that names it nobody else looks. On another gateway somebody may (the key protects its owner)."""
-        if claim.payer is None or claim.idempotency_key is None:
-            return await self._book.claim(claim)
-        name = (claim.payer, claim.idempotency_key)
-        if name in self._claiming:
-            raise ClaimRefused(Declined(problem=in_progress(None)))
-        self._claiming.add(name)
-        try:
-            earlier = await self._replays.find_earlier(*name)
-            if earlier is not None:
-                raise ClaimRefused(Declined(problem=in_progress(earlier.call_id)))
-            return await self._book.claim(claim)
-        finally:
-            self._claiming.discard(name)
+                assert_never(outcome)
 
     async def _say_taken(
         self, purchase: Purchase, call_id: CallId, state: CallState, digest: bytes
@@ -229,7 +224,7 @@ class Cashier:
         """Somebody was faster with the same authorisation; mostly the same request, sent twice at once."""
         known = await self._book.find_authorized(purchase.authorization.key)
         if known is not None and known.digest == digest:
-            return self._replays.say_running(known)
+            return self.replays.say_running(known)
         return Declined(problem=authorization_used(call_id, state))
 
     def _claim_of(self, purchase: Purchase, cover: Cover) -> Claim:
@@ -267,7 +262,7 @@ class Cashier:
         requirement, authorization = purchase.requirement, purchase.authorization
         keep = None
         if purchase.sale.key is not None:
-            keep = partial(self._settler.keep, call_id, authorization.payer)
+            keep = partial(self.replays.keep, call_id, authorization.payer)
         return Ticket(
             call_id=call_id,
             claimed=claimed,
@@ -279,8 +274,7 @@ class Cashier:
             payer=authorization.payer,
             transaction=None,
             note_unsettled=_nothing,
-            dialect=authorization.dialect,
-            challenge_id=authorization.challenge_id,
+            write_receipt=partial(self._receipts.write, call=purchase.sale.call, authorization=authorization),
             settling=PendingSettlement(self._settler, purchase, call_id, claimed.epoch),
             keep=keep,
         )
@@ -305,7 +299,8 @@ class Cashier:
         )
         if known.state is CallState.UNKNOWN:  # its money has not moved yet, and must still be able to
             cover = await self._check(sale, requirement, authorization)
-            if isinstance(cover, Problem):
+            # Somebody else has landed it: that is paid, as the settlement will find out.
+            if isinstance(cover, Problem) and cover.code is not Code.PAYMENT_ALREADY_USED:
                 return self._hold(cover, known)
         purchase = Purchase(sale=sale, requirement=requirement, authorization=authorization)
         return Admission(payer=authorization.payer, take=partial(self._take_again, purchase, known))

@@ -11,6 +11,7 @@ from typing import assert_never
 
 from tollway.gateway.cargo import Cargo
 from tollway.gateway.exchange import Declined, IncomingCall, Offer
+from tollway.gateway.receipts import write_plain_receipt
 from tollway.gateway.refusals import (
     BOUND_REQUIRED,
     GONE,
@@ -25,6 +26,7 @@ from tollway.gateway.refusals import (
     insufficient,
     nonce_used,
 )
+from tollway.gateway.replays import Replays
 from tollway.gateway.trip import ClaimRefused, Ticket
 from tollway.identifiers import Address, CallId, format_id
 from tollway.ledger.book import (
@@ -84,12 +86,14 @@ class Counter:
         *,
         book: Book,
         till: Till,
+        replays: Replays,
         limits: Limits,
         now_ms: Callable[[], int],
         entropy: Callable[[int], bytes],
     ) -> None:
         self._book = book
         self._till = till
+        self._replays = replays
         self._limits = limits
         self._now_ms = now_ms
         self._entropy = entropy
@@ -133,14 +137,15 @@ class Counter:
                 raise ClaimRefused(Declined(problem=too_dear))
             claim = self._claim_of(order, purchase)
             payment = purchase.tender.payment
-            if payment.id in self._unsettled or _may_be_unsettled(purchase.tender):
+            is_keyed = claim.idempotency_key is not None
+            if is_keyed or payment.id in self._unsettled or _may_be_unsettled(purchase.tender):
                 ticket = await self._run_again(claim, purchase)
                 if ticket is not None:
                     return ticket
-            outcome = await self._book.claim(claim)
+            outcome = await self._replays.claim(claim)
             if isinstance(outcome, Claimed):
                 self._till.note_spent(payment)
-                return self._ticket(claim.call_id, outcome, purchase)
+                return self._ticket(claim, claim.call_id, outcome, purchase)
             self._till.forget(order.proof.tx_hash)
             if isinstance(outcome, Exhausted | NonceUsed):
                 ticket = await self._run_again(claim, purchase)
@@ -163,8 +168,17 @@ class Counter:
         )
         if not isinstance(outcome, Claimed):
             return None
-        ticket = self._ticket(open_call.call_id, outcome, purchase)
-        return replace(ticket, price=Price.parse(open_call.price), units=open_call.price_units)
+        ticket = self._ticket(claim, open_call.call_id, outcome, purchase)
+        units = open_call.price_units
+        receipt = partial(
+            write_plain_receipt, payer=purchase.tender.payment.payer, asset=purchase.tender.asset
+        )
+        return replace(
+            ticket,
+            price=Price.parse(open_call.price),
+            units=units,
+            write_receipt=partial(receipt, units=units),
+        )
 
     def _note_unsettled(self, payment: Payment) -> None:
         """A call on this payment ended without an outcome, or with half an answer."""
@@ -173,8 +187,9 @@ class Counter:
         if len(self._unsettled) > UNSETTLED_MAX:
             self._unsettled.popitem(last=False)
 
-    def _ticket(self, call_id: CallId, claimed: Claimed, purchase: Purchase) -> Ticket:
-        payment = purchase.tender.payment
+    def _ticket(self, claim: Claim, call_id: CallId, claimed: Claimed, purchase: Purchase) -> Ticket:
+        payment, asset, units = purchase.tender.payment, purchase.tender.asset, purchase.due.units
+        is_keyed = claim.idempotency_key is not None
         return Ticket(
             call_id=call_id,
             claimed=claimed,
@@ -186,6 +201,8 @@ class Counter:
             payer=payment.payer,
             transaction=payment.tx_hash,
             note_unsettled=partial(self._note_unsettled, payment),
+            write_receipt=partial(write_plain_receipt, payer=payment.payer, asset=asset, units=units),
+            keep=partial(self._replays.keep, call_id, payment.payer) if is_keyed else None,
         )
 
     def _claim_of(self, order: Order, purchase: Purchase) -> Claim:

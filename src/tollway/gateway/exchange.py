@@ -60,6 +60,10 @@ class IncomingCall:
     def find_header(self, name: bytes) -> bytes | None:
         return next((value for key, value in self.headers if key == name), None)
 
+    def public_url(self, base: str) -> str:
+        """The URL that was asked for, byte for byte, under the gateway's public one."""
+        return f"{base}/api/v2/gateway/{self.listing_id}{self.target.signed}"
+
     def digest_for(self, payer: Address, body_hash: bytes) -> bytes:
         """What makes two requests the same: payer, listing, method, target bytes and body."""
         parts = (self.listing_id.encode(), self.method.encode(), self.target.signed.encode())

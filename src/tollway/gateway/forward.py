@@ -24,7 +24,6 @@ from tollway.gateway.exchange import (
     BodyRefused,
     CallerGone,
     Declined,
-    Headers,
     IncomingCall,
     Outcome,
 )
@@ -178,7 +177,7 @@ class Passage:
                 call_id=ticket.call_id,
                 members=self._locate(ticket) if after is CallState.UNKNOWN else {},
             ),
-            headers=[told, *self._call_headers(ticket, state, rest_units=rest_units)],
+            headers=[told, *call_headers(ticket, state, rest_units=rest_units)],
         )
 
     def _fail_untaken(self, trip: Trip, problem: Problem, told: tuple[bytes, bytes]) -> Declined:
@@ -233,7 +232,7 @@ class Passage:
             response.close()
             return closed
         state = _name_state(after, ticket)
-        own = self._call_headers(ticket, state, rest_units=closed.rest_units)
+        own = call_headers(ticket, state, rest_units=closed.rest_units)
         own.append(proxy_status(self._name, f"received-status={status}"))
         if is_foreign_402:
             response.close()
@@ -262,16 +261,16 @@ class Passage:
                 case Settled(transfer=transfer):
                     is_kept = True
                     paid = replace(ticket, transaction=transfer.tx_hash)
-                    own = self._call_headers(paid, "charged", rest_units=None)
+                    own = call_headers(paid, "charged", rest_units=None)
                     own.append(proxy_status(self._name, f"received-status={response.status}"))
                     return await self._relay.begin(trip.shipment, paid, response, own)
                 case NotSettled(reason=reason):
                     declined = settling.refuse(reason)
-                    told = [*self._call_headers(ticket, "released", rest_units=None), *declined.headers]
+                    told = [*call_headers(ticket, "released", rest_units=None), *declined.headers]
                     problem = replace(declined.problem, call_id=ticket.call_id)
                     return replace(declined, problem=problem, headers=told)
                 case Undecided():
-                    await settling.leave(await self._relay.collect(trip.shipment, response))
+                    await settling.leave(await self._relay.collect(trip.shipment, ticket, response))
                 case FencedOff():
                     pass
                 case _:
@@ -330,16 +329,13 @@ class Passage:
             error=error,
         )
 
-    def _call_headers(self, ticket: Ticket, state: str, *, rest_units: int | None) -> Headers:
-        return call_headers(ticket, state, rest_units=rest_units, now_ms=self._now_ms())
-
     def _say_unknown(self, ticket: Ticket) -> Declined:
         """Never with terms: nobody is asked to pay again for what may be paid."""
         state = _name_state(CallState.UNKNOWN, ticket)
         problem = replace(
             OUTCOME_UNKNOWN, call_id=ticket.call_id, members=self._locate(ticket), payment_state=state
         )
-        return Declined(problem=problem, headers=self._call_headers(ticket, state, rest_units=None))
+        return Declined(problem=problem, headers=call_headers(ticket, state, rest_units=None))
 
 
 def _give_back(ticket: Ticket) -> CallState:

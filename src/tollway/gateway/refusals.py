@@ -9,7 +9,7 @@ from aiohttp import ServerDisconnectedError
 
 from tollway.errors import Code, FieldError, Problem, TollwayError, UpstreamBadResponse
 from tollway.gateway.exchange import BodyRefused, CallerGone, Declined, IncomingCall, Offer
-from tollway.identifiers import Address, CallId, TxHash
+from tollway.identifiers import Address, CallId
 from tollway.ledger.call import CallState, Payment
 from tollway.money import Asset, Price
 from tollway.payments.terms import Due
@@ -209,49 +209,6 @@ def in_debt_to(payee: Address, asset: Asset, units: int) -> Problem:
     )
 
 
-def authorization_used(call_id: CallId | None, state: CallState) -> Problem:
-    """It pays another call, or this one in a way that cannot be run again. Never with terms."""
-    is_unsettled = state in (CallState.FORWARDING, CallState.SETTLING, CallState.UNKNOWN)
-    detail = "This authorisation has paid a call already; sign a new one for another call."
-    if is_unsettled:
-        detail = (
-            "This authorisation is held by a call that is still running, or whose outcome is unknown; ask for its "
-            "record, and do not pay again."
-        )
-    return Problem(
-        code=Code.PAYMENT_ALREADY_USED,
-        detail=detail,
-        reason="authorization_used",
-        retry_after_s=5 if is_unsettled else None,
-        call_id=call_id,
-        payment_state="held" if is_unsettled else "charged",
-        members={"callIds": [] if call_id is None else [call_id]},
-    )
-
-
-def authorization_became_credit(call_id: CallId, transaction: TxHash) -> Problem:
-    """Its money moved when nobody could be given the answer any more."""
-    return Problem(
-        code=Code.PAYMENT_ALREADY_USED,
-        detail="The money of this authorisation has moved after its call was given up, and is credit now: repeat the "
-        f"call with X-Payment-Tx: {transaction} and X-Signature. Do not pay again.",
-        reason="authorization_became_credit",
-        call_id=call_id,
-        payment_state="released",
-        members={"callIds": [call_id], "transaction": str(transaction)},
-    )
-
-
-def in_progress(call_id: CallId | None) -> Problem:
-    return Problem(
-        code=Code.IDEMPOTENCY_IN_PROGRESS,
-        detail="This very request is still running; ask again in a moment with the same proof.",
-        retry_after_s=1,
-        call_id=call_id,
-        payment_state="held",
-    )
-
-
 def nonce_used(call_id: CallId, state: CallState) -> Problem:
     if state in (CallState.FORWARDING, CallState.SETTLING):
         return Problem(
@@ -292,23 +249,6 @@ BOUND_REQUIRED = Problem(
     reason="bound_signature_required",
     errors=(FieldError(code="missing", detail="is required here", parameter="X-Signature-Params"),),
     payment_state="released",
-)
-RAIL_WITHDRAWN = Problem(
-    code=Code.PAYMENT_METHOD_UNSUPPORTED,
-    detail="This gateway cannot settle signed payments of this amount on this network at present; nothing was spent.",
-    reason="rail_withdrawn",
-    payment_state="none",
-)
-NOT_COVERED = Problem(
-    code=Code.PAYMENT_VERIFICATION_FAILED,
-    detail="The wallet's balance does not cover this payment beside those of its calls that are on their way.",
-    reason="insufficient_balance",
-    payment_state="none",
-)
-KEY_REUSED = Problem(
-    code=Code.IDEMPOTENCY_KEY_REUSED,
-    detail="This wallet has used the idempotency key for another request; nothing was spent.",
-    payment_state="none",
 )
 OTHER_CURRENCY = Problem(
     code=Code.PAYMENT_VERIFICATION_FAILED,

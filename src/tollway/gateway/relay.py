@@ -10,7 +10,7 @@ from collections.abc import Callable
 from tollway.errors import UpstreamBadResponse, UpstreamTimeout
 from tollway.gateway.exchange import Answer, Headers
 from tollway.gateway.headers import caller_headers
-from tollway.gateway.trip import Keeper, Shipment, Ticket, UpstreamBody
+from tollway.gateway.trip import LASTING, Keeper, Shipment, Ticket, UpstreamBody, call_headers
 from tollway.ledger.book import Book
 from tollway.ledger.call import Delivery
 from tollway.ledger.kept_answers import StoredAnswer
@@ -38,7 +38,7 @@ class Relay:
             keeper = Keeper(
                 ticket.keep,
                 status=response.status,
-                headers=_without_length(headers),
+                headers=_without_length(headers) + _lasting(own),
                 bytes_max=self._limits.answer_bytes_max,
             )
         headers += own
@@ -68,7 +68,9 @@ class Relay:
             first = b""  # the stream below meets the same failure and cuts the answer visibly
         return Answer(status=response.status, headers=headers, first=first, rest=body)
 
-    async def collect(self, shipment: Shipment, response: UpstreamResponse) -> StoredAnswer | None:
+    async def collect(
+        self, shipment: Shipment, ticket: Ticket, response: UpstreamResponse
+    ) -> StoredAnswer | None:
         """The whole answer, for later; None when it is too large, takes too long, or breaks off. A caller waits."""
         body = bytearray()
         try:
@@ -80,11 +82,12 @@ class Relay:
         except (UpstreamBadResponse, UpstreamTimeout, TimeoutError):
             return None
         headers = _without_length(self._caller_headers(shipment, response))
+        headers += _lasting(call_headers(ticket, "charged", rest_units=None))  # given out once it is
         return StoredAnswer(status=response.status, headers=tuple(headers), body=bytes(body))
 
     def _caller_headers(self, shipment: Shipment, response: UpstreamResponse) -> Headers:
         listing, auth = shipment.listing, shipment.listing.upstream_auth
-        return caller_headers(
+        headers = caller_headers(
             response.headers,
             keep_length=True,  # taken off again where the body fits one message
             endpoint=shipment.endpoint,
@@ -92,6 +95,27 @@ class Relay:
             gateway_path=f"/api/v2/gateway/{listing.id}",
             secret=auth.name if auth is not None and auth.location == "query" else "",
         )
+        return _keep_private(headers) if shipment.is_paid else headers
+
+
+def _keep_private(headers: Headers) -> Headers:
+    """What one caller has paid for is not for a shared cache (RFC 9111 §5.2.2.7), whatever its upstream says."""
+    return [
+        (name, _private(value))
+        if name == b"cache-control" and b"private" not in value.lower()
+        else (name, value)
+        for name, value in headers
+    ]
+
+
+def _private(value: bytes) -> bytes:
+    directives = (directive.strip() for directive in value.split(b","))
+    kept = [one for one in directives if not one.lower().startswith((b"public", b"s-maxage"))]
+    return b", ".join([b"private", *kept])
+
+
+def _lasting(own: Headers) -> Headers:
+    return [header for header in own if header[0] in LASTING]
 
 
 def _find_length(headers: Headers) -> int | None:

@@ -1,35 +1,42 @@
-"""Answers from the record: the same authorisation shown again, or another one under the same idempotency key.
+"""Answers from the record: the same authorisation shown again, or anything under an idempotency key that named a call.
 
 An authorisation that the books know is never answered with terms, because its money may have moved. An answer that is
-stored costs nothing; nothing here claims, reopens or settles.
+stored costs nothing. One key names one call: `claim` is the only claim here, and nothing is reopened or settled.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+import structlog
+
 from tollway.chain.rules import ChainRules
+from tollway.errors import StorageUnavailable
 from tollway.gateway.cargo import Cargo
 from tollway.gateway.exchange import Answer, Declined, Headers, IncomingCall
-from tollway.gateway.refusals import (
+from tollway.gateway.receipts import Receipts
+from tollway.gateway.refusals import OUTCOME_UNKNOWN
+from tollway.gateway.sale import Known, Sale
+from tollway.gateway.signed_refusals import (
     KEY_REUSED,
-    OUTCOME_UNKNOWN,
     authorization_became_credit,
     authorization_used,
     in_progress,
+    key_used,
 )
-from tollway.gateway.sale import Sale
+from tollway.gateway.trip import ClaimRefused
 from tollway.identifiers import Address, CallId, ChainId
 from tollway.ledger.authorization import Authorization, AuthorizationKey, AuthorizedCall
-from tollway.ledger.book import Book, KeyedCall
+from tollway.ledger.book import Book, Claim, ClaimOutcome, KeyedCall
 from tollway.ledger.call import CallState
 from tollway.ledger.kept_answers import Answers, StoredAnswer
 from tollway.limits import Limits
 from tollway.money import Asset
-from tollway.payments.challenge import encode_receipt
 from tollway.payments.eip3009 import recover_signer
 from tollway.payments.presented import Presented
 
 SAFE_METHODS = frozenset({"GET", "HEAD"})
+
+_log = structlog.get_logger(__name__)
 
 
 class Replays:
@@ -42,6 +49,7 @@ class Replays:
         answers: Answers,
         rules: Mapping[ChainId, ChainRules],
         limits: Limits,
+        receipts: Receipts,
         public_url: str,
         now_ms: Callable[[], int],
     ) -> None:
@@ -49,24 +57,26 @@ class Replays:
         self._answers = answers
         self._rules = rules
         self._limits = limits
+        self._receipts = receipts
         self._public_url = public_url
         self._now_ms = now_ms
+        self._claiming: set[tuple[Address, str]] = set()
 
     # ---- The same proof.
 
-    async def find_known(self, presented: Presented) -> AuthorizedCall | None:
-        """The call that holds this authorisation, or whose money it moved; None when it may still pay for anything.
+    async def find_known(self, presented: Presented) -> Known | None:
+        """What this authorisation pays or has paid; None when it may still pay for anything.
 
-        A nonce may be seen on the chain: whoever shows it with a signature that is neither the one that was claimed
-        nor by the payer's own key learns nothing here."""
+        Contract wallets may sign the same anew each time, and a nonce may be seen on the chain: so to be known it is
+        enough to be shown, and to be told about it takes a proof."""
         tokens = (presented.token,) if presented.token is not None else self._tokens_on(presented.chain_id)
         for token in tokens:
             key = AuthorizationKey(presented.chain_id, "0x" + token.hex(), presented.payer, presented.nonce)
-            known = await self._book.find_authorized(key)
-            if known is None or (known.state is CallState.RELEASED and known.transfer is None):
+            call = await self._book.find_authorized(key)
+            if call is None or (call.state is CallState.RELEASED and call.transfer is None):
                 continue
-            if _is_signature_of(presented, known) or self._is_by_owner(presented, known):
-                return known
+            is_proven = _is_signature_of(presented, call) or self._is_by_owner(presented, call)
+            return Known(call=call, is_proven=is_proven)
         return None
 
     def _is_by_owner(self, presented: Presented, known: AuthorizedCall) -> bool:
@@ -84,8 +94,11 @@ class Replays:
         )
         return recover_signer(shown, asset.domain) == presented.payer
 
-    async def answer(self, sale: Sale, known: AuthorizedCall) -> Answer | Declined | None:
+    async def answer(self, sale: Sale, shown: Known) -> Answer | Declined | None:
         """What a repeat gets from the record. None: it may run again under the claim that it has."""
+        known = shown.call
+        if not shown.is_proven:
+            return self.say_known(shown)
         if not _is_same_proof(sale, known):
             return self._say_used(known)
         call, payer, body_hash = sale.call, known.authorization.payer, sale.cargo.body_hash
@@ -96,11 +109,17 @@ class Replays:
         if known.state is CallState.CONSUMED and known.has_answer:
             stored = await self._answers.find(known.call_id, now_ms=self._now_ms())
             if stored is not None:
-                return _replay(call, stored, known.call_id, self._receipt(known))
+                return _replay(call, stored, known.call_id, self._receipt(call, known))
         is_open = known.state is CallState.UNKNOWN or (known.state is CallState.CONSUMED and known.is_lost)
         if is_open and known.method in SAFE_METHODS:
             return None
         return self._say_used(known)
+
+    def say_known(self, shown: Known) -> Declined:
+        """To whoever was overtaken by the same authorisation. Never with terms: it may have paid."""
+        if not shown.is_proven:
+            return Declined(problem=authorization_used(None, shown.call.state))
+        return self.say_running(shown.call)
 
     def _say_used(self, known: AuthorizedCall) -> Declined:
         if known.state is CallState.RELEASED and known.transfer is not None:
@@ -111,8 +130,11 @@ class Replays:
         """To whoever was overtaken by the same authorisation: asking again gets what the record says then."""
         if known.state is not CallState.SETTLING:
             return Declined(problem=in_progress(known.call_id))
-        members = {"call": f"{self._public_url}/api/v2/history/{known.call_id}"}
-        problem = replace(OUTCOME_UNKNOWN, call_id=known.call_id, members=members, payment_state="held")
+        return self._say_undecided(known.call_id)
+
+    def _say_undecided(self, call_id: CallId) -> Declined:
+        members = {"call": f"{self._public_url}/api/v2/history/{call_id}"}
+        problem = replace(OUTCOME_UNKNOWN, call_id=call_id, members=members, payment_state="held")
         return Declined(problem=problem)
 
     def _tokens_on(self, chain_id: ChainId) -> tuple[Address, ...]:
@@ -120,34 +142,26 @@ class Replays:
         assets = () if rules is None else rules.assets
         return tuple(asset.token for asset in assets if asset.token is not None and asset.domain is not None)
 
-    def _receipt(self, known: AuthorizedCall) -> Headers:
-        authorization = known.authorization
+    def _receipt(self, call: IncomingCall, known: AuthorizedCall) -> Headers:
         if known.transfer is None:
             return []
-        receipt = encode_receipt(
-            authorization.dialect,
-            transaction=known.transfer,
-            network_chain_id=authorization.chain_id,
-            payer=authorization.payer,
-            base_units=authorization.base_units,
-            challenge_id=authorization.challenge_id,
-            now=self._now_ms() / 1000,
-        )
-        return [receipt]
+        return [self._receipts.write(known.transfer, call=call, authorization=known.authorization)]
 
     # ---- The same idempotency key.
 
     async def find_keyed(
-        self, call: IncomingCall, cargo: Cargo, payer: Address, key: str
+        self, call: IncomingCall, cargo: Cargo, payer: Address, key: str, *, may_run_again: bool = False
     ) -> Answer | Declined | None:
-        """An earlier call of this wallet with that key: its answer, free, and what is shown now stays unused. None
-        when there is none that counts."""
+        """What a wallet gets whose key has named a call: that call's answer, free, and what is shown now stays unused.
+        None when the key has named none, or when it `may_run_again` under the claim that it has."""
         earlier = await self.find_earlier(payer, key)
         if earlier is None:
             return None
         body_hash = cargo.body_hash
         if body_hash is None or call.digest_for(payer, body_hash) != earlier.digest:
             return Declined(problem=replace(KEY_REUSED, call_id=earlier.call_id))
+        if may_run_again and earlier.state is CallState.UNKNOWN and call.method in SAFE_METHODS:
+            return None
         return await self._say_keyed(call, earlier)
 
     async def find_earlier(self, payer: Address, key: str) -> KeyedCall | None:
@@ -159,11 +173,38 @@ class Replays:
     async def _say_keyed(self, call: IncomingCall, earlier: KeyedCall) -> Answer | Declined:
         if earlier.state is CallState.FORWARDING:
             return Declined(problem=in_progress(earlier.call_id))
+        if earlier.state is CallState.SETTLING:
+            return self._say_undecided(earlier.call_id)
         if earlier.state is CallState.CONSUMED:
             stored = await self._answers.find(earlier.call_id, now_ms=self._now_ms())
             if stored is not None:
                 return _replay(call, stored, earlier.call_id, [])
-        return Declined(problem=authorization_used(earlier.call_id, earlier.state))
+        return Declined(problem=key_used(earlier.call_id, earlier.state))
+
+    async def claim(self, claim: Claim) -> ClaimOutcome:
+        """Of two calls with one key that come at once, one is claimed: between the last look for the key and the commit
+        that names it nobody else looks. On another gateway somebody may: the key protects its owner, not the provider.
+        Raises ClaimRefused."""
+        if claim.payer is None or claim.idempotency_key is None:
+            return await self._book.claim(claim)
+        name = (claim.payer, claim.idempotency_key)
+        if name in self._claiming:
+            raise ClaimRefused(Declined(problem=in_progress(None)))
+        self._claiming.add(name)
+        try:
+            earlier = await self.find_earlier(*name)
+            if earlier is not None:
+                raise ClaimRefused(Declined(problem=in_progress(earlier.call_id)))
+            return await self._book.claim(claim)
+        finally:
+            self._claiming.discard(name)
+
+    async def keep(self, call_id: CallId, payer: Address, answer: StoredAnswer) -> None:
+        """Losing an answer costs a repeat, never money: it must not break the answer that is on its way."""
+        try:
+            await self._answers.keep(call_id, payer, answer, now_ms=self._now_ms())
+        except StorageUnavailable:
+            _log.warning("answer_not_kept", call_id=call_id)
 
 
 def _is_signature_of(presented: Presented, known: AuthorizedCall) -> bool:
@@ -182,11 +223,13 @@ def _is_same_proof(sale: Sale, known: AuthorizedCall) -> bool:
 
 
 def _replay(call: IncomingCall, stored: StoredAnswer, call_id: CallId, receipt: Headers) -> Answer:
+    """`receipt`: of a payment that was not decided when the answer was stored; else it is stored with it."""
+    told = {name for name, _ in stored.headers}
     own: Headers = [
         (b"idempotency-replayed", b"true"),
         (b"tollway-call-id", call_id.encode()),
         (b"tollway-payment-state", b"charged"),
-        *receipt,
+        *(header for header in receipt if header[0] not in told),
     ]
     body = b"" if call.method == "HEAD" else stored.body
     return Answer(status=stored.status, headers=[*stored.headers, *own], first=body)

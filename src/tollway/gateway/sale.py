@@ -2,31 +2,38 @@
 the upstream's head is there. Whether the money moves is for the settlement; nothing here claims a call.
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-import structlog
-
-from tollway.errors import Code, Problem, StorageUnavailable
+from tollway.errors import Code, Problem
 from tollway.gateway.cargo import Cargo
 from tollway.gateway.exchange import Declined, IncomingCall, Offer
 from tollway.identifiers import Address, CallId
 from tollway.ledger.authorization import Authorization, AuthorizedCall
 from tollway.ledger.book import Book, Close
-from tollway.ledger.kept_answers import Answers, StoredAnswer
+from tollway.ledger.kept_answers import StoredAnswer
 from tollway.payments.challenge import encode_failure
 from tollway.payments.presented import Presented
 from tollway.payments.requirement import Requirement
 from tollway.payments.settlement import Settlement, SettlementOrder, SettlementOutcome
 from tollway.registry.listing import Listing
 
-_log = structlog.get_logger(__name__)
+Keep = Callable[[CallId, Address, StoredAnswer], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """A call that holds an authorisation, or whose money it moved. `is_proven`: who shows it has shown the signature that
+    was claimed, or one by the payer's own key. Whoever has not may still not be asked to pay, but learns nothing."""
+
+    call: AuthorizedCall
+    is_proven: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sale:
     """One call that shows an authorisation. `key`: of idempotency, from its header or x402's payment-identifier.
-    `known`: the call that holds this very authorisation already."""
+    `known`: what this authorisation pays already."""
 
     call: IncomingCall
     listing: Listing
@@ -34,7 +41,7 @@ class Sale:
     offer: Offer
     cargo: Cargo
     key: str | None
-    known: AuthorizedCall | None
+    known: Known | None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,13 +57,10 @@ class Purchase:
 class Settler:
     """One per process; safe to use from many tasks at once."""
 
-    def __init__(
-        self, *, book: Book, answers: Answers, settlement: Settlement, now_ms: Callable[[], int]
-    ) -> None:
+    def __init__(self, *, book: Book, keep: Keep, settlement: Settlement) -> None:
         self._book = book
-        self._answers = answers
+        self._keep = keep
         self._settlement = settlement
-        self._now_ms = now_ms
 
     async def settle(self, purchase: Purchase, close: Close) -> SettlementOutcome:
         sale, authorization = purchase.sale, purchase.authorization
@@ -78,15 +82,8 @@ class Settler:
         """An answer is kept for whoever shows the same again; where the books do not know what the same would be, it
         would be kept for nobody, and the money is better the payer's credit."""
         if answer is not None and purchase.is_recognisable:
-            await self.keep(call_id, purchase.authorization.payer, answer)
+            await self._keep(call_id, purchase.authorization.payer, answer)
         await self._book.set_adrift(call_id, epoch=epoch)
-
-    async def keep(self, call_id: CallId, payer: Address, answer: StoredAnswer) -> None:
-        """Losing an answer costs a repeat, never money: it must not break the answer that is on its way."""
-        try:
-            await self._answers.keep(call_id, payer, answer, now_ms=self._now_ms())
-        except StorageUnavailable:
-            _log.warning("answer_not_kept", call_id=call_id)
 
 
 class PendingSettlement:

@@ -10,14 +10,12 @@ from tollway.errors import UpstreamBadResponse, UpstreamTimeout
 from tollway.gateway.cargo import Cargo
 from tollway.gateway.exchange import AnswerBody, Declined, Headers, IncomingCall
 from tollway.identifiers import Address, CallId, TxHash
-from tollway.ledger.authorization import Dialect
 from tollway.ledger.book import Book, Claimed, Close, Finish
 from tollway.ledger.call import Delivery
 from tollway.ledger.kept_answers import StoredAnswer
 from tollway.money import Asset, Price
 from tollway.outbound.policy import Endpoint
 from tollway.outbound.upstream import Progress, UpstreamResponse
-from tollway.payments.challenge import encode_receipt
 from tollway.payments.settlement import SettlementOutcome
 from tollway.registry.listing import ChargeOn, Listing
 
@@ -68,8 +66,7 @@ class Ticket:
     payer: Address | None
     transaction: TxHash | None
     note_unsettled: Callable[[], None]
-    dialect: Dialect = Dialect.X402_V2  # a transaction's receipt has the shape of x402's too
-    challenge_id: str = ""
+    write_receipt: Callable[[TxHash], tuple[bytes, bytes]] | None = None
     settling: Settling | None = None
     keep: Callable[[StoredAnswer], Awaitable[None]] | None = None
 
@@ -191,7 +188,7 @@ class Keeper:
 _: type[AnswerBody] = UpstreamBody
 
 
-def call_headers(ticket: Ticket, state: str, *, rest_units: int | None, now_ms: int) -> Headers:
+def call_headers(ticket: Ticket, state: str, *, rest_units: int | None) -> Headers:
     """What every answer to a claimed call says. `state`: `none`, `charged`, `released` or `held`."""
     headers: Headers = [
         (b"tollway-call-id", ticket.call_id.encode()),
@@ -203,17 +200,10 @@ def call_headers(ticket: Ticket, state: str, *, rest_units: int | None, now_ms: 
     if rest_units is not None:
         rest = ticket.asset.format_units(rest_units)
         headers.append((b"tollway-credit-remaining", f"{rest} {ticket.currency}".encode()))
-    if state == "charged" and ticket.transaction is not None:
-        assert ticket.payer is not None  # a charged call has one
-        headers.append(
-            encode_receipt(
-                ticket.dialect,  # the answer speaks the one that paid
-                transaction=ticket.transaction,
-                network_chain_id=ticket.asset.chain_id,
-                payer=ticket.payer,
-                base_units=ticket.asset.to_base_units(ticket.units),
-                challenge_id=ticket.challenge_id,
-                now=now_ms / 1000,
-            )
-        )
+    if state == "charged" and ticket.transaction is not None and ticket.write_receipt is not None:
+        headers.append(ticket.write_receipt(ticket.transaction))
     return headers
+
+
+LASTING = frozenset({b"tollway-price", b"payment-response", b"x-payment-response", b"payment-receipt"})
+"""What a stored answer says of its call for ever."""

@@ -102,7 +102,7 @@ class TermsWire:
     def _resource(self, listing: Listing, call: IncomingCall) -> Resource:
         """The public URL that was asked for, byte for byte: clients compare it."""
         return Resource(
-            url=f"{self._public_url}/api/v2/gateway/{listing.id}{call.target.signed}",
+            url=call.public_url(self._public_url),
             description=listing.description,
             service_name=listing.name,
             tags=listing.tags,
