@@ -1,0 +1,198 @@
+"""What a settled call costs on anvil: the latency that it adds to a call on credit, and settlements per second of one gas
+key, through a whole gateway and by Settlement alone in the same run. Thin for now.
+
+One JSON line. Gateway on one core; chain, upstream and load on another. Latencies are of one call after another, the
+three kinds in turn; authorisations are signed before anything is timed.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import secrets
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import aiohttp
+import paid_calls
+import settlements
+import uvloop
+from eth_account import Account
+from eth_account.messages import encode_defunct
+
+from tollway.client.client import AsyncTollwayClient
+from tollway.client.wallet import Wallet
+from tollway.identifiers import Address
+from tollway.sandbox.anvil import run_anvil
+from tollway.sandbox.chain_driver import ChainDriver
+from tollway.sandbox.playground import PlayAccount, Playground, furnish_playground
+from tollway.testing.authorization_samples import Payer, encode_header
+
+GATEWAY_URL, UPSTREAM_URL = "http://127.0.0.1:18504", "http://127.0.0.1:18505"
+PRICE, PRICE_UNITS = "0.001", 1_000
+VALID_S = 3_600
+Headers = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stand:
+    """A listing on a running gateway, and who buys there."""
+
+    session: aiohttp.ClientSession
+    driver: ChainDriver
+    playground: Playground
+    caller: PlayAccount
+    payee: Address
+    call_url: str
+    on_credit: Headers
+
+    def sign(self) -> Headers:
+        """Headers of one x402 payment that was never shown."""
+        payer = Payer(
+            account=Account.from_key(self.caller.key),
+            asset=self.playground.usdc,
+            payee=self.payee,
+            base_units=PRICE_UNITS,
+            valid_before=int(time.time()) + VALID_S,
+            nonce=secrets.token_bytes(32),
+        )
+        return {"PAYMENT-SIGNATURE": encode_header(payer.payment()).decode()}
+
+    async def ask(self, url: str, headers: Headers) -> float:
+        """Milliseconds until the answer was there whole."""
+        start = time.perf_counter()
+        async with self.session.get(url, headers=headers) as answer:
+            body = await answer.read()
+            if answer.status != 200:
+                raise RuntimeError(body.decode())
+        return (time.perf_counter() - start) * 1000
+
+
+@asynccontextmanager
+async def open_stand(folder: str) -> AsyncIterator[Stand]:
+    async with (
+        run_anvil() as anvil,
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
+    ):
+        driver = ChainDriver(session, anvil.rpc_url, anvil.chain_id)
+        playground = await furnish_playground(driver)
+        environment = {
+            "TOLLWAY_RPC_LOCAL": anvil.rpc_url,
+            "TOLLWAY_DATABASE_URL": f"sqlite:///{folder}/gateway.sqlite3",
+            "TOLLWAY_PUBLIC_URL": GATEWAY_URL,
+            "TOLLWAY_LISTEN": urlsplit(GATEWAY_URL).netloc,
+            "TOLLWAY_ADMIN_LISTEN": "off",
+            "TOLLWAY_ALLOW_PRIVATE_ENDPOINTS": "true",
+            "TOLLWAY_GAS_KEYS_LOCAL": playground.account("gas").private_key,
+        }
+        upstream = (sys.executable, paid_calls.__file__, "--upstream", str(urlsplit(UPSTREAM_URL).port))
+        gateway = (str(Path(sys.executable).with_name("tollway")), "serve")
+        async with (
+            paid_calls.child(*upstream, core=paid_calls.LOAD_CORE, environment={}),
+            paid_calls.child(*gateway, core=paid_calls.GATEWAY_CORE, environment=environment),
+        ):
+            await paid_calls.wait_up(UPSTREAM_URL)
+            await paid_calls.wait_up(GATEWAY_URL + "/healthz")
+            yield await furnish_stand(driver, session, playground)
+
+
+async def furnish_stand(driver: ChainDriver, session: aiohttp.ClientSession, playground: Playground) -> Stand:
+    provider, caller = playground.account("provider"), playground.account("caller")
+    async with AsyncTollwayClient(GATEWAY_URL, wallet=Wallet.from_key(provider.key)) as client:
+        listing = await client.publish(
+            {"name": "Bench", "pricePerRequest": PRICE, "currency": "USDC", "endpoint": UPSTREAM_URL}
+        )
+    tx_hash = await driver.send_token(
+        key=caller.key, token=playground.token, to=provider.address, amount=10**8
+    )
+    await driver.wait_receipt(tx_hash)
+    signed = Account.sign_message(encode_defunct(text=str(tx_hash)), caller.private_key)
+    return Stand(
+        session=session,
+        driver=driver,
+        playground=playground,
+        caller=caller,
+        payee=provider.address,
+        call_url=f"{GATEWAY_URL}/api/v2/gateway/{listing['id']}/quote/ETH",
+        on_credit={"X-Payment-Tx": str(tx_hash), "X-Signature": "0x" + bytes(signed.signature).hex()},
+    )
+
+
+async def time_alone(stand: Stand, count: int) -> dict[str, object]:
+    """One call after another, directly, on credit and settled in turn."""
+    payments = [stand.sign() for _ in range(count)]
+    kinds: dict[str, list[float]] = {"direct": [], "credit": [], "settled": []}
+    for payment in payments:
+        kinds["direct"].append(await stand.ask(UPSTREAM_URL + "/quote/ETH", {}))
+        kinds["credit"].append(await stand.ask(stand.call_url, stand.on_credit))
+        kinds["settled"].append(await stand.ask(stand.call_url, payment))
+    told: dict[str, object] = {f"{kind}Ms": summarise(latencies) for kind, latencies in kinds.items()}
+    added = [settled - credit for settled, credit in zip(kinds["settled"], kinds["credit"], strict=True)]
+    return {**told, "settlingAddsMs": summarise(added)}
+
+
+async def count_per_second(stand: Stand, count: int, *, at_once: int) -> float:
+    payments = iter([stand.sign() for _ in range(count)])
+
+    async def work() -> None:
+        for payment in payments:
+            await stand.ask(stand.call_url, payment)
+
+    start = time.perf_counter()
+    async with asyncio.TaskGroup() as group:
+        for _ in range(at_once):
+            group.create_task(work())
+    return count / (time.perf_counter() - start)
+
+
+def summarise(latencies: Sequence[float]) -> dict[str, float]:
+    cuts = statistics.quantiles(latencies, n=20)
+    return {"p50": round(statistics.median(latencies), 2), "p95": round(cuts[-1], 2)}
+
+
+async def compare(options: argparse.Namespace) -> dict[str, object]:
+    with tempfile.TemporaryDirectory() as folder:
+        async with open_stand(folder) as stand:
+            await time_alone(stand, 10)  # warm
+            told = await time_alone(stand, options.alone)
+            rates = []
+            async with asyncio.TaskGroup() as group:
+                mining = group.create_task(settlements.mine_often(stand.driver, options.block_ms / 1000))
+                for _ in range(options.rounds):
+                    rates.append(await count_per_second(stand, options.count, at_once=options.at_once))
+                mining.cancel()
+    os.sched_setaffinity(0, range(os.cpu_count() or 1))  # as settlements.py runs by itself
+    alone = await settlements.measure(options)
+    return {
+        **told,
+        "settledCallsPerSecond": round(statistics.median(rates)),
+        "rounds": [round(rate) for rate in rates],
+        "settlementAlone": alone,
+        "atOnce": options.at_once,
+        "gasKeys": 1,
+        "chain": f"anvil; latencies: a block for each transaction, rates: a block every {options.block_ms} ms",
+        "database": "sqlite, synchronous=FULL",
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--alone", type=int, default=200, help="calls of each kind, one after another")
+    parser.add_argument("--count", type=int, default=500, help="settled calls a round")
+    parser.add_argument("--at-once", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--block-ms", type=int, default=100, help="as in settlements.py")
+    options = parser.parse_args()
+    paid_calls.pin(paid_calls.LOAD_CORE)
+    print(json.dumps(uvloop.run(compare(options))))
+
+
+if __name__ == "__main__":
+    main()
