@@ -3,21 +3,24 @@ for the answer, the books and the money. The chain and the books are the twins i
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 
+from tollway.chain.reader import ContractAnswer
 from tollway.ledger.authorization import Dialect
 from tollway.ledger.call import CallState, Delivery, Rail
 from tollway.registry.listing import ChargeOn
 from tollway.testing.loopback import Arrived, hang_up, plain, raw, until
-from tollway.testing.small_gateway import CHAIN, PAY_TO, USDC, SmallGateway, open_gateway
+from tollway.testing.small_gateway import CHAIN, NOW_MS, PAY_TO, USDC, SmallGateway, open_gateway
 from tollway.testing.small_payer import (
     SmallPayer,
     earned,
     has_terms,
     read_receipt,
     served,
+    stop_mining,
     transfers,
 )
 
@@ -386,3 +389,40 @@ async def test_a_debt_is_paid_before_anything_new_is_bought(gate: SmallGateway, 
     assert (answer.status, answer.problem["code"]) == (403, "payer_in_debt")
     assert not has_terms(answer)
     assert (served(gate), earned(gate)) == (1, 0)
+
+
+async def test_what_may_be_spent_before_it_is_final_has_a_limit_on_this_rail_too(
+    gate: SmallGateway, payer: SmallPayer
+) -> None:
+    gate.book._unfinal_max_nano = {"USDC": 1}
+    answer = await payer.buy()
+    assert (answer.status, answer.problem["code"]) == (409, "payment_pending")
+    assert (answer.problem["reason"], answer.problem["paymentState"]) == ("not_final", "none")
+    assert not has_terms(answer)
+    assert (served(gate), transfers(gate)) == (0, 0)
+
+
+@pytest.mark.parametrize("valid_for_s", [65, 300])
+async def test_a_contract_wallet_that_signs_anew_is_not_asked_again(
+    gate: SmallGateway, payer: SmallPayer, valid_for_s: int
+) -> None:
+    """A passkey never signs the same twice: neither the claimed signature nor one that recovers, and yet its money."""
+    yes = ContractAnswer(reverted=False, payload=bytes.fromhex("1626ba7e") + bytes(28))
+    gate.settling.street.deploy(CHAIN, payer.address, lambda calldata: yes)
+    stop_mining(gate)
+    asked, nonce, ends_s = await payer.quote("POST"), b"\x33" * 32, NOW_MS // 1000 + valid_for_s
+    first = payer.show(asked, nonce=nonce, valid_before=ends_s, edit=signed_with("aa" * 80))
+    assert (await gate.ask("POST", TARGET, first)).status == 503
+    gate.now_ms += 35_000
+    second = payer.show(asked, nonce=nonce, valid_before=ends_s, edit=signed_with("bb" * 80))
+    again = await gate.ask("POST", TARGET, second)
+    assert (again.status, again.problem["code"]) == (409, "payment_already_used")
+    assert not has_terms(again)
+    assert again.problem["callIds"] == []
+
+
+def signed_with(signature: str) -> Callable[[dict[str, Any]], None]:
+    def edit(content: dict[str, Any]) -> None:
+        content["payload"]["signature"] = "0x" + signature
+
+    return edit

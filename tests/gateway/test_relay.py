@@ -9,6 +9,7 @@ from tollway.gateway.trip import Keeper
 from tollway.ledger.authorization import Dialect
 from tollway.ledger.call import CallState
 from tollway.ledger.kept_answers import StoredAnswer
+from tollway.money import Price
 from tollway.testing.loopback import Answerer, Arrived, plain, until
 from tollway.testing.small_gateway import SmallGateway, open_gateway
 from tollway.testing.small_payer import SmallPayer, come_back, served, stop_mining
@@ -205,3 +206,28 @@ async def leave_early(gate: SmallGateway, rest: bytes) -> None:
     await until(lambda: gate.upstream.ended == gate.upstream.accepted)
     (call,) = await payer.history()
     assert (call.state, str(call.delivery)) == (CallState.CONSUMED, "partial")
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (None, "private, no-store"),
+        ("public, max-age=60", "private, max-age=60"),
+        ("s-maxage=600, max-age=60", "private, max-age=60"),
+        ("max-age=60", "private, max-age=60"),
+        ("private, max-age=60", "private, max-age=60"),
+        ("no-store", "private, no-store"),
+    ],
+)
+async def test_what_one_caller_paid_for_is_not_for_a_shared_cache(
+    gate: SmallGateway, payer: SmallPayer, said: str | None, told: str
+) -> None:
+    gate.upstream.answer = plain(b"dear", headers=() if said is None else (f"Cache-Control: {said}",))
+    assert (await payer.buy()).headers["cache-control"] == told
+
+
+async def test_a_free_answer_may_be_cached_as_its_provider_says(gate: SmallGateway) -> None:
+    await gate.publish("api_free", price=Price.parse("0"))
+    gate.upstream.answer = plain(b"free", headers=("Cache-Control: public, max-age=60",))
+    answer = await gate.ask(listing="api_free")
+    assert answer.headers["cache-control"] == "public, max-age=60"
