@@ -1,18 +1,14 @@
-"""Gas keys that run dry or are used by others, fees that rise, databases that break off, gateways that sleep and are
-stopped, while calls paid by authorisation are settled: each is settled once in the end, and its answer waits for it.
+"""Gas keys that run dry or are used by others, and fees that rise, while calls paid by authorisation are settled: each is
+settled once in the end, and its answer waits for it.
 """
 
 import asyncio
-import os
-import signal
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 import pytest_asyncio
-from tollway_live_rpc_line import DEADLINE_S, SEND, SETTINGS, Trouble, assert_undecided, open_trouble
-from tollway_live_signed_calls import NO_TERMS, QUICK, SignedCall, Stall, count_sent, find_pending, unmined
-from tollway_live_street import PRICE_UNITS, poll
+from tollway_live_rpc_line import SEND, Trouble, assert_undecided, open_trouble
 
 from tollway.sandbox.playground import START_ETH_WEI
 

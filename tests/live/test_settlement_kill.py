@@ -16,6 +16,7 @@ import aiohttp
 import pytest
 from tollway_live_signed_calls import (
     QUICK,
+    SOON_DEAD,
     SignedCall,
     Stall,
     count_sent,
@@ -140,7 +141,7 @@ async def _lose(call: SignedCall) -> None:
 @contextlib.asynccontextmanager
 async def set_scene(street: Any, url: str) -> AsyncIterator[Scene]:
     gas, behind, after, *wallets = await street.wallets(3 + len(FATES))
-    settings = {**QUICK, "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key}
+    settings = {**QUICK, **SOON_DEAD, "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key}
     doomed = street.gateway(
         database_url=url, command=HALTING, settings={**settings, "TOLLWAY_LIMIT_SETTLE_WAIT_S": "3"}
     )
