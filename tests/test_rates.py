@@ -28,6 +28,13 @@ def test_asking_counts_nothing() -> None:
     assert rates.wait_s(TWICE, "a") is not None
 
 
+def test_tells_how_many_are_left() -> None:
+    rates = Rates()
+    assert rates.left(TWICE, "a") == 2
+    rates.hit(TWICE, "a")
+    assert (rates.left(TWICE, "a"), rates.left(TWICE, "b")) == (1, 2)
+
+
 @pytest.mark.parametrize(
     ("address", "crowd"),
     [

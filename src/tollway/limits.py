@@ -80,8 +80,9 @@ class Limits:
     free_calls_per_minute: int = 60  # per client address and listing
     registrations_per_hour: int = 100  # per wallet; only created listings count
     nonces_per_minute: int = 60  # sign-in nonces per client address
-    failed_calls_per_window: int = 20  # per wallet and per client address, each on one listing
+    failed_calls_per_window: int = 20  # per wallet and per address, on one listing; running ones too
     failed_calls_window_s: int = 600
+    failed_calls_wait_s: float = 10.0  # for one of them to end, where as many run as may fail
 
     # Proofs.
     nonce_ttl_s: int = 300

@@ -26,6 +26,10 @@ class Rates:
         """The seconds until one more is allowed, without counting one; None when it is allowed now."""
         return None if self._limiter.test(item, *key) else self._count_down_s(item, *key)
 
+    def left(self, item: RateLimitItem, *key: str) -> int:
+        """How many more are allowed now."""
+        return self._limiter.get_window_stats(item, *key).remaining
+
     def _count_down_s(self, item: RateLimitItem, *key: str) -> int:
         return max(1, math.ceil(self._limiter.get_window_stats(item, *key).reset_time - time.time()))
 

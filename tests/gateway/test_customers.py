@@ -1,6 +1,6 @@
 """Who may buy now, whatever they pay with, as tables. The meters are the real ones."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from tollway.registry.listing import Listing, RateLimit
 from tollway.testing.loopback import LoopbackUpstream
 from tollway.testing.small_gateway import NOW_MS, USDC, Buyer, SmallGateway
 
-LIMITS = replace(DEFAULT_LIMITS, failed_calls_per_window=2, free_calls_per_minute=2)
+LIMITS = replace(DEFAULT_LIMITS, failed_calls_per_window=2, failed_calls_wait_s=0.0, free_calls_per_minute=2)
 LISTING = SmallGateway(LoopbackUpstream(), limits=LIMITS).sample("api_quotes")
 PAYER, OTHER = Buyer.named("payer").address, Buyer.named("other").address
 PRICE = Price.parse("0.01")
@@ -38,13 +38,28 @@ def call(client: str = "203.0.113.5", **headers: str) -> IncomingCall:
 
 
 def customers(*blocked: Address) -> Customers:
-    return Customers(Meters(limits=LIMITS), limits=LIMITS, is_blocked=blocked.__contains__)
+    return Customers(
+        Meters(limits=LIMITS), limits=LIMITS, is_blocked=blocked.__contains__, now_ms=lambda: NOW_MS
+    )
 
 
-def check(
+async def check(
     desk: Customers, asked: IncomingCall | None = None, listing: Listing = LISTING, payer: Address = PAYER
 ) -> Problem | None:
-    return desk.check(asked or call(), listing, payer, PRICE, USDC)
+    """A visit that is over at once."""
+    with desk.receive(asked or call(), listing) as visit:
+        return await visit.check(payer, PRICE, USDC)
+
+
+def note(
+    desk: Customers, outcome: Outcome, *, listing: Listing = LISTING, is_settled_here: bool = False
+) -> None:
+    with desk.receive(call(), listing, is_settled_here=is_settled_here) as visit:
+        visit.note(PAYER, outcome)
+
+
+def code_of(problem: Problem | None) -> Code | None:
+    return None if problem is None else problem.code
 
 
 def told(state: str) -> Outcome:
@@ -56,19 +71,19 @@ def refused(state: str) -> Outcome:
     return Declined(problem=problem, headers=[(b"tollway-payment-state", state.encode())])
 
 
-def test_whoever_is_not_blocked_may_buy() -> None:
-    assert check(customers()) is None
-    assert check(customers(OTHER)) is None
+async def test_whoever_is_not_blocked_may_buy() -> None:
+    assert await check(customers()) is None
+    assert await check(customers(OTHER)) is None
 
 
-def test_a_blocked_wallet_may_not_whatever_else_is_wrong() -> None:
-    problem = check(customers(PAYER), call(tollway_max_price="0.001"))
+async def test_a_blocked_wallet_may_not_whatever_else_is_wrong() -> None:
+    problem = await check(customers(PAYER), call(tollway_max_price="0.001"))
     assert problem is not None
     assert problem.code is Code.WALLET_BLOCKED
 
 
-def test_a_caller_may_say_what_is_too_dear() -> None:
-    problem = check(customers(), call(tollway_max_price="0.009"))
+async def test_a_caller_may_say_what_is_too_dear() -> None:
+    problem = await check(customers(), call(tollway_max_price="0.009"))
     assert problem is not None
     assert (problem.code, problem.payment_state) == (Code.PRICE_ABOVE_MAX, "released")
 
@@ -86,11 +101,11 @@ def test_a_caller_may_say_what_is_too_dear() -> None:
         (Declined(problem=Problem(code=Code.UPSTREAM_UNREACHABLE, detail="", payment_state="released")), False),
     ],
 )  # fmt: skip
-def test_what_ended_unbilled_or_unknown_after_a_claim_counts(outcome: Outcome, counts: bool) -> None:
+async def test_what_ended_unbilled_or_unknown_after_a_claim_counts(outcome: Outcome, counts: bool) -> None:
     desk = customers()
     for _ in range(2):
-        desk.note_outcome(call(), LISTING, PAYER, outcome)
-    problem = check(desk)
+        note(desk, outcome)
+    problem = await check(desk)
     assert (problem is not None) == counts
     if problem is not None:
         assert (problem.code, problem.payment_state) == (Code.FAILED_CALL_BUDGET_EXHAUSTED, "released")
@@ -107,24 +122,24 @@ def test_what_ended_unbilled_or_unknown_after_a_claim_counts(outcome: Outcome, c
         (lambda desk: check(desk, listing=replace(LISTING, id=ListingId("api_others"))), False),
     ],
 )
-def test_failures_count_for_the_wallet_and_the_address_at_one_listing(
-    asks: Callable[[Customers], Problem | None], is_refused: bool
+async def test_failures_count_for_the_wallet_and_the_address_at_one_listing(
+    asks: Callable[[Customers], Awaitable[Problem | None]], is_refused: bool
 ) -> None:
     desk = customers()
     for _ in range(2):
-        desk.note_outcome(call(), LISTING, PAYER, told("released"))
-    assert (asks(desk) is not None) == is_refused
+        note(desk, told("released"))
+    assert (await asks(desk) is not None) == is_refused
 
 
-def test_a_listings_rate_is_counted_by_payer_when_all_else_is_well() -> None:
+async def test_a_listings_rate_is_counted_by_payer_when_all_else_is_well() -> None:
     limited = replace(LISTING, rate_limit=RateLimit(calls=1, per_s=60))
     desk = customers()
-    assert check(desk, call(tollway_max_price="0.001"), limited) is not None  # counts for nothing
-    assert check(desk, listing=limited) is None
-    problem = check(desk, listing=limited)
+    assert await check(desk, call(tollway_max_price="0.001"), limited) is not None  # counts for nothing
+    assert await check(desk, listing=limited) is None
+    problem = await check(desk, listing=limited)
     assert problem is not None
     assert (problem.code, problem.payment_state) == (Code.RATE_LIMITED, "released")
-    assert check(desk, listing=limited, payer=OTHER) is None
+    assert await check(desk, listing=limited, payer=OTHER) is None
 
 
 def test_free_calls_have_a_rate_by_address_and_listing() -> None:
@@ -136,3 +151,52 @@ def test_free_calls_have_a_rate_by_address_and_listing() -> None:
     assert (problem.code, problem.payment_state) == (Code.RATE_LIMITED, "none")
     assert desk.check_free(call("198.51.100.9"), LISTING) is None
     assert desk.check_free(call(), replace(LISTING, id=ListingId("api_others"))) is None
+
+
+async def test_a_call_that_runs_counts_until_its_visit_ends() -> None:
+    desk = customers()
+    with desk.receive(call(), LISTING) as one, desk.receive(call(), LISTING) as two:
+        assert [await visit.check(PAYER, PRICE, USDC) for visit in (one, two)] == [None, None]
+        assert code_of(await check(desk)) is Code.FAILED_CALL_BUDGET_EXHAUSTED
+        assert code_of(await check(desk, payer=OTHER)) is Code.FAILED_CALL_BUDGET_EXHAUSTED  # this address
+        assert await check(desk, call("198.51.100.9"), payer=OTHER) is None
+    assert await check(desk) is None
+
+
+async def test_what_was_refused_runs_not() -> None:
+    desk = customers(OTHER)
+    refused = [desk.receive(call(), LISTING) for _ in range(3)]
+    for visit in refused:
+        assert await visit.check(OTHER, PRICE, USDC) is not None
+    assert await check(desk) is None
+
+
+async def test_a_paid_call_lets_one_more_run() -> None:
+    desk = customers()
+    note(desk, told("charged"))
+    visits = [desk.receive(call(), LISTING) for _ in range(4)]
+    codes = [code_of(await visit.check(PAYER, PRICE, USDC)) for visit in visits]
+    assert codes == [None, None, None, Code.FAILED_CALL_BUDGET_EXHAUSTED]
+
+
+@pytest.mark.parametrize(
+    ("code", "is_settled_here", "counts"),
+    [
+        (Code.PAYMENT_SETTLEMENT_FAILED, True, True),
+        (Code.PAYMENT_OUTCOME_UNKNOWN, True, True),
+        (Code.PAYMENT_OUTCOME_UNKNOWN, False, False),
+        (Code.UPSTREAM_TIMEOUT, True, False),  # it costs the provider alone
+    ],
+)
+async def test_what_was_not_settled_counts_for_its_wallet_at_every_listing(
+    code: Code, is_settled_here: bool, counts: bool
+) -> None:
+    desk = customers()
+    outcome = Declined(problem=Problem(code=code, detail=""), headers=[(b"tollway-payment-state", b"held")])
+    for number in range(2):
+        listing = replace(LISTING, id=ListingId(f"api_{number}"))
+        note(desk, outcome, listing=listing, is_settled_here=is_settled_here)
+    elsewhere = desk.receive(call("198.51.100.9"), LISTING, is_settled_here=True)
+    assert (await elsewhere.check(PAYER, PRICE, USDC) is not None) == counts
+    assert await desk.receive(call(), LISTING, is_settled_here=True).check(OTHER, PRICE, USDC) is None
+    assert await check(desk) is None  # its own money has moved before: it costs this gateway nothing

@@ -4,56 +4,55 @@ It protects the gateway and its providers; it takes no money and knows nothing o
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
 
 from tollway.errors import Code, Problem, describe_rate
-from tollway.gateway.exchange import Abandoned, Headers, IncomingCall, Outcome
+from tollway.gateway.exchange import Abandoned, Declined, Headers, IncomingCall, Outcome
 from tollway.gateway.meters import Meters
+from tollway.gateway.patience import Patience
 from tollway.gateway.refusals import BLOCKED, check_price_max
 from tollway.identifiers import Address
 from tollway.limits import Limits
 from tollway.money import Asset, Price
+from tollway.rates import name_crowd
 from tollway.registry.listing import Listing
+
+_UNSETTLED = frozenset({Code.PAYMENT_OUTCOME_UNKNOWN, Code.PAYMENT_SETTLEMENT_FAILED})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Desk:
+    meters: Meters
+    patience: Patience
+    limits: Limits
+    is_blocked: Callable[[Address], bool]
 
 
 class Customers:
     """One per process."""
 
-    def __init__(self, meters: Meters, *, limits: Limits, is_blocked: Callable[[Address], bool]) -> None:
-        self._meters = meters
-        self._limits = limits
-        self._is_blocked = is_blocked
+    def __init__(
+        self,
+        meters: Meters,
+        *,
+        limits: Limits,
+        is_blocked: Callable[[Address], bool],
+        now_ms: Callable[[], int],
+    ) -> None:
+        patience = Patience(limits=limits, now_ms=now_ms)
+        self._desk = _Desk(meters=meters, patience=patience, limits=limits, is_blocked=is_blocked)
 
-    def check(
-        self, call: IncomingCall, listing: Listing, payer: Address, price: Price, asset: Asset
-    ) -> Problem | None:
-        """Why this wallet may not make this call now at that price. A pass is counted against the listing's rate."""
-        if self._is_blocked(payer):
-            return BLOCKED
-        problem = check_price_max(call, price, asset)
-        if problem is not None:
-            return problem
-        wait_s = self._meters.failed_budget_wait_s(
-            payer=payer, client_address=call.client_address, listing_id=listing.id
-        )
-        if wait_s is not None:
-            return Problem(
-                code=Code.FAILED_CALL_BUDGET_EXHAUSTED,
-                detail="Too many calls of this wallet or address to this listing failed lately. The payment is untouched.",
-                retry_after_s=wait_s,
-                payment_state="released",
-                members=describe_rate(
-                    "failed-calls",
-                    limit=self._limits.failed_calls_per_window,
-                    window_s=self._limits.failed_calls_window_s,
-                ),
-            )
-        return self._charge_rate(listing, payer)
+    def receive(self, call: IncomingCall, listing: Listing, *, is_settled_here: bool = False) -> "Visit":
+        """A paid call, for as long as it runs. `is_settled_here`: its money moves at this gateway's expense."""
+        return Visit(self._desk, call, listing, is_settled_here=is_settled_here)
 
     def check_free(self, call: IncomingCall, listing: Listing) -> Problem | None:
-        wait_s = self._meters.charge_free_call(call.client_address, listing.id)
+        wait_s = self._desk.meters.charge_free_call(call.client_address, listing.id)
         if wait_s is None:
             return None
-        most = self._limits.free_calls_per_minute
+        most = self._desk.limits.free_calls_per_minute
         return Problem(
             code=Code.RATE_LIMITED,
             detail=f"Free calls are limited to {most} a minute.",
@@ -62,16 +61,79 @@ class Customers:
             members=describe_rate("free-calls", limit=most, window_s=60),
         )
 
-    def note_outcome(self, call: IncomingCall, listing: Listing, payer: Address, outcome: Outcome) -> None:
-        """Runs that ended unbilled or unknown count against a budget: they cost the provider and pay nobody."""
+
+class Visit:
+    """One paid call, from the check of its payer to its outcome; a context, which ends it."""
+
+    def __init__(self, desk: _Desk, call: IncomingCall, listing: Listing, *, is_settled_here: bool) -> None:
+        self._desk = desk
+        self._call = call
+        self._listing = listing
+        self._is_settled_here = is_settled_here
+        self._running: tuple[str, ...] = ()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        running, self._running = self._running, ()
+        self._desk.patience.leave(running)
+
+    async def check(self, payer: Address, price: Price, asset: Asset) -> Problem | None:
+        """Why this wallet may not make this call now at that price. A pass counts as a call that runs, until the visit
+        ends, and against the listing's rate."""
+        if self._desk.is_blocked(payer):
+            return BLOCKED
+        problem = check_price_max(self._call, price, asset)
+        if problem is not None:
+            return problem
+        keys = (*self._name_here(payer), *self._name_anywhere(payer))
+        wait_s = await self._desk.patience.enter(keys)
+        if wait_s is not None:
+            return self._say_exhausted(wait_s)
+        self._running = keys
+        return self._charge_rate(payer)
+
+    def note(self, payer: Address, outcome: Outcome) -> None:
+        """Runs that ended unbilled or unknown count against a budget: they cost the provider and pay nobody. Those that
+        were to be settled, and were not, cost this gateway too, and count for the wallet wherever it calls."""
         headers: Headers = [] if isinstance(outcome, Abandoned) else outcome.headers
         state = next((value for name, value in headers if name == b"tollway-payment-state"), None)
-        if isinstance(outcome, Abandoned) or state in (b"released", b"held"):
-            self._meters.note_failed(payer=payer, client_address=call.client_address, listing_id=listing.id)
+        here, anywhere, patience = self._name_here(payer), self._name_anywhere(payer), self._desk.patience
+        if state == b"charged":
+            patience.note_paid((*here, *anywhere))
+        elif isinstance(outcome, Abandoned) or state in (b"released", b"held"):
+            patience.note_failed(here)
+            if isinstance(outcome, Declined) and outcome.problem.code in _UNSETTLED:
+                patience.note_failed(anywhere)
 
-    def _charge_rate(self, listing: Listing, payer: Address) -> Problem | None:
-        rate = listing.rate_limit
-        wait_s = None if rate is None else self._meters.charge_listing(rate, listing.id, payer)
+    def _name_here(self, payer: Address) -> tuple[str, ...]:
+        """Whose failures count together. Never those of a listing alone: one caller's failures would close it for all
+        the others."""
+        listing_id, crowd = self._listing.id, name_crowd(self._call.client_address)
+        return f"wallet:{payer.hex()}:{listing_id}", f"address:{crowd}:{listing_id}"
+
+    def _name_anywhere(self, payer: Address) -> tuple[str, ...]:
+        return (f"settled:{payer.hex()}",) if self._is_settled_here else ()
+
+    def _say_exhausted(self, wait_s: int) -> Problem:
+        limits = self._desk.limits
+        return Problem(
+            code=Code.FAILED_CALL_BUDGET_EXHAUSTED,
+            detail="Too many calls of this wallet or address failed lately, or run and may fail yet. The payment is "
+            "untouched.",
+            retry_after_s=wait_s,
+            payment_state="released",
+            members=describe_rate(
+                "failed-calls", limit=limits.failed_calls_per_window, window_s=limits.failed_calls_window_s
+            ),
+        )
+
+    def _charge_rate(self, payer: Address) -> Problem | None:
+        rate = self._listing.rate_limit
+        wait_s = None if rate is None else self._desk.meters.charge_listing(rate, self._listing.id, payer)
         if rate is None or wait_s is None:
             return None
         return Problem(

@@ -25,8 +25,8 @@ from tollway.gateway.cargo import (
     too_large,
 )
 from tollway.gateway.cashier import Admission, Cashier
-from tollway.gateway.counter import Counter, Order, Purchase
-from tollway.gateway.customers import Customers
+from tollway.gateway.counter import Counter, Order
+from tollway.gateway.customers import Customers, Visit
 from tollway.gateway.exchange import (
     Abandoned,
     BodyRefused,
@@ -64,7 +64,7 @@ from tollway.outbound.policy import Endpoint, EndpointRefused, parse_endpoint
 from tollway.payments.payers import Request
 from tollway.payments.proof import Proof, parse_proof
 from tollway.payments.terms import Tariff
-from tollway.payments.till import Tender, Till
+from tollway.payments.till import Till
 from tollway.registry.catalog import Catalog
 from tollway.registry.listing import Listing, Operation, Shelf, Terms
 
@@ -115,9 +115,16 @@ class Gateway:
         self._cashier = cashier
         self._passage = passage
         self._limits = limits
-        self._customers = Customers(meters, limits=limits, is_blocked=is_blocked)
+        self._customers = Customers(meters, limits=limits, is_blocked=is_blocked, now_ms=now_ms)
         self._now_ms = now_ms
-        self._counter = Counter(book=book, till=till, limits=limits, now_ms=now_ms, entropy=entropy)
+        self._counter = Counter(
+            book=book,
+            till=till,
+            replays=cashier.replays,
+            limits=limits,
+            now_ms=now_ms,
+            entropy=entropy,
+        )
         self._endpoints: dict[str, Endpoint | EndpointRefused] = {}
         self._manuals: dict[tuple[ListingId, int], Manual] = {}
 
@@ -194,9 +201,10 @@ class Gateway:
         if isinstance(cargo, Problem):
             return Declined(problem=cargo)
         order = Order(call=call, listing=shelf.listing, proof=proof, offer=offer, cargo=cargo)
-        return await self._sell(order, way, tariffs)
+        with self._customers.receive(call, shelf.listing) as visit:
+            return await self._sell(order, way, tariffs, visit)
 
-    async def _sell(self, order: Order, way: _Way, tariffs: Sequence[Tariff]) -> Outcome:
+    async def _sell(self, order: Order, way: _Way, tariffs: Sequence[Tariff], visit: Visit) -> Outcome:
         """From here on money is looked at; what the caller sent is known to be well-formed."""
         call, listing, cargo = order.call, order.listing, order.cargo
         request = Request(
@@ -210,12 +218,20 @@ class Gateway:
         if isinstance(tenders, Problem):
             return decline(tenders, order.offer)
         purchases = self._counter.price(tenders, tariffs)
-        problem = self._check_payer(call, listing, tenders, purchases)
+        if not purchases:
+            return decline(OTHER_CURRENCY, order.offer)
+        payer, due = tenders[0].payment.payer, purchases[0].due
+        problem = await visit.check(payer, due.price, due.asset)
         if problem is not None:
             return decline(problem, order.offer)
+        key = find_idempotency_key(call)
+        if key is not None:
+            earlier = await self._cashier.replays.find_keyed(call, cargo, payer, key, may_run_again=True)
+            if earlier is not None:
+                return earlier
         shipment = _ship(call, listing, way, cargo, is_paid=True)
         outcome = await self._passage.carry(shipment, partial(self._counter.take, order, purchases))
-        self._customers.note_outcome(call, listing, tenders[0].payment.payer, outcome)
+        visit.note(payer, outcome)
         return outcome
 
     # ---- Paid by an authorisation.
@@ -249,14 +265,20 @@ class Gateway:
             key=key,
             known=known,
         )
-        admitted = await self._cashier.admit(sale, tariffs, partial(self._customers.check, call, listing))
+        with self._customers.receive(call, listing, is_settled_here=True) as visit:
+            return await self._sell_authorized(sale, way, tariffs, visit)
+
+    async def _sell_authorized(
+        self, sale: Sale, way: _Way, tariffs: Sequence[Tariff], visit: Visit
+    ) -> Outcome:
+        admitted = await self._cashier.admit(sale, tariffs, visit.check)
         if not isinstance(admitted, Admission):
             return admitted
-        if cargo.is_spent:  # a repeat that would have to run again
+        if sale.cargo.is_spent:  # a repeat that would have to run again
             return Declined(problem=too_large(self._limits.bound_body_bytes_max))
-        shipment = _ship(call, listing, way, cargo, is_paid=True)
+        shipment = _ship(sale.call, sale.listing, way, sale.cargo, is_paid=True)
         outcome = await self._passage.carry(shipment, admitted.take)
-        self._customers.note_outcome(call, listing, admitted.payer, outcome)
+        visit.note(admitted.payer, outcome)
         return outcome
 
     # ---- What is checked before money is looked at.
@@ -307,21 +329,11 @@ class Gateway:
         return None
 
     async def _load(self, call: IncomingCall, proof: Proof) -> Cargo | Problem:
+        if proof.binding is None and find_idempotency_key(call) is not None:
+            return await load_hashed(call.body, is_whole=True, limits=self._limits)
         if proof.binding is None:
             return await load_plain(call.body, limits=self._limits)
         return await load_promised(call.body, proof.binding.body_hash, limits=self._limits)
-
-    def _check_payer(
-        self,
-        call: IncomingCall,
-        listing: Listing,
-        tenders: Sequence[Tender],
-        purchases: Sequence[Purchase],
-    ) -> Problem | None:
-        if not purchases:
-            return OTHER_CURRENCY
-        due = purchases[0].due
-        return self._customers.check(call, listing, tenders[0].payment.payer, due.price, due.asset)
 
     # ---- Free.
 

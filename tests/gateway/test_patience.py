@@ -1,0 +1,257 @@
+"""How many calls that pay nobody are borne at once, and how soon an honest caller has as many as he likes."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tollway.gateway import patience as room
+from tollway.gateway.patience import Patience
+from tollway.limits import DEFAULT_LIMITS
+from tollway.testing.asgi_exchange import Exchange
+from tollway.testing.loopback import Arrived, plain, until
+from tollway.testing.small_gateway import NOW_MS, SmallGateway, open_gateway
+from tollway.testing.small_payer import SmallPayer, earned, has_terms, served
+
+LIMITS = replace(DEFAULT_LIMITS, failed_calls_per_window=3, failed_calls_window_s=60, failed_calls_wait_s=0.0)
+ONE, TWO, BOTH = ("one",), ("two",), ("one", "two")
+PRICE = 10_000
+TARGET = "/quote?x=1"
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_ms = NOW_MS
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+
+def patience(clock: Clock | None = None, **limits: Any) -> Patience:
+    return Patience(limits=replace(LIMITS, **limits), now_ms=clock or Clock())
+
+
+async def let_in(desk: Patience, keys: tuple[str, ...] = ONE, *, tries: int = 10) -> int:
+    """How many of so many that never end."""
+    return sum([await desk.enter(keys) is None for _ in range(tries)])
+
+
+async def test_bears_so_many_failures_of_a_key_and_no_more() -> None:
+    desk = patience()
+    for _ in range(3):
+        assert await desk.enter(ONE) is None
+        desk.note_failed(ONE)
+        desk.leave(ONE)
+    wait_s = await desk.enter(ONE)
+    assert wait_s is not None
+    assert 1 < wait_s <= 60
+    assert await desk.enter(TWO) is None
+    assert await desk.enter(BOTH) is not None
+
+
+@pytest.mark.parametrize(("failed", "may_run"), [(0, 3), (1, 2), (2, 1), (3, 0)])
+async def test_those_that_run_count_with_those_that_failed(failed: int, may_run: int) -> None:
+    desk = patience()
+    for _ in range(failed):
+        desk.note_failed(ONE)
+    assert await let_in(desk) == may_run
+    assert await let_in(desk, TWO) == 3
+
+
+async def test_one_full_key_is_enough_and_the_other_is_not_counted() -> None:
+    desk = patience()
+    assert await let_in(desk, ONE) == 3
+    assert await let_in(desk, BOTH) == 0
+    assert await let_in(desk, TWO) == 3
+
+
+async def test_one_that_ended_makes_room_for_another() -> None:
+    desk = patience()
+    await let_in(desk)
+    desk.leave(ONE)
+    assert await let_in(desk) == 1
+
+
+async def test_every_paid_call_lets_one_more_run_for_a_while() -> None:
+    clock = Clock()
+    desk = patience(clock)
+    for _ in range(4):
+        desk.note_paid(ONE)
+    assert await let_in(desk) == 7
+    clock.now_ms += 60_000
+    assert await let_in(desk) == 0
+    for _ in range(7):
+        desk.leave(ONE)
+    assert await let_in(desk) == 7
+    clock.now_ms += 60_000
+    for _ in range(7):
+        desk.leave(ONE)
+    assert await let_in(desk) == 3
+    clock.now_ms += 600_000
+    desk.leave(ONE)
+    desk.note_paid(ONE)
+    assert await let_in(desk) == 2
+
+
+async def test_paid_calls_do_not_outweigh_a_budget_that_is_spent() -> None:
+    desk = patience()
+    for _ in range(9):
+        desk.note_paid(ONE)
+    for _ in range(3):
+        desk.note_failed(ONE)
+    assert await let_in(desk) == 0
+
+
+async def test_waits_for_one_to_end_but_not_for_ever() -> None:
+    desk = patience(failed_calls_wait_s=0.01)
+    assert await let_in(desk, tries=4) == 3
+    desk = patience(failed_calls_wait_s=60.0)
+    await let_in(desk, tries=3)
+    async with asyncio.TaskGroup() as group:
+        waiting = [group.create_task(desk.enter(keys)) for keys in (ONE, ONE, BOTH, ONE)]
+        await asyncio.sleep(0)
+        desk.leave(ONE)
+        desk.note_paid(ONE)
+        desk.leave(ONE)
+        await until(lambda: sum(task.done() for task in waiting) == 3)
+        assert not waiting[3].done()
+        for _ in range(3):
+            desk.note_failed(ONE)
+        desk.leave(ONE)  # it failed, and with it the last patience
+    assert [task.result() is None for task in waiting] == [True, True, True, False]
+
+
+async def test_whoever_waits_and_leaves_takes_nothing() -> None:
+    desk = patience(failed_calls_wait_s=60.0)
+    await let_in(desk, tries=3)
+    async with asyncio.TaskGroup() as group:
+        waiting = group.create_task(desk.enter(ONE))
+        await asyncio.sleep(0)
+        waiting.cancel()
+    desk.leave(ONE)
+    assert await desk.enter(ONE) is None
+
+
+async def test_a_crowd_lets_nobody_off_who_failed_lately_or_still_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(room, "KEYS_MAX", 6)
+    desk = patience()
+    for _ in range(3):
+        desk.note_failed(ONE)
+    await let_in(desk, TWO)
+    for number in range(20):
+        crowd = (f"x{number}",)
+        assert await desk.enter(crowd) is None
+        desk.leave(crowd)
+    assert await let_in(desk, TWO) == 0
+    assert await let_in(desk, ONE) == 0
+
+
+# ---------------------------------------------------------------------- at a whole gateway
+
+
+class Gate:
+    """An upstream whose heads wait until they are let go."""
+
+    def __init__(self, status: int = 200) -> None:
+        self.status = status
+        self.open = asyncio.Event()
+
+    async def __call__(self, arrived: Arrived, writer: asyncio.StreamWriter) -> None:
+        await self.open.wait()
+        await plain(b"worth something", status=self.status)(arrived, writer)
+
+
+@pytest.fixture
+async def gate() -> AsyncIterator[SmallGateway]:
+    async with open_gateway(failed_calls_wait_s=5.0) as small:
+        await small.publish()
+        yield small
+
+
+@pytest.fixture
+def payer(gate: SmallGateway) -> SmallPayer:
+    payer = SmallPayer(buyer=gate.buyer, gate=gate)
+    payer.fund(100 * PRICE)
+    return payer
+
+
+async def hold_many(gate: SmallGateway, ask: Any, *, change: Any = lambda: None) -> list[Exchange]:
+    """A hundred calls at once; the upstream answers only once it has all that it can have."""
+    gate.upstream.answer = held = Gate()
+    async with asyncio.TaskGroup() as group:
+        calls = [group.create_task(ask()) for _ in range(100)]
+        await until(lambda: served(gate) >= 20)
+        await until(lambda: gate.gauge.running == 100)
+        change()
+        held.open.set()
+    return [call.result() for call in calls]
+
+
+async def test_a_balance_that_moves_away_buys_twenty_runs_and_not_a_hundred(
+    gate: SmallGateway, payer: SmallPayer
+) -> None:
+    asked = await payer.quote("POST")
+    answers = await hold_many(
+        gate,
+        lambda: gate.ask("POST", TARGET, payer.show(asked)),
+        change=lambda: payer.fund(-100 * PRICE),
+    )
+    assert served(gate) == 20
+    assert earned(gate) == 0
+    told = [(answer.status, answer.problem["code"]) for answer in answers]
+    assert told.count((402, "payment_settlement_failed")) == 20
+    assert told.count((429, "failed_call_budget_exhausted")) == 80
+    assert not any(has_terms(answer) for answer in answers if answer.status == 429)
+
+
+async def test_a_hundred_good_calls_at_once_are_all_served(gate: SmallGateway, payer: SmallPayer) -> None:
+    asked = await payer.quote("POST")
+    ends_s = NOW_MS // 1000 + 3_600  # every transfer here makes a block, and every block takes its time
+    answers = await hold_many(gate, lambda: gate.ask("POST", TARGET, payer.show(asked, valid_before=ends_s)))
+    assert {answer.status for answer in answers} == {200}
+    assert earned(gate) == 100 * PRICE
+
+
+async def test_a_hundred_failing_calls_at_once_on_credit_run_twenty_times(gate: SmallGateway) -> None:
+    proof = gate.plain_proof((await gate.pay(100 * PRICE)).tx_hash)
+    gate.upstream.answer = plain(status=500)
+    async with asyncio.TaskGroup() as group:
+        calls = [group.create_task(gate.ask("POST", TARGET, proof)) for _ in range(100)]
+    assert served(gate) == 20
+    assert [call.result().status for call in calls].count(429) == 80
+
+
+async def test_a_hundred_good_calls_at_once_on_credit_are_all_served(gate: SmallGateway) -> None:
+    proof = gate.plain_proof((await gate.pay(100 * PRICE)).tx_hash)
+    answers = await hold_many(gate, lambda: gate.ask("POST", TARGET, proof))
+    assert {answer.status for answer in answers} == {200}
+
+
+async def test_what_is_not_settled_at_one_listing_counts_at_the_next(
+    gate: SmallGateway, payer: SmallPayer
+) -> None:
+    """One wallet, a new listing and a new address for every call: the operator pays for its settlements."""
+    last: Exchange | None = None
+    for number in range(21):
+        name = f"api_{number}"
+        await gate.publish(name)
+        where: dict[str, Any] = {"listing": name, "client": f"198.51.100.{number}"}
+        shown = payer.show(await payer.quote("POST", **where))
+        gate.upstream.answer = spend(payer)
+        last = await gate.ask("POST", TARGET, shown, **where)
+        payer.fund(100 * PRICE - payer.balance)
+    assert last is not None
+    assert (last.status, last.problem["code"]) == (429, "failed_call_budget_exhausted")
+    assert served(gate) == 20
+
+
+def spend(payer: SmallPayer) -> Any:
+    async def answer(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
+        payer.fund(-payer.balance)
+        await plain()(arrived, writer)
+
+    return answer
