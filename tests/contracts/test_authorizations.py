@@ -216,12 +216,12 @@ async def test_fifty_authorisations_buy_no_more_than_the_balance_covers(book: An
     [
         (CallState.FORWARDING, 4),
         (CallState.SETTLING, 4),
-        (CallState.UNKNOWN, 0),
+        (CallState.UNKNOWN, 4),
         (CallState.RELEASED, 0),
         (CallState.CONSUMED, 0),
     ],
 )
-async def test_what_runs_or_settles_counts_against_the_balance(
+async def test_what_runs_settles_or_may_run_again_counts_against_the_balance(
     book: Any, before: CallState, held_units: int
 ) -> None:
     await bring(book, before)
@@ -229,6 +229,30 @@ async def test_what_runs_or_settles_counts_against_the_balance(
     assert await book.claim(dear) == NotCovered(held_units=held_units)
     just = authorized_claim(authorization_of(20), balance_units=20 + held_units, block_number=101)
     assert isinstance(await book.claim(just), Claimed)
+
+
+@pytest.mark.parametrize(("seconds", "is_counted"), [(59, True), (60, False)])
+async def test_an_unknown_call_counts_until_its_authorisation_has_expired(
+    book: Any, seconds: int, is_counted: bool
+) -> None:
+    """And a little longer: a block may be timed behind our clock."""
+    claim = await bring(book, CallState.UNKNOWN)
+    created_ms = (claim.authorization.valid_before + seconds) * 1000
+    outcome = await book.claim(authorized_claim(authorization_of(4), 4, created_ms=created_ms))
+    assert outcome == NotCovered(held_units=4) if is_counted else isinstance(outcome, Claimed)
+
+
+async def test_calls_that_run_again_were_covered_beside_each_other(book: Any) -> None:
+    """Each is sent, and no head comes; a balance of one price never has two of them running."""
+    claims = [authorized_claim(authorization_of(4), 4) for _ in range(3)]
+    running = 0
+    for claim in claims:
+        if isinstance(await book.claim(claim), Claimed):
+            await book.close(close_of(claim, CallState.UNKNOWN))
+    for claim in claims:
+        running += isinstance(await book.reopen(claim.call_id, epoch=1, now_ms=NOW_MS), Claimed)
+    assert running == 1
+    assert await book.claim(authorized_claim(authorization_of(4), 4)) == NotCovered(held_units=4)
 
 
 @pytest.mark.parametrize(("block_number", "is_stale"), [(100, True), (101, False), (102, False)])

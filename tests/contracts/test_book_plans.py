@@ -37,7 +37,7 @@ PLANS = {
     "call.pay_to =": "ix_call_reorged (payer=?",
     "call.price_units, call.taken_units, (SELECT": "ix_call_reorged (payer=?",
     "authorization.nonce IN": "(nonce=?",
-    "authorization.settled_block >": "ix_authorization_settled (payer=? AND settled_block>?",
+    "authorization.settled_block >": "ix_authorization_settled (payer=? AND chain_id=? AND settled_block>?",
     "rail IN ('x402', 'mpp')": "ix_call_moving (payer=?",
     "WHERE authorization.call_id IN": "uq_authorization_call_id (call_id=?",
     "WHERE authorization.nonce = ?": "(nonce=? AND chain_id=? AND asset=? AND payer=?",
@@ -46,7 +46,8 @@ PLANS = {
     "call.idempotency_key = ?": "ix_call_keyed (payer=? AND idempotency_key=? AND created_ms>?",
     "settlement_attempt.call_id = ? ORDER": "(call_id=?",
     "AND is_open": "ix_settlement_attempt_open (sender=? AND chain_id=?",
-    "max(settlement_attempt.cost_wei)": "ix_settlement_attempt_listing_time (listing_id=? AND chain_id=? AND created_ms>?",
+    "max(settlement_attempt.cost_wei)": "COVERING INDEX ix_settlement_attempt_spent (chain_id=? AND created_ms>?",
+    "settlement_attempt.is_open = 0": "ix_settlement_attempt_spent (chain_id=? AND created_ms>?",
     "FROM gas_lane": "(sender=? AND chain_id=?",
     "sum(answer.bytes)": "COVERING INDEX ix_answer",
     "answer.payer = ?": "COVERING INDEX ix_answer_payer_time (payer=?",
@@ -115,7 +116,8 @@ async def settle_some(book: BookStore, database: SqliteDatabase) -> None:
     await book.find_keyed(PAYER, "key", since_ms=0)
     await gas.open_attempts(CHAIN, GAS_KEY, limit=5)
     await gas.mark_mined(CHAIN, GAS_KEY, below=1)
-    await gas.gas_spent_wei(CHAIN, claims[0].listing_id, since_ms=0)
+    await gas.reopen(CHAIN, GAS_KEY, since_nonce=0, since_ms=0)
+    await gas.gas_spent_wei(CHAIN, since_ms=0)
     for claim in claims:
         assert claim.authorization is not None
         await book.find_authorized(claim.authorization.key)

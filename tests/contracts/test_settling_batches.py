@@ -5,16 +5,18 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import event, text
+from sqlalchemy.util import await_only
 
 from tollway.errors import StorageUnavailable
+from tollway.identifiers import Address
 from tollway.ledger.book import AuthorizationTaken, Claimed, Closed, Fenced, NotCovered
 from tollway.ledger.call import CallState
 from tollway.ledger.gas import LaneTaken
-from tollway.storage.database import Database
+from tollway.storage.authorization_store import find_known
+from tollway.storage.database import Database, connect_database
 from tollway.testing.book_samples import (
     NOW_MS,
-    PAYER,
     attempt_of,
     authorization_of,
     authorized_claim,
@@ -266,7 +268,7 @@ async def test_another_gateway_that_died_leaves_its_settlements_adrift(database:
 async def test_fifty_authorisations_at_two_gateways_buy_what_the_balance_covers(database: Database) -> None:
     desks = [Desk(database, "one"), Desk(database, "two")]
     for number in range(4):
-        payer = type(PAYER)(bytes([number + 1]) * 20)
+        payer = Address(bytes([number + 1]) * 20)
         claims = [authorized_claim(authorization_of(10, payer=payer), balance_units=79) for _ in range(50)]
         outcomes = await asyncio.gather(*(desks[n % 2].book.claim(claim) for n, claim in enumerate(claims)))
         kinds = [type(one) for one in outcomes]
@@ -332,6 +334,71 @@ async def test_claims_at_one_gateway_and_conclusions_at_another_never_overspend(
     assert outcomes[10:] == [NotCovered(held_units=40)] * 10
     for desk in desks:
         await desk.close()
+
+
+class Searches:
+    """Lets the next claim look for what counts, and stops it before one of the statements that it does that with."""
+
+    def __init__(self, engine: Any, stop_before: int) -> None:
+        self.reached, self.go_on = asyncio.Event(), asyncio.Event()
+        self.begun = 0
+        self._engine = engine
+        self._stop_before = stop_before
+
+    def __enter__(self) -> "Searches":
+        event.listen(self._engine, "before_cursor_execute", self._pause)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.go_on.set()
+        event.remove(self._engine, "before_cursor_execute", self._pause)
+
+    def _pause(self, _connection: Any, _cursor: Any, sql: str, *_: Any) -> None:
+        if "valid_before, call.state, call.price_units" not in sql:
+            return
+        self.begun += 1
+        if self.begun == self._stop_before:
+            self.reached.set()
+            await_only(self.go_on.wait())
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("stop_before", [1, 2, 3])
+async def test_what_is_concluded_while_another_gateway_decides_counts(
+    postgres_url: str, stop_before: int
+) -> None:
+    """The balance was 4 in block 100, and leaves it in block 101. On PostgreSQL each statement of a claim sees what is
+    committed when it begins, so the conclusion is let in before each of those that look for what counts."""
+    database = connect_database(postgres_url)
+    desks = [Desk(database, "one"), Desk(database, "two")]
+    try:
+        ending = await settling(desks[0])
+        with Searches(database._engine.sync_engine, stop_before) as searches:  # type: ignore[attr-defined]
+            claiming = start(desks[1].book.claim(authorized_claim(authorization_of(4), balance_units=4)))
+            async with asyncio.timeout(10):
+                await searches.reached.wait()
+            assert await conclude(desks[0], ending) is CallState.CONSUMED
+            searches.go_on.set()
+            assert await claiming == NotCovered(held_units=4)
+        assert searches.begun == 3
+    finally:
+        for desk in desks:
+            await desk.close()
+        await database.close()
+
+
+async def test_a_claim_on_one_chain_does_not_load_the_history_of_another(
+    database: Database, desk: Desk
+) -> None:
+    """The numbers of their blocks have nothing to do with each other."""
+    for nonce in range(20):
+        claim = await settling(desk, nonce, block_number=300_000_000)
+        await conclude(desk, claim, f"tx {nonce}", transfer=transfer_in(block_number=300_000_001))
+    far = authorized_claim(authorization_of(4), block_number=300_000_001)
+    near = authorized_claim(authorization_of(4, chain_id=1), block_number=20_000_000)
+    assert await database.read(lambda c: find_known(c, [far, near])) == []
+    stale = authorized_claim(authorization_of(4), block_number=300_000_000)
+    assert len(await database.read(lambda c: find_known(c, [near, far, stale]))) == 20
 
 
 async def test_a_sweeper_and_a_gateway_that_gives_up_conclude_once(database: Database) -> None:

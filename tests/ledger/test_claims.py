@@ -253,7 +253,12 @@ def test_an_authorisation_in_debt_or_taken_is_told_so_before_its_cover() -> None
     key = claim.authorization.key if claim.authorization else None
     assert key is not None
     used = KnownAuthorization(
-        key=key, call_id=claim.call_id, state=CallState.UNKNOWN, price_units=4, settled_block=None
+        key=key,
+        call_id=claim.call_id,
+        state=CallState.UNKNOWN,
+        price_units=4,
+        settled_block=None,
+        valid_before=2**256 - 1,
     )
     debts = {Purse(CHAIN, USDC, PAYER, PAYEE): 3}
 
@@ -276,6 +281,7 @@ def test_what_is_about_to_move_counts_as_not_final(price: int, is_granted: bool)
         state=CallState.SETTLING,
         price_units=4,
         settled_block=None,
+        valid_before=0,
     )
     unfinal = payment(1, 9, taken_units=3, state=PaymentState.UNFINAL)
     stranger = payment(2, 9, taken_units=9, state=PaymentState.UNFINAL, payer=Address(b"\x01" * 20))

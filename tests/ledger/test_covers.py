@@ -8,10 +8,12 @@ from tollway.identifiers import Address, CallId
 from tollway.ledger.authorization import Cover, Dialect
 from tollway.ledger.book import AuthorizationTaken, NotCovered
 from tollway.ledger.call import CallState, Rail
-from tollway.ledger.covers import Covers, KnownAuthorization, rail_of, wallet_of
-from tollway.testing.book_samples import authorization_of
+from tollway.ledger.covers import EXPIRY_SLACK_S, Covers, KnownAuthorization, rail_of, wallet_of
+from tollway.testing.book_samples import NOW_MS, authorization_of
 
 COVER = Cover(balance_units=10, block_number=100)
+NOW_S = NOW_MS // 1000
+EXPIRED = NOW_S - EXPIRY_SLACK_S
 
 
 def known(authorization: Any = None, **fields: Any) -> KnownAuthorization:
@@ -21,6 +23,7 @@ def known(authorization: Any = None, **fields: Any) -> KnownAuthorization:
         "state": CallState.FORWARDING,
         "price_units": 4,
         "settled_block": None,
+        "valid_before": NOW_S + 120,
     }
     return KnownAuthorization(**{**defaults, **fields})
 
@@ -30,7 +33,12 @@ def known(authorization: Any = None, **fields: Any) -> KnownAuthorization:
     [
         ({"state": CallState.FORWARDING}, True),
         ({"state": CallState.SETTLING}, True),
-        ({"state": CallState.UNKNOWN}, False),
+        ({"state": CallState.FORWARDING, "valid_before": EXPIRED}, True),
+        ({"state": CallState.SETTLING, "valid_before": EXPIRED}, True),
+        ({"state": CallState.UNKNOWN}, True),  # the same request may run again under it
+        ({"state": CallState.UNKNOWN, "valid_before": EXPIRED + 1}, True),
+        ({"state": CallState.UNKNOWN, "valid_before": EXPIRED}, False),
+        ({"state": CallState.UNKNOWN, "settled_block": 100}, False),
         ({"state": CallState.RELEASED}, False),
         ({"state": CallState.CONSUMED, "settled_block": 100}, False),
         ({"state": CallState.CONSUMED, "settled_block": 101}, True),
@@ -43,10 +51,10 @@ def known(authorization: Any = None, **fields: Any) -> KnownAuthorization:
 def test_what_may_still_leave_or_left_unseen_counts(fields: dict[str, Any], counts: bool) -> None:
     authorization = authorization_of()
     covers = Covers([known(**fields)])
-    assert covers.held_units(wallet_of(authorization.key), COVER) == (4 if counts else 0)
-    refusal = covers.refuse(authorization, cover=COVER, price_units=7)
+    assert covers.held_units(wallet_of(authorization.key), COVER, now_s=NOW_S) == (4 if counts else 0)
+    refusal = covers.refuse(authorization, cover=COVER, price_units=7, now_s=NOW_S)
     assert refusal == (NotCovered(held_units=4) if counts else None)
-    assert covers.refuse(authorization, cover=COVER, price_units=6) is None
+    assert covers.refuse(authorization, cover=COVER, price_units=6, now_s=NOW_S) is None
 
 
 @pytest.mark.parametrize(
@@ -62,12 +70,12 @@ def test_an_authorisation_is_free_when_its_call_is_released_and_nothing_moved(
     authorization = authorization_of()
     covers = Covers([known(authorization, state=state, settled_block=settled_block)])
     taken = AuthorizationTaken(call_id=CallId("call_1"), state=state)
-    refusal = covers.refuse(authorization, cover=COVER, price_units=1)
+    refusal = covers.refuse(authorization, cover=COVER, price_units=1, now_s=NOW_S)
     assert refusal == (taken if is_taken else None)
 
 
 def test_without_a_cover_nothing_is_covered() -> None:
-    refusal = Covers([]).refuse(authorization_of(), cover=None, price_units=0)
+    refusal = Covers([]).refuse(authorization_of(), cover=None, price_units=0, now_s=NOW_S)
     assert refusal == NotCovered(held_units=0)
 
 
@@ -76,11 +84,13 @@ def test_grants_count_for_those_that_come_after() -> None:
     first = authorization_of()
     for number in range(3):
         one = first if number == 0 else authorization_of()
-        assert covers.refuse(one, cover=COVER, price_units=3) is None
+        assert covers.refuse(one, cover=COVER, price_units=3, now_s=NOW_S) is None
         covers.grant(one, call_id=CallId(f"call_{number}"), price_units=3)
-    assert covers.refuse(authorization_of(), cover=COVER, price_units=3) == NotCovered(held_units=9)
-    assert covers.running_units(wallet_of(first.key)) == 9
-    assert covers.refuse(first, cover=COVER, price_units=1) == AuthorizationTaken(
+    assert covers.refuse(authorization_of(), cover=COVER, price_units=3, now_s=NOW_S) == NotCovered(
+        held_units=9
+    )
+    assert covers.running_units(wallet_of(first.key), now_s=NOW_S) == 9
+    assert covers.refuse(first, cover=COVER, price_units=1, now_s=NOW_S) == AuthorizationTaken(
         call_id=CallId("call_0"), state=CallState.FORWARDING
     )
 
@@ -90,15 +100,22 @@ def test_grants_count_for_those_that_come_after() -> None:
 )
 def test_a_balance_is_that_of_one_wallet_in_one_asset(other: dict[str, Any]) -> None:
     covers = Covers([known(authorization_of(**other), price_units=10)])
-    assert covers.refuse(authorization_of(), cover=COVER, price_units=10) is None
+    assert covers.refuse(authorization_of(), cover=COVER, price_units=10, now_s=NOW_S) is None
 
 
 def test_running_units_are_those_that_did_not_move_yet() -> None:
     wallet = wallet_of(authorization_of().key)
+    unknown = CallState.UNKNOWN
     covers = Covers(
-        [known(), known(state=CallState.SETTLING), known(settled_block=500), known(state=CallState.UNKNOWN)]
+        [
+            known(),
+            known(state=CallState.SETTLING),
+            known(settled_block=500),
+            known(state=unknown),
+            known(state=unknown, valid_before=EXPIRED),
+        ]
     )
-    assert covers.running_units(wallet) == 8
+    assert covers.running_units(wallet, now_s=NOW_S) == 12
 
 
 def test_a_dialect_has_its_rail() -> None:

@@ -81,8 +81,8 @@ def decide_claims(
     `debts`: what the payers of these claims owe.
     `unfinal_max_nano`: by currency, what one payer may have spent of one asset before it is final; a currency that is
     not named has no maximum.
-    `authorizations`: those that are claimed, as far as they are known, and all of their wallets that run, settle, or
-    moved after the block of their cover.
+    `authorizations`: those that are claimed, as far as they are known, and all of their wallets that run, settle, may
+    run again, or moved after the block of their cover.
     """
     desk = _Desk(payments, nonces, debts, unfinal_max_nano, Covers(authorizations))
     decisions = tuple(desk.decide(claim) for claim in claims)
@@ -193,8 +193,8 @@ class _Desk:
         return self._grant(claim, shown, parts)
 
     def _decide_authorized(self, claim: Claim, authorization: Authorization) -> Decision:
-        price_units = claim.price_units
-        refusal = self._covers.refuse(authorization, cover=claim.cover, price_units=price_units)
+        price_units, now_s = claim.price_units, claim.created_ms // 1000
+        refusal = self._covers.refuse(authorization, cover=claim.cover, price_units=price_units, now_s=now_s)
         if isinstance(refusal, AuthorizationTaken):
             return _refused(claim, refusal)
         purse = Purse(authorization.chain_id, authorization.asset, authorization.payer, authorization.payee)
@@ -267,7 +267,8 @@ class _Desk:
 
     def _is_beyond_unfinal_authorized(self, claim: Claim, wallet: Wallet) -> bool:
         """What its authorisation moves will not be final at once; nor what those before it are about to move."""
-        unfinal_units = sum(self._unfinal(claim, wallet).values()) + self._covers.running_units(wallet)
+        moving_units = self._covers.running_units(wallet, now_s=claim.created_ms // 1000)
+        unfinal_units = sum(self._unfinal(claim, wallet).values()) + moving_units
         return self._is_too_much(claim, unfinal_units + claim.price_units)
 
     def _is_too_much(self, claim: Claim, units: int) -> bool:

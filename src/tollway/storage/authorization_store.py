@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 from hashlib import sha256
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, and_, insert, select, text, update
+from sqlalchemy import ColumnElement, Connection, Row, Select, and_, insert, select, text, update
 
 from tollway.identifiers import Address, CallId, ChainId, ListingId, TxHash
 from tollway.ledger.authorization import (
@@ -102,16 +102,11 @@ def find_known(connection: Connection, claims: Sequence[Claim]) -> list[KnownAut
     if not authorized:
         return []
     keys = [claim.authorization.key for claim in authorized if claim.authorization is not None]
-    payers = {key.payer for key in keys}
-    seen_block = min(claim.cover.block_number for claim in authorized if claim.cover is not None)
     columns, calls = authorization_table.c, call_table.c
     of_keys = columns.nonce.in_(
         {key.nonce for key in keys}
     )  # others that share a nonce are known too, and no matter
-    settled = and_(
-        columns.payer.in_(payers), text("settled_block IS NOT NULL"), columns.settled_block > seen_block
-    )
-    moving = and_(calls.payer.in_(payers), text(MOVING))
+    moving = and_(calls.payer.in_({key.payer for key in keys}), text(MOVING))
     query = select(
         columns.nonce,
         columns.chain_id,
@@ -119,11 +114,15 @@ def find_known(connection: Connection, claims: Sequence[Claim]) -> list[KnownAut
         columns.payer,
         columns.call_id,
         columns.settled_block,
+        columns.valid_before,
         calls.state,
         calls.price_units,
     ).join(call_table, calls.id == columns.call_id)
     found: dict[AuthorizationKey, KnownAuthorization] = {}
-    for where in (of_keys, settled, moving):  # three searches by index, where one with OR would walk
+    # A few searches by index, where one with OR would walk. And in this order: on PostgreSQL each sees what is committed
+    # when it begins, so a call that is concluded between two of them has moved when it is looked for there. The other
+    # way round it would be in neither, and its money would count as the payer's once more.
+    for where in (of_keys, moving, *_settled_since(authorized)):
         for row in connection.execute(query.where(where)):
             found[_key_of(row)] = KnownAuthorization(
                 key=_key_of(row),
@@ -131,8 +130,31 @@ def find_known(connection: Connection, claims: Sequence[Claim]) -> list[KnownAut
                 state=CallState(row.state),
                 price_units=row.price_units,
                 settled_block=row.settled_block,
+                valid_before=int(row.valid_before),
             )
     return list(found.values())
+
+
+def _settled_since(claims: Iterable[Claim]) -> list[ColumnElement[bool]]:
+    """What moved after the balances of these claims were seen: block numbers say nothing about another chain."""
+    columns = authorization_table.c
+    payers: dict[ChainId, set[Address]] = {}
+    seen_block: dict[ChainId, int] = {}
+    for claim in claims:
+        assert claim.authorization is not None
+        assert claim.cover is not None
+        key, block_number = claim.authorization.key, claim.cover.block_number
+        payers.setdefault(key.chain_id, set()).add(key.payer)
+        seen_block[key.chain_id] = min(block_number, seen_block.get(key.chain_id, block_number))
+    return [
+        and_(
+            columns.payer.in_(payers[chain_id]),
+            columns.chain_id == chain_id,
+            text("settled_block IS NOT NULL"),  # literal, for the index
+            columns.settled_block > block_number,
+        )
+        for chain_id, block_number in seen_block.items()
+    ]
 
 
 def write_claimed(

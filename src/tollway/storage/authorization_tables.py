@@ -51,6 +51,7 @@ authorization_table = Table(
     Index(
         "ix_authorization_settled",
         "payer",
+        "chain_id",
         "settled_block",
         sqlite_where=text("settled_block IS NOT NULL"),
         postgresql_where=text("settled_block IS NOT NULL"),
@@ -73,7 +74,10 @@ attempt_table = Table(
     Column("created_ms", BigInteger, nullable=False),
     PrimaryKeyConstraint("tx_hash", "chain_id", name="pk_settlement_attempt"),
     Index("ix_settlement_attempt_call_id", "call_id"),
-    Index("ix_settlement_attempt_listing_time", "listing_id", "chain_id", "created_ms"),
+    Index(
+        "ix_settlement_attempt_spent",
+        *("chain_id", "created_ms", "listing_id", "sender", "nonce", "cost_wei"),
+    ),
     Index(
         "ix_settlement_attempt_open",
         "sender",

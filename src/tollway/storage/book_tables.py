@@ -28,8 +28,8 @@ RowId = BigInteger().with_variant(Integer, "sqlite")
 """A row number that SQLite fills in by itself."""
 
 COUNTING_NONCE = "nonce IS NOT NULL AND state <> 'released'"
-MOVING = "state IN ('forwarding', 'settling') AND rail IN ('x402', 'mpp')"
-"""A call that an authorisation pays, and whose money may be about to move."""
+MOVING = "state IN ('forwarding', 'settling', 'unknown') AND rail IN ('x402', 'mpp')"
+"""A call that an authorisation pays, and whose money may be about to move, or may when it runs again."""
 REPEATABLE = "state IN ('forwarding', 'unknown') OR cut = 'cut'"
 """A call that the same request may run into, or run again. Literal, in the index and in the query."""
 

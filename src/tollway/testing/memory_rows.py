@@ -133,6 +133,7 @@ def known_authorizations(rows: MemoryRows) -> list[KnownAuthorization]:
             state=rows.calls[held.call_id].state,
             price_units=rows.calls[held.call_id].claim.price_units,
             settled_block=held.settled_block,
+            valid_before=held.authorization.valid_before,
         )
         for key, held in rows.authorizations.items()
     ]
