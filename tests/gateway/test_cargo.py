@@ -1,5 +1,6 @@
 """Request bodies on their way through: whole, streamed, and streamed under a promised digest."""
 
+import asyncio
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
 
@@ -18,8 +19,13 @@ from tollway.gateway.cargo import (
 )
 from tollway.gateway.exchange import BodyRefused, CallerGone
 from tollway.identifiers import keccak256
+from tollway.ledger.call import CallState
 from tollway.limits import DEFAULT_LIMITS
+from tollway.testing.loopback import until
+from tollway.testing.small_gateway import open_gateway
+from tollway.testing.small_payer import SmallPayer, earned, has_terms, transfers
 
+PRICE = 10_000
 LIMITS = replace(DEFAULT_LIMITS, buffer_bytes=4, bound_body_bytes_max=8, upload_bytes_max=12)
 
 
@@ -182,11 +188,61 @@ async def test_a_large_body_of_an_authorised_call_is_hashed_on_its_way() -> None
     cargo = await load_hashed(Body(b"1234", b"56789"), is_whole=False, limits=LIMITS)
     assert isinstance(cargo, Cargo)
     assert (cargo.body_hash, cargo.final_hash) == (None, None)
-    assert await drain(cargo) == [b"1234", b"56789"]
+    assert b"".join(await drain(cargo)) == b"123456789"
     assert (cargo.body_hash, cargo.final_hash) == (None, keccak256(b"123456789"))
+
+
+@pytest.mark.parametrize(("in_time", "seen"), [(0, b""), (1, b"1"), (2, b"1234"), (3, b"123456")])
+async def test_a_body_that_outlives_its_payment_never_goes_whole(in_time: int, seen: bytes) -> None:
+    looks = iter([False] * in_time + [True])
+    body = Body(b"12", b"345", b"67", length=None)
+    cargo = await load_hashed(body, is_whole=False, limits=LIMITS, is_late=lambda: next(looks))
+    told, problem = await break_off(cargo)
+    assert (b"".join(told), problem.code, problem.reason) == (
+        seen,
+        Code.INVALID_REQUEST,
+        "authorization_outlived",
+    )
+    assert isinstance(cargo, Cargo)
+    assert cargo.final_hash is None
 
 
 async def test_a_body_that_must_be_whole_has_a_limit() -> None:
     assert problem_of(await load_hashed(Body(b"1234", b"56789"), is_whole=True, limits=LIMITS)).code is (
         Code.PAYLOAD_TOO_LARGE
     )
+
+
+# ---------------------------------------------------------------------- at a whole gateway
+
+
+@pytest.mark.parametrize("is_chunked", [True, False])
+@pytest.mark.parametrize("takes_s", [29, 31, 120])
+async def test_an_upload_is_over_in_time_to_be_settled_or_is_never_whole(
+    is_chunked: bool, takes_s: int
+) -> None:
+    async with open_gateway(buffer_bytes=100) as gate:
+        await gate.publish(timeout_s=5)
+        payer = SmallPayer(buyer=gate.buyer, gate=gate)
+        payer.fund(PRICE)
+        shown = payer.show(await payer.quote("POST"))  # valid for timeout_s and 60 seconds, as every 402 asks
+        chunks = [b"x" * 200, b"y" * 200, b"z"]
+        upload = gate.open(
+            "POST", "/quote?x=1", shown, chunks[:2], is_chunked=is_chunked, length=401, is_open=True
+        )
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(gate.run(upload))
+            await until(lambda: [len(one.body) for one in gate.upstream.arrived] == [399])
+            gate.now_ms += takes_s * 1000
+            upload.give(chunks[2])
+            upload.finish()
+        answer, (arrived,) = running.result(), gate.upstream.arrived
+        (call,) = await payer.history()
+        if takes_s < 30:
+            assert (answer.status, arrived.is_whole, earned(gate)) == (200, True, PRICE)
+            assert call.state is CallState.CONSUMED
+            return
+        assert (answer.status, answer.problem["reason"]) == (400, "authorization_outlived")
+        assert (answer.problem["paymentState"], has_terms(answer)) == ("released", False)
+        assert (bytes(arrived.body), arrived.is_whole) == ((chunks[0] + chunks[1])[:-1], False)
+        assert (call.state, transfers(gate), earned(gate)) == (CallState.RELEASED, 0, 0)

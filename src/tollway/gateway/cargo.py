@@ -1,10 +1,11 @@
 """The request's body on its way through: read ahead, streamed, or streamed under a promised digest.
 
 A body that a signature covers is never let through whole before its digest is known to match: the last chunk is
-withheld until then. Nothing here decides what a body costs.
+withheld until then. Nor is one that is paid by an authorisation, once that is too old: the last byte is. Nothing here
+decides what a body costs.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 from Crypto.Hash import keccak
@@ -95,10 +96,13 @@ async def load_plain(body: RequestBody, *, limits: Limits) -> Cargo:
     return Cargo(content=_stream(body, limits.upload_bytes_max), length=body.length, body_hash=None)
 
 
-async def load_hashed(body: RequestBody, *, is_whole: bool, limits: Limits) -> Cargo | Problem:
+async def load_hashed(
+    body: RequestBody, *, is_whole: bool, limits: Limits, is_late: Callable[[], bool] = lambda: False
+) -> Cargo | Problem:
     """The body of a call paid by an authorisation: read ahead when it is small, else streamed, and hashed on its way.
 
     `is_whole`: whatever its length it is read first (at most 1 MiB), because it may have to be compared with an earlier one.
+    `is_late`: what it pays with may end before it can be settled. One that streams is never whole upstream then.
     """
     if not body.is_present:
         return NO_CARGO
@@ -111,7 +115,7 @@ async def load_hashed(body: RequestBody, *, is_whole: bool, limits: Limits) -> C
         return await load_plain(body, limits=limits)
     running = RunningHash()
     return Cargo(
-        content=_stream_hashed(body, running, limits.upload_bytes_max),
+        content=_stream_hashed(body, running, limits.upload_bytes_max, is_late),
         length=body.length,
         body_hash=None,
         running=running,
@@ -157,12 +161,24 @@ async def _stream(body: RequestBody, bytes_max: int) -> AsyncIterator[bytes]:
         yield chunk
 
 
-async def _stream_hashed(body: RequestBody, running: RunningHash, bytes_max: int) -> AsyncIterator[bytes]:
+async def _stream_hashed(
+    body: RequestBody, running: RunningHash, bytes_max: int, is_late: Callable[[], bool]
+) -> AsyncIterator[bytes]:
+    """Of what has come in all but the last byte goes on at once: many an upstream answers as it reads."""
     digest = keccak.new(digest_bits=256)
+    withheld = b""
     async for chunk in _stream(body, bytes_max):
         digest.update(chunk)
-        yield chunk
+        if is_late():
+            raise BodyRefused(_TOO_LATE)
+        passed, withheld = withheld + chunk[:-1], chunk[-1:]
+        if passed:
+            yield passed
+    if is_late():
+        raise BodyRefused(_TOO_LATE)
     running.body_hash = digest.digest()
+    if withheld:
+        yield withheld
 
 
 async def _stream_promised(body: RequestBody, promised: bytes, bytes_max: int) -> AsyncIterator[bytes]:
@@ -201,3 +217,12 @@ def _mismatch() -> Problem:
         ),
         payment_state="none",
     )
+
+
+# Not a 402: whoever pays by itself would only sign another one, as short as this, for the same upload.
+_TOO_LATE = Problem(
+    code=Code.INVALID_REQUEST,
+    detail="The body came so slowly that its payment could have ended before it was settled, so the call was broken off "
+    "and nothing was charged. Send the body faster, or sign an authorisation with a later validBefore.",
+    reason="authorization_outlived",
+)

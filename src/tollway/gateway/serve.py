@@ -61,7 +61,9 @@ from tollway.identifiers import Address, ListingId
 from tollway.ledger.book import Book
 from tollway.limits import Limits
 from tollway.outbound.policy import Endpoint, EndpointRefused, parse_endpoint
+from tollway.payments.authorization_verdict import is_late
 from tollway.payments.payers import Request
+from tollway.payments.presented import Presented
 from tollway.payments.proof import Proof, parse_proof
 from tollway.payments.terms import Tariff
 from tollway.payments.till import Till
@@ -253,7 +255,12 @@ class Gateway:
         if known is not None:
             cargo: Cargo | Problem = await load_compared(call.body, limits=self._limits)
         else:
-            cargo = await load_hashed(call.body, is_whole=key is not None, limits=self._limits)
+            cargo = await load_hashed(
+                call.body,
+                is_whole=key is not None,
+                limits=self._limits,
+                is_late=partial(self._is_late, presented, listing),
+            )
         if isinstance(cargo, Problem):
             return Declined(problem=cargo)
         sale = Sale(
@@ -280,6 +287,10 @@ class Gateway:
         outcome = await self._passage.carry(shipment, admitted.take)
         visit.note(admitted.payer, outcome)
         return outcome
+
+    def _is_late(self, presented: Presented, listing: Listing) -> bool:
+        now_s = self._now_ms() / 1000
+        return is_late(presented.valid_before, now_s=now_s, timeout_s=listing.timeout_s)
 
     # ---- What is checked before money is looked at.
 

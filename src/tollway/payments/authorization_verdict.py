@@ -23,6 +23,11 @@ class AuthorizationRefused:
     reason: AuthorizationReason
 
 
+def is_late(valid_before: int, *, now_s: float, timeout_s: int) -> bool:
+    """Whether it could end before its transfer is mined, were an upstream asked now to take all its time."""
+    return valid_before < now_s + timeout_s + SETTLE_WITHIN_S
+
+
 def check_times(
     authorization: Authorization, *, now_s: float, timeout_s: int, validity_s_max: int
 ) -> AuthorizationRefused | None:
@@ -30,7 +35,7 @@ def check_times(
 
     What is undecided stays so until `validBefore`, so nobody may choose a time that never comes.
     """
-    if authorization.valid_before < now_s + timeout_s + SETTLE_WITHIN_S:
+    if is_late(authorization.valid_before, now_s=now_s, timeout_s=timeout_s):
         return AuthorizationRefused(reason=AuthorizationReason.EXPIRED)
     if authorization.valid_after > now_s:
         return AuthorizationRefused(reason=AuthorizationReason.NOT_YET_VALID)
@@ -60,6 +65,17 @@ def judge_authorization(
     return Cover(balance_units=units, block_number=facts.head_number)
 
 
+def name_failure(authorization: Authorization, facts: AuthorizationFacts) -> AuthorizationReason:
+    """Why a transfer that would have paid when it was claimed is refused in simulation now."""
+    if facts.head_time >= authorization.valid_before:
+        return AuthorizationReason.EXPIRED
+    if facts.balance < authorization.base_units:
+        return AuthorizationReason.INSUFFICIENT_BALANCE
+    if authorization.valid_after >= facts.head_time:
+        return AuthorizationReason.NOT_YET_VALID
+    return AuthorizationReason.SIMULATION_FAILED
+
+
 def _find_fault(
     authorization: Authorization,
     requirement: Requirement,
@@ -83,7 +99,7 @@ def _find_fault(
         return AuthorizationReason.UNDEPLOYED_WALLET if wrapped else AuthorizationReason.SIGNATURE
     if facts.is_used:
         return AuthorizationReason.ALREADY_USED
-    if authorization.valid_before < facts.head_time + timeout_s + SETTLE_WITHIN_S:
+    if is_late(authorization.valid_before, now_s=facts.head_time, timeout_s=timeout_s):
         return AuthorizationReason.EXPIRED
     if facts.balance < authorization.base_units:
         return AuthorizationReason.INSUFFICIENT_BALANCE
