@@ -325,12 +325,30 @@ async def test_what_it_says_beyond_what_is_signed_decides_nothing(
     def embroider(content: dict[str, Any]) -> None:
         content["accepted"] |= {"amount": "1", "payTo": str(ELSEWHERE), "extra": {"name": "Other"}}
         content["resource"] = {"url": "https://evil.example/"}
-        content["payload"]["authorization"]["more"] = [1, 2]
-        content["note"] = None
+        content["extensions"] = {"nobody-knows": {"info": None}}
 
     answer = await payer.buy(edit=embroider)
     assert answer.status == 200
     assert (earned(gate), payer.balance) == (PRICE, 9 * PRICE)
+
+
+@pytest.mark.parametrize("dialect", Dialect)
+async def test_a_paid_authorisation_in_a_dress_that_nobody_knows_is_not_asked_to_pay(
+    gate: SmallGateway, payer: SmallPayer, dialect: Dialect
+) -> None:
+    """An unknown member is refused with terms, but only where the authorisation itself is not known."""
+    asked = await payer.quote()
+    signed = {} if dialect is Dialect.MPP else {"nonce": NONCE}
+    strange = payer.show(asked, dialect, edit=lambda content: content.update(note=1), **signed)
+    refused = await gate.ask("GET", TARGET, strange)
+    assert (refused.status, refused.problem["code"]) == (402, "payment_malformed")
+    assert "`note`" in refused.problem["detail"]
+    await check_nothing_happened(gate, refused)
+    assert (await gate.ask("GET", TARGET, payer.show(asked, dialect, **signed))).status == 200
+    for method in ("GET", "POST"):
+        late = await gate.ask(method, TARGET, strange)
+        assert (late.status, late.problem["code"]) == (409, "payment_already_used")
+        await check_nothing_happened(gate, late, calls=1)
 
 
 async def test_a_body_over_the_limit_spends_nothing(gate: SmallGateway, payer: SmallPayer) -> None:
@@ -555,6 +573,7 @@ async def test_a_blocked_wallet_buys_nothing(gate: SmallGateway, payer: SmallPay
 async def test_a_dearer_call_than_allowed_is_not_settled(gate: SmallGateway, payer: SmallPayer) -> None:
     answer = await payer.buy(headers=[("Tollway-Max-Price", "0.009")])
     assert (answer.status, answer.problem["code"]) == (412, "price_above_max")
+    assert answer.problem["paymentState"] == "none"  # there is no credit that it could be kept as
     await check_nothing_happened(gate, answer)
     assert (await payer.buy(headers=[("Tollway-Max-Price", "0.01")])).status == 200
 

@@ -165,6 +165,25 @@ def test_the_authorisation_must_be_made_for_the_challenge() -> None:
     assert fault_of(content) == NONCE
 
 
+@pytest.mark.parametrize(
+    ("place", "name"), [("", "note"), ("challenge", "amount"), ("payload", "token"), ("payload", "chainId")]
+)
+def test_a_member_that_the_protocol_does_not_have_is_a_fault_that_names_it(place: str, name: str) -> None:
+    content = Payer().credential()
+    (content[place] if place else content).update({name: None})
+    fault = parse(content).fault
+    assert fault is not None
+    assert (fault.code, fault.reason) == SHAPE
+    assert f"`{place}.{name}`".replace("`.", "`") in fault.detail
+
+
+def test_a_description_in_the_challenge_and_any_source_are_known() -> None:
+    content = Payer().credential()
+    content["challenge"]["description"] = "A quote"
+    content["source"] = {"any": 1}
+    assert fault_of(content) is None
+
+
 UNSUPPORTED = (Code.PAYMENT_METHOD_UNSUPPORTED, "method_unsupported")
 SHAPE = (Code.PAYMENT_MALFORMED, "invalid_payload")
 

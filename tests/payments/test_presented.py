@@ -23,6 +23,7 @@ from tollway.testing.authorization_samples import (
     ROUTE,
     USDC,
     Payer,
+    decode_header,
     encode_header,
     requirement_of,
 )
@@ -134,6 +135,21 @@ def test_a_faulty_challenge_is_told_only_when_the_terms_are_matched() -> None:
     assert (refused.code, refused.reason) == (Code.PAYMENT_EXPIRED, "challenge_expired")
 
 
+@pytest.mark.parametrize("dialect", Dialect)
+def test_an_unknown_member_is_told_only_when_the_terms_are_matched(dialect: Dialect) -> None:
+    """The books come first here as well: the same authorisation may have paid, in plainer dress."""
+    name, value = shown(dialect)
+    content = {**decode_header(value.removeprefix(b"Payment ")), "note": 1}
+    prefix = b"Payment " if dialect is Dialect.MPP else b""
+    presented = parse((name, prefix + encode_header(content, is_urlsafe=dialect is Dialect.MPP)))
+    assert isinstance(presented, Presented)
+    assert presented.nonce == read(dialect).nonce
+    refused = match_requirement(presented, [requirement_of()])
+    assert isinstance(refused, Problem)
+    assert (refused.code, refused.reason) == (Code.PAYMENT_MALFORMED, "invalid_payload")
+    assert "`note`" in refused.detail
+
+
 BRIDGED = replace(USDC, token=Address(b"\x77" * 20))
 ELSEWHERE = replace(USDC, chain_id=ChainId(8453))
 
@@ -204,6 +220,7 @@ def test_a_stock_clients_payment_is_read(path: Path) -> None:
     assert (presented.payer, presented.base_units) == (payer, 10_000)
     if presented.dialect is Dialect.MPP:  # its challenge was another server's; everything else must hold
         assert presented.fault is not None
+        assert presented.fault.reason == "invalid_challenge"
         challenge = vector["paid"]["decoded"]["challenge"]
         assert presented.nonce == keccak256((challenge["id"] + challenge["realm"]).encode())
         presented = replace(presented, fault=None)

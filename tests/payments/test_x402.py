@@ -51,11 +51,39 @@ def test_a_payment_of_version_1_names_no_token() -> None:
     assert (shown.chain_id, shown.token, shown.identifier) == (CHAIN, None, None)
 
 
-def test_extra_fields_are_passed_over() -> None:
-    payment = {**Payer().payment(), "price": "0", "extensions": {"unknown": 5}, "isValid": True}
-    payment["accepted"] |= {"amount": "1", "payTo": "nobody", "maxTimeoutSeconds": -1.5}
+def test_what_a_payment_claims_in_accepted_decides_nothing() -> None:
+    payment = {**Payer().payment(), "extensions": {"unknown": 5}, "resource": {"note": [None]}}
+    payment["accepted"] |= {"amount": "1", "payTo": "nobody", "maxTimeoutSeconds": -1.5, "extra": {"more": 1}}
     shown = parse_payment(encode_header(payment), limits=DEFAULT_LIMITS)
-    assert shown.transfer.base_units == 10_000
+    assert (shown.transfer.base_units, shown.fault) == (10_000, None)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["price", "accepted.note", "payload.permit2Authorization", "payload.authorization.token", "payload.ü"],
+)
+@pytest.mark.parametrize("value", ["1", None, {}])
+def test_a_member_that_the_protocol_does_not_have_is_a_fault_that_names_it(path: str, value: Any) -> None:
+    """A fault and no refusal: the authorisation is read, so that the books can be asked for it first."""
+    shown = parse_payment(encode_header(changed(path, value)), limits=DEFAULT_LIMITS)
+    assert shown.transfer.nonce == Payer().nonce
+    assert shown.fault is not None
+    assert (shown.fault.code, shown.fault.reason) == SHAPE
+    assert f"`{path.replace('ü', '?')}`" in shown.fault.detail
+
+
+@pytest.mark.parametrize("path", ["accepted", "extensions", "payload.token", "payload.authorization.chainId"])
+def test_version_1_has_its_own_members(path: str) -> None:
+    payment = changed(path, {}, Payer().payment_v1())
+    shown = parse_payment_v1(encode_header(payment), limits=DEFAULT_LIMITS)
+    assert shown.fault is not None
+    assert (shown.fault.code, shown.fault.reason) == SHAPE
+
+
+def test_the_name_of_a_member_is_a_strangers_and_is_cut() -> None:
+    shown = parse_payment(encode_header(changed("x" * 9_000 + "\n", 1)), limits=DEFAULT_LIMITS)
+    assert shown.fault is not None
+    assert len(shown.fault.detail) < 200
 
 
 MALFORMED, UNSUPPORTED = Code.PAYMENT_MALFORMED, Code.PAYMENT_METHOD_UNSUPPORTED
@@ -63,8 +91,8 @@ VERSION = (MALFORMED, "invalid_x402_version")
 SHAPE = (MALFORMED, "invalid_payload")
 
 
-def changed(path: str, value: Any) -> dict[str, Any]:
-    content: dict[str, Any] = Payer().payment()
+def changed(path: str, value: Any, payment: dict[str, Any] | None = None) -> dict[str, Any]:
+    content: dict[str, Any] = payment or Payer().payment()
     *steps, last = path.split(".")
     place = content
     for step in steps:

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from tollway.errors import Refusal
+from tollway.errors import Problem, Refusal
 from tollway.identifiers import Address
 from tollway.payments.authorization_reasons import AuthorizationReason, explain_authorization
 
@@ -25,6 +25,10 @@ _WHOLE = re.compile(r"[0-9]{1,78}")
 _NONCE = re.compile(r"0[xX][0-9a-fA-F]{64}")
 _SIGNATURE = re.compile(r"0[xX](?:[0-9a-fA-F]{2})+")
 _UINT256_MAX = 2**256 - 1
+_NAME_SHOWN_MAX = 40
+
+SIGNED_FIELDS = frozenset({"from", "to", "value", "validAfter", "validBefore", "nonce"})
+"""The members that `parse_transfer` reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +95,24 @@ def parse_transfer(fields: Mapping[str, Any], signature: object) -> SignedTransf
         nonce=_take_nonce(fields),
         signature=_parse_signature(signature),
     )
+
+
+def find_unknown(*places: tuple[str, Mapping[str, Any], frozenset[str]]) -> Problem | None:
+    """What is wrong where an object has a member that its protocol does not have; names the first of them. Each place:
+    what it is called, the object, its members. See `Presented.fault` for when it is to be told."""
+    for place, fields, members in places:
+        if fields.keys() <= members:
+            continue
+        name = next(name for name in fields if name not in members)
+        path = f"{place}.{_show(name)}" if place else _show(name)
+        detail = f"`{path}` is no member of such a payment; leave it out. Nothing was settled."
+        return explain_authorization(AuthorizationReason.UNREADABLE, detail)
+    return None
+
+
+def _show(name: str) -> str:
+    """A stranger's word: short and printable."""
+    return "".join(c if c.isascii() and c.isprintable() else "?" for c in name[:_NAME_SHOWN_MAX])
 
 
 def take_object(fields: Mapping[str, Any], name: str) -> dict[str, Any]:

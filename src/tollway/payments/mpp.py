@@ -16,10 +16,12 @@ from tollway.identifiers import Address, ChainId, keccak256
 from tollway.limits import Limits
 from tollway.payments.authorization_reasons import AuthorizationReason, explain_authorization
 from tollway.payments.authorization_wire import (
+    SIGNED_FIELDS,
     SignedTransfer,
     decode_object,
     encode_object_urlsafe,
     encode_urlsafe,
+    find_unknown,
     parse_transfer,
     take_address,
     take_object,
@@ -34,6 +36,11 @@ RECEIPT_HEADER = b"payment-receipt"
 
 METHOD, INTENT, CREDENTIAL_TYPE = "evm", "charge", "authorization"
 _CHAIN_ID_MAX = 10**15
+_CREDENTIAL = frozenset({"challenge", "source", "payload"})
+_CHALLENGE = frozenset(
+    {"id", "realm", "method", "intent", "request", "expires", "digest", "opaque", "description"}
+)
+_PAYLOAD = SIGNED_FIELDS | {"type", "signature"}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -53,7 +60,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credential:
-    """A credential as it was shown. `fault`: what is wrong with its challenge. It is judged only after the books were
+    """A credential as it was shown. `fault`: what is wrong with its challenge, or an unknown member. It is judged only after the books were
     asked: an authorisation that has paid already must not be answered with a new challenge."""
 
     chain_id: ChainId
@@ -113,7 +120,12 @@ class Challenger:
             token=take_address(request, "currency"),
             transfer=transfer,
             challenge_id=take_text(challenge, "id"),
-            fault=self._find_fault(challenge, transfer, route, now_s),
+            fault=find_unknown(
+                ("", content, _CREDENTIAL),
+                ("challenge", challenge, _CHALLENGE),
+                ("payload", payload, _PAYLOAD),
+            )
+            or self._find_fault(challenge, transfer, route, now_s),
         )
 
     def _find_fault(

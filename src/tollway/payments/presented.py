@@ -28,8 +28,9 @@ _RAILS = (x402.PAYMENT_HEADER, x402.PAYMENT_HEADER_V1)
 class Presented:
     """What was shown, in the same words for every dialect. `token` None: version 1 of x402 does not say.
 
-    `identifier`: the client's own, of the `payment-identifier` extension. `fault`: an MPP challenge that does not count;
-    it matters only when the books do not know the authorisation, so `match_requirement` says it.
+    `identifier`: the client's own, of the `payment-identifier` extension. `fault`: a member that the protocol does not
+    have, or an MPP challenge that does not count; it matters only when the books do not know the authorisation, so
+    `match_requirement` says it.
     """
 
     dialect: Dialect
@@ -83,6 +84,7 @@ def _parse_x402(name: bytes, value: bytes, limits: Limits) -> Presented:
         chain_id=shown.chain_id,
         token=shown.token,
         identifier=shown.identifier,
+        fault=shown.fault,
     )
 
 

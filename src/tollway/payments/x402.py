@@ -12,13 +12,15 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from tollway.errors import Refusal
+from tollway.errors import Problem, Refusal
 from tollway.identifiers import Address, ChainId, format_network, parse_network
 from tollway.limits import Limits
 from tollway.payments.authorization_reasons import AuthorizationReason, explain_authorization
 from tollway.payments.authorization_wire import (
+    SIGNED_FIELDS,
     SignedTransfer,
     decode_object,
+    find_unknown,
     parse_transfer,
     take_address,
     take_object,
@@ -72,6 +74,12 @@ _V1_CHAINS = {
 _V1_NAMES = {ChainId(number): name for name, number in _V1_CHAINS.items()}
 _V1_AMOUNT_DIGITS_MAX = 18
 
+# What a payment may hold; `extra`, `resource` and `extensions` are open, and clients of tomorrow write there.
+_ENVELOPE = frozenset({"x402Version", "payload", "accepted", "resource", "extensions"})
+_ENVELOPE_V1 = frozenset({"x402Version", "scheme", "network", "payload"})
+_PAYLOAD = frozenset({"signature", "authorization"})
+_ACCEPTED = frozenset({"scheme", "network", "amount", "asset", "payTo", "maxTimeoutSeconds", "extra"})
+
 _IDENTIFIER = re.compile(r"[A-Za-z0-9_-]{16,128}")
 _PRINTABLE = re.compile(r"[\x20-\x7e]+")
 _NOT_PRINTABLE = re.compile(r"[^\x20-\x7e]+")
@@ -91,12 +99,14 @@ class Resource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownPayment:
-    """A payment as it was shown. `token` None: version 1 does not name it. `identifier`: of `payment-identifier`."""
+    """A payment as it was shown. `token` None: version 1 does not name it. `identifier`: of `payment-identifier`.
+    `fault`: a member that the protocol does not have. It is judged only after the books were asked (`Presented`)."""
 
     chain_id: ChainId
     token: Address | None
     transfer: SignedTransfer = field(repr=False)
     identifier: str | None = None
+    fault: Problem | None = None
 
 
 # ---- In.
@@ -112,11 +122,15 @@ def parse_payment(value: bytes, *, limits: Limits) -> ShownPayment:
         chain_id = parse_network(take_text(accepted, "network"))
     except ValueError as exc:
         raise Refusal(explain_authorization(AuthorizationReason.NETWORK)) from exc
+    payload = take_object(content, "payload")
     return ShownPayment(
         chain_id=chain_id,
         token=take_address(accepted, "asset"),
-        transfer=_parse_payload(content),
+        transfer=_parse_payload(payload),
         identifier=_find_identifier(content.get("extensions")),
+        fault=find_unknown(
+            ("", content, _ENVELOPE), ("accepted", accepted, _ACCEPTED), *_list_signed_places(payload)
+        ),
     )
 
 
@@ -128,7 +142,13 @@ def parse_payment_v1(value: bytes, *, limits: Limits) -> ShownPayment:
     chain_id = _V1_CHAINS.get(take_text(content, "network"))
     if chain_id is None:
         raise Refusal(explain_authorization(AuthorizationReason.NETWORK))
-    return ShownPayment(chain_id=ChainId(chain_id), token=None, transfer=_parse_payload(content))
+    payload = take_object(content, "payload")
+    return ShownPayment(
+        chain_id=ChainId(chain_id),
+        token=None,
+        transfer=_parse_payload(payload),
+        fault=find_unknown(("", content, _ENVELOPE_V1), *_list_signed_places(payload)),
+    )
 
 
 def _check_version(content: Mapping[str, Any], version: int) -> None:
@@ -142,11 +162,18 @@ def _check_scheme(fields: Mapping[str, Any]) -> None:
         raise Refusal(explain_authorization(AuthorizationReason.SCHEME))
 
 
-def _parse_payload(content: Mapping[str, Any]) -> SignedTransfer:
-    payload = take_object(content, "payload")
+def _parse_payload(payload: Mapping[str, Any]) -> SignedTransfer:
     if "authorization" not in payload and ("permit2Authorization" in payload or "delegator" in payload):
         raise Refusal(explain_authorization(AuthorizationReason.TRANSFER_METHOD))
     return parse_transfer(take_object(payload, "authorization"), payload.get("signature"))
+
+
+def _list_signed_places(
+    payload: Mapping[str, Any],
+) -> tuple[tuple[str, Mapping[str, Any], frozenset[str]], ...]:
+    """For `find_unknown`, once the payload is read."""
+    authorization = take_object(payload, "authorization")
+    return ("payload", payload, _PAYLOAD), ("payload.authorization", authorization, SIGNED_FIELDS)
 
 
 def _find_identifier(extensions: object) -> str | None:

@@ -55,7 +55,8 @@ PAGES: Mapping[Code, Page] = MappingProxyType(
             "Pay one of the options in the body, then repeat the call with the proof.",
         ),
         Code.PAYMENT_MALFORMED: _page(
-            "The payment header (x402 or MPP) cannot be read. Nothing was spent.",
+            "The payment header (x402 or MPP) cannot be read, or has a member that its protocol does not have. "
+            "Nothing was spent.",
             "`reason` names what is wrong with it; make the header again from the terms in this answer.",
         ),
         Code.PAYMENT_EXPIRED: _page(
