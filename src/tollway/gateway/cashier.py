@@ -127,7 +127,7 @@ class Cashier:
     ) -> "Answer | Declined | Admission":
         """Everything up to the claim. Raises `ChainUnavailable` and `StorageUnavailable`: nothing was taken."""
         if sale.known is not None:
-            answer = await self.replays.answer(sale, sale.known)
+            answer = await self.replays.answer(sale)
             return answer or await self._admit_again(sale, sale.known.call, tariffs)
         matched = match_requirement(sale.presented, self._requirements(sale, tariffs))
         if isinstance(matched, Problem):
@@ -174,6 +174,8 @@ class Cashier:
     async def _refuse(self, problem: Problem, sale: Sale, authorization: Authorization) -> Declined:
         """While the chain was asked, the same authorisation may have been claimed, or have paid; then nobody is asked
         to pay again."""
+        if problem.payment_state == "released":  # nothing was taken that could be given back
+            problem = replace(problem, payment_state="none")
         declined = decline(problem, sale.offer)
         if declined.offer is None:
             return declined
