@@ -15,7 +15,7 @@ from tollway_live_signed_calls import QUICK, SignedCall, Stall, count_sent
 from tollway_live_street import poll
 
 SEND = "eth_sendRawTransaction"
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 SETTINGS = {
     **QUICK,
     "TOLLWAY_LIMIT_SETTLE_WAIT_S": "1.5",

@@ -3,6 +3,7 @@ chain's own logs say what it moved. Loaded by `conftest.py`.
 """
 
 import contextlib
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -109,8 +110,10 @@ class Stall:
         return cls(street=street, gateways=gateways, provider=provider, api_id=api_id, quote=quote)
 
     def sign(self, wallet: PlayAccount, path: str, **options: Any) -> SignedCall:
+        """Good for an hour: on a busy machine what a 402 asks for may be over before the last repeat."""
         payer = HandPayer(street=self.street, gateway=self.gateways[0], api_id=self.api_id, signer=wallet)
-        return SignedCall(payer=payer, path=path, header=payer.show(self.quote, V2), **options)
+        header = payer.show(self.quote, V2, valid_before=int(time.time()) + 3_600)
+        return SignedCall(payer=payer, path=path, header=header, **options)
 
     async def earned(self) -> int:
         """Base units that its provider has got."""

@@ -36,7 +36,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 CALLERS = 50
 SETTLEMENTS = 30
 WORTH = 7
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 _NUMBERS = itertools.count(1)
 
 

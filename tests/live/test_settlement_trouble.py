@@ -16,7 +16,7 @@ from tollway.identifiers import TxHash
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

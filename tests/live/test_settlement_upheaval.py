@@ -124,9 +124,9 @@ async def test_a_gateway_that_slept_finds_its_calls_in_the_hands_of_another(stre
 
         async with asyncio.TaskGroup() as group:
             async with unmined(street.driver):
-                asleep = [group.create_task(waiting.send(one))]
+                asleep = [group.create_task(waiting.send(one, deadline_s=DEADLINE_S))]
                 await poll(lambda: find_pending(street, pair.gas.address), deadline_s=DEADLINE_S, what="ours")
-                asleep.append(group.create_task(thinking.send(one)))
+                asleep.append(group.create_task(thinking.send(one, deadline_s=DEADLINE_S)))
                 await poll(lambda: thinking.seen > before, deadline_s=DEADLINE_S, what="a call under way")
                 one.process.send_signal(signal.SIGSTOP)
             try:
