@@ -44,6 +44,11 @@ def _check(headers: Headers) -> Problem | None:
         [(b"connection", b"keep-alive, x-hop"), (b"x-hop", b"1")],
         [(b"payment-signature", b"x" * 12_000)],
         [(b"x", b"")] * 100,
+        # Whatever stands there, the till is asked: it refuses with terms, as it does other garbage.
+        [(b"payment-signature", b"\xff\xfe")],
+        [(b"X-Payment", b"\xc3")],
+        [(b"authorization", b"Payment \xff\xfe")],
+        [(b"Authorization", b" PAYMENT\t\xc3")],
     ],
 )
 def test_lets_ordinary_requests_in(headers: Headers) -> None:
@@ -74,6 +79,11 @@ def test_lets_ordinary_requests_in(headers: Headers) -> None:
         [(b"connection", b"content-length")],
         [(b"x-name", b"\xff\xfe")],
         [(b"x-payment-tx", b"\xc3")],
+        [(b"x-signature", b"\xc3")],
+        [(b"authorization", b"Bearer \xff")],
+        [(b"authorization", b"Payment\xff")],
+        [(b"payment-signature", b"\xff" * 16_384)],
+        [(b"authorization", b"Payment " + b"\xff" * 16_384)],
         [(b"x-name", b"x" * 8192)],
         [(b"payment-signature", b"x" * 16_384)],
         [(b"a%d" % n, b"x" * 8000) for n in range(5)],
@@ -192,6 +202,14 @@ def test_a_listing_cannot_ask_for_these(name: str) -> None:
     assert not is_forwardable(name)
     sent = upstream_headers([(name.lower().encode(), b"v")], gateway_name=GATEWAY, forward_headers=(name,))
     assert len(sent) == 2
+
+
+@pytest.mark.parametrize("name", [b"payment-signature", b"x-payment", b"authorization"])
+def test_a_payment_that_is_no_text_stays_here(name: bytes) -> None:
+    """It is let in where it pays, so it must not be read as text on the way out."""
+    wanted = ("Authorization", "PAYMENT-SIGNATURE", "X-PAYMENT")
+    sent = upstream_headers([(name, b"Payment \xff")], gateway_name=GATEWAY, forward_headers=wanted)
+    assert [header for header, _ in sent] == ["CDN-Loop", "Via"]
 
 
 def test_forwards_what_the_listing_asks_for_in_order_and_with_duplicates() -> None:

@@ -29,6 +29,7 @@ from tollway_live_hand_payer import (
     undress,
 )
 from tollway_live_street import PRICE_UNITS, plain
+from yarl import URL
 
 from tollway.identifiers import Address
 from tollway.testing.authorization_samples import decode_header, encode_header
@@ -37,6 +38,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 HOUR_S = 3_600
 AT_ONCE = 8
+DEADLINE_S = 20.0
 STRANGER = Address(b"\x5a" * 20)
 _NUMBERS = itertools.count(1)
 
@@ -572,6 +574,32 @@ async def test_a_credential_that_is_garbage_is_a_402_with_terms(shop: Shop, cred
         check_terms(reply)
     assert await shop.what_may_not_move(payer) == before
     assert (await payer.pay(path, MPP)).status == 200
+
+
+@pytest.mark.parametrize(
+    "line", [b"Authorization: Payment \xff\xfe", b"PAYMENT-SIGNATURE: \xff\xfe", b"X-PAYMENT: \xc3"]
+)
+async def test_a_payment_that_is_no_text_is_a_402_with_terms(shop: Shop, line: bytes) -> None:
+    """By hand: clients have libraries that would encode it."""
+    payer, path = await shop.customer(), fresh_path()
+    before = await shop.what_may_not_move(payer)
+    base = URL(shop.gateway.base_url)
+    reader, writer = await asyncio.open_connection(base.host, base.port)
+    try:
+        target = f"/api/v2/gateway/{shop.api_id}{path}"
+        writer.write(f"GET {target} HTTP/1.1\r\nHost: {base.authority}\r\nConnection: close\r\n".encode())
+        writer.write(line + b"\r\n\r\n")
+        async with asyncio.timeout(DEADLINE_S):
+            answer = await reader.read()
+    finally:
+        writer.close()
+    head, _, body = answer.partition(b"\r\n\r\n")
+    problem = json.loads(body[body.index(b"{") : body.rindex(b"}") + 1])
+    assert head.split(b" ")[1] == b"402"
+    assert (problem["code"], problem["reason"]) == ("payment_malformed", UNREADABLE)
+    assert problem["payment"]["options"]
+    assert b"payment-required:" in head.lower()
+    assert await shop.what_may_not_move(payer) == before
 
 
 CLAIMS: dict[str, Callable[[dict[str, Any]], object]] = {

@@ -27,6 +27,8 @@ _PAYMENT = frozenset(
         b"authorization",
     }
 )
+_AUTHORIZING = frozenset({b"payment-signature", b"x-payment"})
+_PAYS = re.compile(rb"\s*payment(?:\s|$)", re.I)
 # A second value of one of these could mean something else to the gateway than to whoever sent it.
 _CONTROL = _PAYMENT | {
     b"host",
@@ -59,7 +61,8 @@ def check_control_headers(headers: RawHeaders, *, limits: Limits) -> Problem | N
     """Refuses (`invalid_request`) what must not pass the door; None when all is well.
 
     Duplicated control headers, two `Host`s, names with an underscore (some upstreams read it as a hyphen), a
-    `Connection` that nominates a control header, values that are not UTF-8, and everything over the limits.
+    `Connection` that nominates a control header, values that are not UTF-8, and everything over the limits. What pays by
+    authorisation may be any bytes: the till reads it, says what is wrong and what is to be paid, and it goes no further.
     """
     if len(headers) > limits.headers_max:
         return _refused("headers", f"A request has at most {limits.headers_max} headers.")
@@ -75,7 +78,7 @@ def check_control_headers(headers: RawHeaders, *, limits: Limits) -> Problem | N
                 return _refused(_show(name), f"This header is larger than {most} bytes.")
         if b"_" in name:
             return _refused(_show(name), "Header names hold no underscore.")
-        if not value.isascii() and not _is_utf8(value):
+        if not value.isascii() and not _is_utf8(value) and not _is_authorization_to_pay(name, value):
             return _refused(_show(name), "Header values are UTF-8.")
         if name in _CONTROL:
             if name in seen:
@@ -86,6 +89,10 @@ def check_control_headers(headers: RawHeaders, *, limits: Limits) -> Problem | N
     if bytes_total > limits.headers_bytes_max:
         return _refused("headers", f"The headers are larger than {limits.headers_bytes_max} bytes.")
     return None
+
+
+def _is_authorization_to_pay(name: bytes, value: bytes) -> bool:
+    return name in _AUTHORIZING or (name == b"authorization" and _PAYS.match(value) is not None)
 
 
 def _is_utf8(value: bytes) -> bool:
@@ -186,9 +193,6 @@ def upstream_headers(
     # RFC 9110 §7.6.3: a pseudonym is a token, which the brackets of an IPv6 address are not.
     forwarded.append(("Via", f"1.1 {gateway_name if '[' not in gateway_name else 'tollway'}"))
     return forwarded
-
-
-_PAYS = re.compile(rb"\s*payment(?:\s|$)", re.I)
 
 
 def is_loop(headers: RawHeaders, gateway_name: str) -> bool:
