@@ -15,7 +15,7 @@ from tollway.gateway.cargo import Cargo
 from tollway.gateway.exchange import Answer, Declined, Headers, IncomingCall
 from tollway.gateway.receipts import Receipts
 from tollway.gateway.refusals import OUTCOME_UNKNOWN
-from tollway.gateway.sale import Known, Sale
+from tollway.gateway.sale import Known, Shown
 from tollway.gateway.signed_refusals import (
     KEY_REUSED,
     authorization_became_credit,
@@ -94,14 +94,17 @@ class Replays:
         )
         return recover_signer(shown, asset.domain) == presented.payer
 
-    async def answer(self, sale: Sale, shown: Known) -> Answer | Declined | None:
-        """What a repeat gets from the record. None: it may run again under the claim that it has."""
-        known = shown.call
-        if not shown.is_proven:
-            return self.say_known(shown)
-        if not _is_same_proof(sale, known):
+    async def answer(self, shown: Shown) -> Answer | Declined | None:
+        """What a repeat gets from the record, whatever its listing is by now. None: it is no repeat, or may run again
+        under the claim that it has."""
+        if shown.known is None:
+            return None
+        known = shown.known.call
+        if not shown.known.is_proven:
+            return self.say_known(shown.known)
+        if not _is_same_proof(shown, known):
             return self._say_used(known)
-        call, payer, body_hash = sale.call, known.authorization.payer, sale.cargo.body_hash
+        call, payer, body_hash = shown.call, known.authorization.payer, shown.cargo.body_hash
         if body_hash is None or call.digest_for(payer, body_hash) != known.digest:
             return self._say_used(known)
         if known.state in (CallState.FORWARDING, CallState.SETTLING):
@@ -211,13 +214,13 @@ def _is_signature_of(presented: Presented, known: AuthorizedCall) -> bool:
     return presented.signature == known.authorization.signature
 
 
-def _is_same_proof(sale: Sale, known: AuthorizedCall) -> bool:
+def _is_same_proof(shown: Shown, known: AuthorizedCall) -> bool:
     """Once it is settled, anybody can read an authorisation and its signature on the chain. An MPP challenge's id and an
     idempotency key are not there: what came with one is given out with the same one only."""
-    presented, claimed = sale.presented, known.authorization
+    presented, claimed = shown.presented, known.authorization
     return (
         (presented.dialect, presented.challenge_id) == (claimed.dialect, claimed.challenge_id)
-        and (known.idempotency_key is None or sale.key == known.idempotency_key)
+        and (known.idempotency_key is None or shown.key == known.idempotency_key)
         and _is_signature_of(presented, known)
     )
 

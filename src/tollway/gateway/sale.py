@@ -31,17 +31,23 @@ class Known:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sale:
+class Shown:
     """One call that shows an authorisation. `key`: of idempotency, from its header or x402's payment-identifier.
     `known`: what this authorisation pays already."""
 
     call: IncomingCall
-    listing: Listing
     presented: Presented
-    offer: Offer
     cargo: Cargo
     key: str | None
     known: Known | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sale(Shown):
+    """The same, and what it is sold for."""
+
+    listing: Listing
+    offer: Offer
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """The one function that a paid call walks through.
 
-    find listing -> closed? say so -> free? pass -> no proof? answer terms -> till (facts, verdict) -> price
-      -> dial -> claim, committed -> send -> close, written -> stream
+    find listing -> paid for and stored? give it out -> closed? say so -> free? pass -> no proof? answer terms
+      -> till (facts, verdict) -> price -> dial -> claim, committed -> send -> close, written -> stream
     a signed authorisation instead of a proof? cashier (our own terms, facts, verdict) -> dial -> claim -> send
       -> settle -> stream
 
@@ -9,7 +9,7 @@ Every exit is a named outcome. The default refuses. Nothing is asked of the chai
 can be refused for free has been checked.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -29,6 +29,7 @@ from tollway.gateway.counter import Counter, Order
 from tollway.gateway.customers import Customers, Visit
 from tollway.gateway.exchange import (
     Abandoned,
+    Answer,
     BodyRefused,
     CallerGone,
     Declined,
@@ -36,17 +37,16 @@ from tollway.gateway.exchange import (
     Offer,
     Outcome,
 )
-from tollway.gateway.forward import Passage, build_target
+from tollway.gateway.forward import Passage
 from tollway.gateway.headers import check_control_headers, is_loop
 from tollway.gateway.meters import Meters
+from tollway.gateway.opening import Opening, Openings
 from tollway.gateway.parameters import Manual
 from tollway.gateway.refusals import (
     BOUND_REQUIRED,
     LOOP,
-    NO_OPERATION,
     NOT_FOUND,
     OTHER_CURRENCY,
-    UNREACHABLE,
     ask_payment,
     check_idempotency_key,
     check_rails,
@@ -54,33 +54,24 @@ from tollway.gateway.refusals import (
     find_closed,
     find_idempotency_key,
 )
-from tollway.gateway.sale import Sale
-from tollway.gateway.target import match_operation
+from tollway.gateway.sale import Known, Sale, Shown
 from tollway.gateway.trip import Shipment
 from tollway.identifiers import Address, ListingId
 from tollway.ledger.book import Book
 from tollway.limits import Limits
-from tollway.outbound.policy import Endpoint, EndpointRefused, parse_endpoint
 from tollway.payments.authorization_verdict import is_late
 from tollway.payments.payers import Request
 from tollway.payments.presented import Presented
-from tollway.payments.proof import Proof, parse_proof
-from tollway.payments.terms import Tariff
+from tollway.payments.proof import TX_HEADER, Proof, parse_proof
 from tollway.payments.till import Till
 from tollway.registry.catalog import Catalog
-from tollway.registry.listing import Listing, Operation, Shelf, Terms
+from tollway.registry.listing import Listing, Shelf
+
+_Seen = Shown | Presented | Problem | None
+"""What a call shows on the rails of authorisations. `Shown`: the books know it, and its body is read to be compared."""
 
 CLOCK_SLACK_S = 5  # callers' clocks run a little ahead
-ENDPOINTS_KEPT = 10_000
 MANUALS_KEPT = 1_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Way:
-    """Where a call leads: the listing's endpoint, and path and query there."""
-
-    endpoint: Endpoint
-    target: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +108,7 @@ class Gateway:
         self._cashier = cashier
         self._passage = passage
         self._limits = limits
+        self._openings = Openings(wait_s=passage.wait_s, allow_private=name.allow_private)
         self._customers = Customers(meters, limits=limits, is_blocked=is_blocked, now_ms=now_ms)
         self._now_ms = now_ms
         self._counter = Counter(
@@ -127,7 +119,6 @@ class Gateway:
             now_ms=now_ms,
             entropy=entropy,
         )
-        self._endpoints: dict[str, Endpoint | EndpointRefused] = {}
         self._manuals: dict[tuple[ListingId, int], Manual] = {}
 
     async def serve(self, call: IncomingCall) -> Outcome:
@@ -138,77 +129,72 @@ class Gateway:
         if is_loop(call.headers, self._name.host):
             return Declined(problem=LOOP)
         shelf = await self._catalog.find(call.listing_id)
-        problem = find_closed(shelf, call, find_wait_s=self._find_wait_s)
-        if shelf is None or problem is not None:
-            return Declined(problem=problem or NOT_FOUND)
-        tariffs = _find_tariffs(shelf, call)
-        if isinstance(tariffs, Problem):
-            return Declined(problem=tariffs)
-        way = self._find_way(call, shelf.listing)
-        if isinstance(way, Problem):
-            return Declined(problem=way)
+        if shelf is None or shelf.listing.suspended_ms is not None:
+            return Declined(problem=find_closed(shelf, call) or NOT_FOUND)
         try:
-            if tariffs[0].price.is_free:
-                return await self._serve_free(call, shelf.listing, way, tariffs[0])
-            return await self._serve_paid(call, shelf, way, tariffs)
+            return await self._serve_from(shelf, call)
         except CallerGone:
             return Abandoned()
         except BodyRefused as refused:
             return Declined(problem=refused.problem)
 
-    def _find_wait_s(self, listing: Listing) -> int | None:
-        endpoint = self._find_endpoint(listing)
-        return None if isinstance(endpoint, EndpointRefused) else self._passage.wait_s(endpoint)
+    async def _serve_from(self, shelf: Shelf, call: IncomingCall) -> Outcome:
+        """What was paid for and is stored is given out whatever its listing has become; everything else is for an open
+        one."""
+        shown = await self._look_up(call)
+        told = await self._cashier.replays.answer(shown) if isinstance(shown, Shown) else None
+        if isinstance(told, Answer) or (told is not None and told.problem.code in _COMING):
+            return told
+        opening = self._openings.find(shelf, call)
+        if isinstance(opening, Problem):
+            return Declined(problem=opening)
+        if opening.is_free:
+            return await self._serve_free(call, opening, shown)
+        return told or await self._serve_paid(call, opening, shown)
 
-    def _find_way(self, call: IncomingCall, listing: Listing) -> _Way | Problem:
-        endpoint = self._find_endpoint(listing)
-        if isinstance(endpoint, EndpointRefused):
-            return UNREACHABLE
-        target = build_target(call, listing, endpoint)
-        return target if isinstance(target, Problem) else _Way(endpoint=endpoint, target=target)
-
-    def _find_endpoint(self, listing: Listing) -> Endpoint | EndpointRefused:
-        """Parsed once per URL; policy was checked when it was listed, and is again at every socket."""
-        endpoint = self._endpoints.get(listing.endpoint)
-        if endpoint is None:
-            if len(self._endpoints) >= ENDPOINTS_KEPT:
-                self._endpoints.clear()
-            endpoint = parse_endpoint(listing.endpoint, allow_private=self._name.allow_private)
-            self._endpoints[listing.endpoint] = endpoint
-        return endpoint
+    async def _look_up(self, call: IncomingCall) -> _Seen:
+        if call.find_header(TX_HEADER) is not None:
+            return None  # on another rail; or on two, which is told in its turn
+        presented = self._cashier.read(call)
+        if not isinstance(presented, Presented):
+            return presented
+        known = await self._cashier.find_known(presented)
+        if known is None or check_size(call.body, self._limits) is not None:
+            return presented
+        cargo = await load_compared(call.body, limits=self._limits)
+        return _show(call, presented, cargo, known)
 
     # ---- Paid.
 
-    async def _serve_paid(
-        self, call: IncomingCall, shelf: Shelf, way: _Way, tariffs: Sequence[Tariff]
-    ) -> Outcome:
+    async def _serve_paid(self, call: IncomingCall, opening: Opening, shown: _Seen) -> Outcome:
         proof = parse_proof(call.headers)
         if isinstance(proof, Problem):
             return Declined(problem=proof)
         problem = check_rails(call, has_proof=proof is not None)
         if problem is not None:
             return Declined(problem=problem)
+        listing, tariff = opening.listing, opening.tariffs[0]
         offer = Offer(
-            shelf=shelf,
-            price=tariffs[0].price,
+            shelf=opening.shelf,
+            price=tariff.price,
             expires_ms=call.received_ms + self._limits.price_memory_s * 1000,
-            requirements=self._cashier.quote(tariffs[0], shelf.listing),
+            requirements=self._cashier.quote(tariff, listing),
         )
         if proof is None:
-            return await self._serve_authorized(call, offer, way, tariffs)
-        problem = self._check_request(call, shelf.listing) or self._check_form(proof, shelf.listing)
+            return await self._serve_authorized(call, opening, offer, shown)
+        problem = self._check_request(call, listing) or self._check_form(proof, listing)
         if problem is not None:
             return Declined(problem=problem)
         cargo = await self._load(call, proof)
         if isinstance(cargo, Problem):
             return Declined(problem=cargo)
-        order = Order(call=call, listing=shelf.listing, proof=proof, offer=offer, cargo=cargo)
-        with self._customers.receive(call, shelf.listing) as visit:
-            return await self._sell(order, way, tariffs, visit)
+        order = Order(call=call, listing=listing, proof=proof, offer=offer, cargo=cargo)
+        with self._customers.receive(call, listing) as visit:
+            return await self._sell(order, opening, visit)
 
-    async def _sell(self, order: Order, way: _Way, tariffs: Sequence[Tariff], visit: Visit) -> Outcome:
+    async def _sell(self, order: Order, opening: Opening, visit: Visit) -> Outcome:
         """From here on money is looked at; what the caller sent is known to be well-formed."""
-        call, listing, cargo = order.call, order.listing, order.cargo
+        call, cargo = order.call, order.cargo
         request = Request(
             gateway=self._name.origin,
             method=call.method,
@@ -219,7 +205,7 @@ class Gateway:
         tenders = await self._till.tender(order.proof, order.offer.shelf, request)
         if isinstance(tenders, Problem):
             return decline(tenders, order.offer)
-        purchases = self._counter.price(tenders, tariffs)
+        purchases = self._counter.price(tenders, opening.tariffs)
         if not purchases:
             return decline(OTHER_CURRENCY, order.offer)
         payer, due = tenders[0].payment.payer, purchases[0].due
@@ -231,7 +217,7 @@ class Gateway:
             earlier = await self._cashier.replays.find_keyed(call, cargo, payer, key, may_run_again=True)
             if earlier is not None:
                 return earlier
-        shipment = _ship(call, listing, way, cargo, is_paid=True)
+        shipment = _ship(call, opening, cargo, is_paid=True)
         outcome = await self._passage.carry(shipment, partial(self._counter.take, order, purchases))
         visit.note(payer, outcome)
         return outcome
@@ -239,51 +225,44 @@ class Gateway:
     # ---- Paid by an authorisation.
 
     async def _serve_authorized(
-        self, call: IncomingCall, offer: Offer, way: _Way, tariffs: Sequence[Tariff]
+        self, call: IncomingCall, opening: Opening, offer: Offer, shown: _Seen
     ) -> Outcome:
-        presented = self._cashier.read(call)
-        if presented is None:
+        if shown is None:
             return Declined(problem=ask_payment(offer), offer=offer)
-        if isinstance(presented, Problem):
-            return decline(presented, offer)
-        listing = offer.shelf.listing
-        problem = self._check_request(call, listing)
+        if isinstance(shown, Problem):
+            return decline(shown, offer)
+        problem = self._check_request(call, opening.listing)
         if problem is not None:
             return Declined(problem=problem)
-        key = find_idempotency_key(call) or presented.identifier
-        known = await self._cashier.find_known(presented)
-        if known is not None:
-            cargo: Cargo | Problem = await load_compared(call.body, limits=self._limits)
-        else:
+        if isinstance(shown, Presented):
             cargo = await load_hashed(
                 call.body,
-                is_whole=key is not None,
+                is_whole=_find_key(call, shown) is not None,
                 limits=self._limits,
-                is_late=partial(self._is_late, presented, listing),
+                is_late=partial(self._is_late, shown, opening.listing),
             )
-        if isinstance(cargo, Problem):
-            return Declined(problem=cargo)
+            if isinstance(cargo, Problem):
+                return Declined(problem=cargo)
+            shown = _show(call, shown, cargo, None)
         sale = Sale(
             call=call,
-            listing=listing,
-            presented=presented,
+            presented=shown.presented,
+            cargo=shown.cargo,
+            key=shown.key,
+            known=shown.known,
+            listing=opening.listing,
             offer=offer,
-            cargo=cargo,
-            key=key,
-            known=known,
         )
-        with self._customers.receive(call, listing, is_settled_here=True) as visit:
-            return await self._sell_authorized(sale, way, tariffs, visit)
+        with self._customers.receive(call, opening.listing, is_settled_here=True) as visit:
+            return await self._sell_authorized(sale, opening, visit)
 
-    async def _sell_authorized(
-        self, sale: Sale, way: _Way, tariffs: Sequence[Tariff], visit: Visit
-    ) -> Outcome:
-        admitted = await self._cashier.admit(sale, tariffs, visit.check)
+    async def _sell_authorized(self, sale: Sale, opening: Opening, visit: Visit) -> Outcome:
+        admitted = await self._cashier.admit(sale, opening.tariffs, visit.check)
         if not isinstance(admitted, Admission):
             return admitted
         if sale.cargo.is_spent:  # a repeat that would have to run again
             return Declined(problem=too_large(self._limits.bound_body_bytes_max))
-        shipment = _ship(sale.call, sale.listing, way, sale.cargo, is_paid=True)
+        shipment = _ship(sale.call, opening, sale.cargo, is_paid=True)
         outcome = await self._passage.carry(shipment, admitted.take)
         visit.note(admitted.payer, outcome)
         return outcome
@@ -348,39 +327,40 @@ class Gateway:
 
     # ---- Free.
 
-    async def _serve_free(self, call: IncomingCall, listing: Listing, way: _Way, tariff: Tariff) -> Outcome:
+    async def _serve_free(self, call: IncomingCall, opening: Opening, shown: _Seen) -> Outcome:
+        listing = opening.listing
         problem = self._customers.check_free(call, listing)
         if problem is not None:
             return Declined(problem=problem)
         problem = check_size(call.body, self._limits) or check_idempotency_key(call)
         if problem is not None:
             return Declined(problem=problem)
-        cargo = await load_plain(call.body, limits=self._limits)
-        shipment = _ship(call, listing, way, cargo, is_paid=False)
-        return await self._passage.carry(shipment, partial(self._counter.take_free, call, listing, tariff))
+        cargo = shown.cargo if isinstance(shown, Shown) else await load_plain(call.body, limits=self._limits)
+        if cargo.is_spent:
+            return Declined(problem=too_large(self._limits.bound_body_bytes_max))
+        shipment = _ship(call, opening, cargo, is_paid=False)
+        take = partial(self._counter.take_free, call, listing, opening.tariffs[0])
+        return await self._passage.carry(shipment, take)
 
 
-def _ship(call: IncomingCall, listing: Listing, way: _Way, cargo: Cargo, *, is_paid: bool) -> Shipment:
+def _ship(call: IncomingCall, opening: Opening, cargo: Cargo, *, is_paid: bool) -> Shipment:
     return Shipment(
-        call=call, listing=listing, endpoint=way.endpoint, target=way.target, cargo=cargo, is_paid=is_paid
+        call=call,
+        listing=opening.listing,
+        endpoint=opening.endpoint,
+        target=opening.target,
+        cargo=cargo,
+        is_paid=is_paid,
     )
 
 
-def _find_tariffs(shelf: Shelf, call: IncomingCall) -> list[Tariff] | Problem:
-    """What each version of the terms asks for this very operation, the current one first."""
-    current, *older = shelf.versions
-    operation = match_operation(current.operations, call.method, call.target.rest)
-    if isinstance(operation, Problem):
-        return operation
-    if operation is None and shelf.listing.other_paths == "refuse":
-        return NO_OPERATION
-    tariffs = [_tariff(current, operation)]
-    for version in older:
-        operation = match_operation(version.operations, call.method, call.target.rest)
-        if not isinstance(operation, Problem):  # else it would not have been sold then
-            tariffs.append(_tariff(version, operation))
-    return tariffs
+def _find_key(call: IncomingCall, presented: Presented) -> str | None:
+    return find_idempotency_key(call) or presented.identifier
 
 
-def _tariff(version: Terms, operation: Operation | None) -> Tariff:
-    return Tariff(terms=version, price=version.price if operation is None else operation.price)
+def _show(call: IncomingCall, presented: Presented, cargo: Cargo, known: Known | None) -> Shown:
+    return Shown(call=call, presented=presented, cargo=cargo, key=_find_key(call, presented), known=known)
+
+
+# The answer that was paid for is not there yet: asking again brings it.
+_COMING = frozenset({Code.IDEMPOTENCY_IN_PROGRESS, Code.PAYMENT_OUTCOME_UNKNOWN})
