@@ -58,15 +58,15 @@ HELD_BY = {
     "watch_batch_max": "chain/test_watcher.py::test_one_batch_at_a_time_and_all_have_their_turn",
     "watch_in_flight_max": "chain/test_watcher.py::test_no_more_than_a_few_questions_are_in_flight",
     "settle_wait_s": "payments/test_settlement.py::test_not_mined_by_the_deadline_is_undecided",
+    "settle_wait_s_max": "payments/test_settlement.py::test_what_cannot_be_waited_for_is_not_offered",
     "authorization_validity_s_max": "payments/test_authorization_verdict.py::test_our_own_clock",
     "settlement_gas_max": "payments/test_settlement.py::test_gas_is_limited_in_simulation_and_in_what_is_signed",
     "gas_refresh_s": "payments/test_gas_tank.py::test_nothing_is_offered_on_old_knowledge",
     "sweep_interval_s": "test_treasury.py::test_the_sweeper_looks_again_and_again",
     "sweep_batch_max": "payments/test_sweeper.py::test_one_look_takes_so_many_and_all_have_their_turn",
     "sweep_in_flight_max": "payments/test_sweeper.py::test_no_more_than_a_few_calls_are_looked_at_together",
-    "fee_bump_after_s": "payments/test_sweeper.py::test_a_transaction_that_waits_too_long_is_offered_more",
-    "settlement_attempts_max": "payments/test_sweeper.py::"
-    "test_a_fee_is_raised_only_so_often_and_never_above_the_ceiling",
+    "fee_bump_after_s": "payments/test_lane_keeper.py::test_a_transaction_that_waits_too_long_is_offered_more",
+    "settlement_attempts_max": "payments/test_sweeper.py::test_a_call_takes_so_many_nonces_at_most",
     "facilitator_deadline_s": "outbound/test_facilitator_line.py::"
     "test_one_that_does_not_answer_is_away_and_was_asked_once",
     "facilitator_answer_bytes_max": "outbound/test_facilitator_line.py::test_an_answer_has_a_maximum",

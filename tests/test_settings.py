@@ -286,6 +286,8 @@ def test_a_network_without_a_key_settles_nothing_and_says_what_it_would_cost() -
     assert not rules.has_rail
     assert (rules.min_nano, rules.gas_price_max_wei) == (10**6, 2 * 10**9)
     assert (rules.gas_floor_wei, rules.listing_budget_wei) == (5 * 10**14, 10**17)
+    assert rules.network_budget_wei == 10**18
+    assert rules.block_time_s == 2.0
     assert load().x402
     assert load().mpp
 
@@ -310,7 +312,14 @@ def test_gas_keys_come_from_hex_from_files_and_from_the_environment(tmp_path: Pa
     rules = optimism.settlement
     assert (rules.min_nano, rules.gas_price_max_wei) == (2 * 10**7, 5 * 10**8)
     assert (rules.gas_floor_wei, rules.listing_budget_wei) == (10**16, 2 * 10**17)
+    assert rules.network_budget_wei == 2 * 10**18
     assert not settings.x402
+
+
+def test_the_budget_of_a_network_and_its_block_time_are_the_operators_to_say() -> None:
+    network = load({}, OPTIMISM + 'gas_budget = "0.3"\nblock_time_s = 0.5').networks[0]
+    assert network.settlement.network_budget_wei == 3 * 10**17
+    assert network.block_time_s == network.settlement.block_time_s == 0.5
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o604])

@@ -63,6 +63,7 @@ class Limits:
     settle_wait_s: float = (
         20.0  # for the receipt, while the caller waits; then the outcome is told as unknown
     )
+    settle_wait_s_max: float = 90.0  # for the blocks on top of it too; what needs longer is not offered
     authorization_validity_s_max: int = (
         86_400  # from now to `validBefore`: until then a call may stay undecided
     )

@@ -16,6 +16,8 @@ from tollway.chain.rules import PRESETS, ChainRules, ConfirmationSteps, NetworkP
 from tollway.identifiers import Address, ChainId
 from tollway.money import Asset, Price, TokenDomain
 from tollway.payments.settlement_rules import (
+    BLOCK_TIME_S,
+    NETWORK_BUDGET_FACTOR,
     WEI_PER_NANO,
     FacilitatorRules,
     SettlementRules,
@@ -41,6 +43,8 @@ NETWORK_KEYS = (
     "gas_price_max_gwei",
     "gas_floor",
     "listing_gas_budget",
+    "gas_budget",
+    "block_time_s",
     "facilitator",
 )
 ASSET_KEYS = ("symbol", "token", "decimals", "name", "version")
@@ -135,17 +139,20 @@ def parse_network(table: dict[str, Any]) -> NetworkSettings:
         raise ValueError(
             f"agreement_min: {agreement_min} nodes cannot agree where rpc_urls names {len(rpc_urls)}"
         )
+    block_time_s = preset.block_time_s if preset else BLOCK_TIME_S
+    if "block_time_s" in table:
+        block_time_s = parse_number(table["block_time_s"], float)
     return NetworkSettings(
         name=name or str(rules.network),
         rules=rules,
         rpc_urls=rpc_urls,
-        block_time_s=preset.block_time_s if preset else 2.0,
-        settlement=_parse_settlement(table, rules),
+        block_time_s=block_time_s,
+        settlement=_parse_settlement(table, rules, block_time_s),
         agreement_min=agreement_min,
     )
 
 
-def _parse_settlement(table: dict[str, Any], rules: ChainRules) -> SettlementRules:
+def _parse_settlement(table: dict[str, Any], rules: ChainRules, block_time_s: float) -> SettlementRules:
     defaults = settlement_defaults(rules.chain_id, rules.kind)
 
     def read(name: str, default: str) -> int:
@@ -159,13 +166,19 @@ def _parse_settlement(table: dict[str, Any], rules: ChainRules) -> SettlementRul
     facilitator = _parse_facilitator(table["facilitator"]) if "facilitator" in table else None
     if gas_keys and facilitator is not None:
         raise ValueError("gas_keys: a facilitator settles with its own keys; set either one or the other")
+    listing_budget_wei = read("listing_gas_budget", defaults.listing_gas_budget) * WEI_PER_NANO
+    network_budget_wei = NETWORK_BUDGET_FACTOR * listing_budget_wei
+    if "gas_budget" in table:
+        network_budget_wei = read("gas_budget", "0.5") * WEI_PER_NANO
     return SettlementRules(
         chain_id=rules.chain_id,
         gas_keys=gas_keys,
         min_nano=read("settlement_min", defaults.settlement_min),
         gas_price_max_wei=read("gas_price_max_gwei", defaults.gas_price_max_gwei),
         gas_floor_wei=read("gas_floor", defaults.gas_floor) * WEI_PER_NANO,
-        listing_budget_wei=read("listing_gas_budget", defaults.listing_gas_budget) * WEI_PER_NANO,
+        listing_budget_wei=listing_budget_wei,
+        network_budget_wei=network_budget_wei,
+        block_time_s=block_time_s,
         facilitator=facilitator,
     )
 

@@ -98,7 +98,7 @@ async def test_settling_for_a_listing_costs_what_it_may_cost_until_it_is_known(b
     await settling(book, 0, fee_max_wei=9_000, chain_id=ChainId(1))
 
     async def spent(since_ms: int = NOW_MS) -> Any:
-        return await gas.gas_spent_wei(CHAIN, LISTING, since_ms=since_ms)
+        return (await gas.gas_spent_wei(CHAIN, since_ms=since_ms)).get(LISTING, 0)
 
     assert await spent() == 3_000
     assert await spent(NOW_MS + 1) == 2_000
@@ -115,5 +115,30 @@ async def test_settling_for_a_listing_costs_what_it_may_cost_until_it_is_known(b
 async def test_the_costs_of_a_day_add_up_beyond_64_bits(book: Any, gas: Any) -> None:
     for nonce in range(3):
         await settling(book, nonce, fee_max_wei=2**62 + 1)
-    spent = await gas.gas_spent_wei(CHAIN, LISTING, since_ms=0)
-    assert spent == 3 * (2**62 + 1)
+    assert await gas.gas_spent_wei(CHAIN, since_ms=0) == {LISTING: 3 * (2**62 + 1)}
+
+
+async def test_what_a_network_has_cost_is_told_by_listing(book: Any, gas: Any) -> None:
+    assert await gas.gas_spent_wei(CHAIN, since_ms=0) == {}
+    other = ListingId("api_2")
+    for nonce, listing_id in enumerate((LISTING, other, LISTING)):
+        await settling(book, nonce, fee_max_wei=10**nonce, listing_id=listing_id)
+    await settling(book, 0, fee_max_wei=7, listing_id=other, sender=OTHER_KEY)
+    await settling(book, 0, fee_max_wei=9_000, chain_id=ChainId(1))
+    assert await gas.gas_spent_wei(CHAIN, since_ms=0) == {LISTING: 101, other: 17}
+    assert await gas.gas_spent_wei(CHAIN, since_ms=NOW_MS + 1) == {}
+
+
+async def test_what_a_deep_reorganisation_has_taken_back_is_open_again(book: Any, gas: Any) -> None:
+    attempts = [await settling(book, nonce, created_ms=NOW_MS + nonce) for nonce in range(4)]
+    foreign = await settling(book, 0, sender=OTHER_KEY)
+    for key in (GAS_KEY, OTHER_KEY):
+        await gas.mark_mined(CHAIN, key, below=3)
+    await gas.reopen(CHAIN, GAS_KEY, since_nonce=1, since_ms=NOW_MS)
+    assert await gas.open_attempts(CHAIN, GAS_KEY, limit=9) == tuple(attempts[1:])
+    await gas.mark_mined(CHAIN, GAS_KEY, below=3)
+    await gas.reopen(CHAIN, GAS_KEY, since_nonce=0, since_ms=NOW_MS + 2)
+    assert await gas.open_attempts(CHAIN, GAS_KEY, limit=9) == tuple(attempts[2:])
+    assert await gas.open_attempts(CHAIN, OTHER_KEY, limit=9) == ()
+    await gas.reopen(CHAIN, OTHER_KEY, since_nonce=0, since_ms=0)
+    assert await gas.open_attempts(CHAIN, OTHER_KEY, limit=9) == (foreign,)

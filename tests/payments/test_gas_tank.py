@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from tollway.identifiers import ListingId
+from tollway.identifiers import ListingId, keccak256
 from tollway.money import TokenDomain
-from tollway.payments.gas_tank import LOOKS_UNTIL_STALE
-from tollway.payments.settlement import Settled
+from tollway.payments.gas_tank import BUDGET_PAUSE_FACTOR, LOOKS_UNTIL_STALE
+from tollway.payments.settlement import Settled, Undecided
 from tollway.testing.authorization_samples import CHAIN, USDC
 from tollway.testing.memory_blocks import Wallet
 from tollway.testing.memory_tokens import authorizing_token
@@ -78,7 +78,7 @@ async def test_a_listing_has_a_budget_of_its_own_for_a_day() -> None:
         assert scene.tank.is_offered(USDC, 10_000, ListingId("api_2"))
         await scene.tank.refresh()
         assert is_offered(scene)  # by what it did cost
-        assert await scene.gas.gas_spent_wei(CHAIN, LISTING, since_ms=0) == 60_000 * (10**7 + 10**6)
+        assert await scene.gas.gas_spent_wei(CHAIN, since_ms=0) == {LISTING: 60_000 * (10**7 + 10**6)}
 
 
 async def test_a_budget_that_another_gateway_has_spent_is_seen_at_the_next_look() -> None:
@@ -90,6 +90,87 @@ async def test_a_budget_that_another_gateway_has_spent_is_seen_at_the_next_look(
         other.pass_time(86_401)
         await other.tank.refresh()
         assert is_offered(other)
+
+
+async def test_many_listings_of_one_provider_do_not_drain_the_gas_keys() -> None:
+    """A wallet whose transfers pass each simulation and revert in each block, and a new listing each time."""
+    gas_price, gas = 10**7 + 10**6, 60_000
+    rules = settlement_rules(network_budget_wei=5 * gas * gas_price)
+    async with SettlingScene(rules=rules) as scene:
+        for number in range(30):
+            await scene.tank.refresh()
+            listing = ListingId(f"api_{number}")
+            if not scene.settlement.is_offered(USDC, 10_000, listing):
+                break
+            payer = scene.payer(nonce=keccak256(b"%d" % number), valid_before=2**31)
+            scene.chain.doom_transfer(CHAIN, payer.address, payer.nonce)
+            call = await scene.claim(payer)
+            assert await scene.settlement.settle(call.order(listing_id=listing)) == Undecided()
+        assert number == 5
+        assert sum((await scene.gas.gas_spent_wei(CHAIN, since_ms=0)).values()) == 5 * gas * gas_price
+        scene.pass_time(86_401)
+        await scene.tank.refresh()
+        assert is_offered(scene)
+
+
+async def test_a_network_budget_counts_what_was_just_signed_at_most() -> None:
+    async with SettlingScene(rules=settlement_rules(network_budget_wei=10**12)) as scene:
+        assert isinstance(await scene.settlement.settle((await scene.claim()).order()), Settled)
+        assert not scene.tank.is_offered(USDC, 10_000, ListingId("api_2"))
+
+
+async def test_a_budget_that_is_used_up_outlives_a_crawl_and_a_crawl_costs_nothing() -> None:
+    async with SettlingScene(rules=settlement_rules(listing_budget_wei=1)) as scene:
+        assert isinstance(await scene.settlement.settle((await scene.claim()).order()), Settled)
+        await scene.tank.refresh()
+        assert not is_offered(scene)
+        for number in range(10_001):  # somebody asks each listing for its 402
+            assert scene.tank.is_offered(USDC, 10_000, ListingId(f"other_{number}"))
+        assert not is_offered(scene)
+        asked: list[Any] = []
+        gas_spent_wei = scene.gas.gas_spent_wei
+
+        async def count(chain_id: Any, *, since_ms: int) -> Any:
+            asked.append(chain_id)
+            return await gas_spent_wei(chain_id, since_ms=since_ms)
+
+        scene.gas.gas_spent_wei = count  # type: ignore[method-assign]  # the fake's own hook
+        await scene.tank.refresh()
+        assert asked == [CHAIN]
+        assert not is_offered(scene)
+
+
+async def test_what_is_signed_while_the_books_are_asked_counts() -> None:
+    async with SettlingScene(rules=settlement_rules(listing_budget_wei=1)) as scene:
+        gas_spent_wei = scene.gas.gas_spent_wei
+
+        async def be_overtaken(chain_id: Any, *, since_ms: int) -> Any:
+            spent = await gas_spent_wei(chain_id, since_ms=since_ms)
+            assert isinstance(await scene.settlement.settle((await scene.claim()).order()), Settled)
+            return spent
+
+        scene.gas.gas_spent_wei = be_overtaken  # type: ignore[method-assign]  # the fake's own hook
+        await scene.tank.refresh()
+        assert not is_offered(scene)
+
+
+async def test_books_that_take_long_to_sum_up_are_asked_less_often() -> None:
+    async with SettlingScene() as scene:
+        asked = 0
+
+        async def take_long(chain_id: Any, *, since_ms: int) -> dict[ListingId, int]:
+            nonlocal asked
+            asked += 1
+            scene.pass_time(1)
+            return {}
+
+        scene.gas.gas_spent_wei = take_long  # type: ignore[method-assign]  # the fake's own hook
+        for _ in range(3):
+            await scene.tank.refresh()
+        assert asked == 1
+        scene.pass_time(BUDGET_PAUSE_FACTOR)
+        await scene.tank.refresh()
+        assert asked == 2
 
 
 async def test_nothing_is_offered_on_old_knowledge() -> None:
@@ -167,6 +248,61 @@ async def test_mined_nonces_are_closed_when_a_reorganisation_is_unlikely() -> No
         for _ in range(4):
             await scene.tank.refresh()
         assert await scene.gas.open_attempts(CHAIN, KEY, limit=9) == ()
+
+
+async def test_what_a_deep_reorganisation_took_back_is_open_again() -> None:
+    async with SettlingScene() as scene:
+        assert isinstance(await scene.settlement.settle((await scene.claim()).order()), Settled)
+        for _ in range(5):
+            await scene.tank.refresh()
+        assert await scene.gas.open_attempts(CHAIN, KEY, limit=9) == ()
+        scene.chain.reorg(CHAIN, 1)
+        await scene.tank.refresh()
+        assert len(await scene.gas.open_attempts(CHAIN, KEY, limit=9)) == 1
+
+
+async def test_what_a_reorganisation_took_back_while_nobody_looked_is_open_again() -> None:
+    async with SettlingScene() as scene:
+        assert isinstance(await scene.settlement.settle((await scene.claim()).order()), Settled)
+        for _ in range(5):
+            await scene.tank.refresh()
+        scene.chain.reorg(CHAIN, 1)
+        async with scene.another():
+            assert len(await scene.gas.open_attempts(CHAIN, KEY, limit=9)) == 1
+
+
+async def test_a_node_that_lags_a_little_closes_nothing_and_opens_nothing() -> None:
+    async with SettlingScene() as scene:
+        for number in range(3):
+            payer = scene.payer(nonce=bytes([number + 1]) * 32)
+            assert isinstance(await scene.settlement.settle((await scene.claim(payer)).order()), Settled)
+        fetch_account, lag, reopened = scene.chain.fetch_account, 0, []
+
+        async def fetch(chain_id: Any, address: Any) -> Any:
+            account = await fetch_account(chain_id, address)
+            return replace(account, mined_nonce=account.mined_nonce - lag)
+
+        async def reopen(*_: Any, **given: Any) -> None:
+            reopened.append(given)
+
+        scene.chain.fetch_account = fetch  # type: ignore[method-assign]  # the fake's own hook
+        scene.gas.reopen = reopen  # type: ignore[method-assign]  # the fake's own hook
+        for number in range(8):
+            lag = number % 2
+            await scene.tank.refresh()
+        assert [one.nonce for one in await scene.gas.open_attempts(CHAIN, KEY, limit=9)] == [2]
+        assert reopened == []
+
+
+async def test_a_key_can_be_left_out_of_the_question() -> None:
+    keys = (make_gas_key("one"), make_gas_key("two"))
+    async with SettlingScene(rules=settlement_rules(gas_keys=keys)) as scene:
+        for key, other in (keys, reversed(keys)):
+            lane = scene.tank.choose_lane(CHAIN, is_claimed=True, without={key.address})
+            assert lane is not None
+            assert lane.key.address == other.address
+        everybody = {key.address for key in keys}
+        assert scene.tank.choose_lane(CHAIN, is_claimed=True, without=everybody) is None
 
 
 async def test_a_facilitator_pays_its_own_gas() -> None:

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from tollway.chain.reader import SendFault, SendRefused
+from tollway.chain.rules import UNIT_NANO
 from tollway.errors import ChainUnavailable, Code, Problem, StorageUnavailable
-from tollway.identifiers import Address, keccak256
+from tollway.identifiers import Address, ChainId, keccak256
 from tollway.ledger.authorization import Cover
 from tollway.ledger.call import CallState
 from tollway.ledger.gas import LaneTaken
@@ -415,7 +416,31 @@ async def test_a_chain_that_does_not_answer_is_no_refusal(scene: SettlingScene) 
 
 
 async def test_a_deadline_of_its_own_is_read_from_the_limits() -> None:
-    """`settle_wait_s` is the only clock that a caller waits for."""
+    """`settle_wait_s` is the only clock that a caller waits for, and that of the blocks on top."""
     async with SettlingScene(limits=replace(HASTY, settle_wait_s=0.001)) as scene:
         scene.chain.is_automining = False
         assert await settle(await scene.claim()) == Undecided()
+
+
+async def test_what_cannot_be_waited_for_is_not_offered() -> None:
+    """A hundred dollars lie twelve blocks deep, of twelve seconds each; pocket money two."""
+    rules, steps = settlement_rules(block_time_s=12.0), ((0, 2), (100 * UNIT_NANO, 12))
+    async with SettlingScene(rules=rules, confirmations=steps) as scene:
+        assert scene.settlement.is_offered(USDC, 100 * 10**6 - 1, LISTING)
+        assert not scene.settlement.is_offered(USDC, 100 * 10**6, LISTING)
+        assert not scene.settlement.is_offered(replace(USDC, chain_id=ChainId(1)), 10**6, LISTING)
+    patient = replace(DEFAULT_LIMITS, settle_wait_s_max=152.0)
+    async with SettlingScene(rules=rules, confirmations=steps, limits=patient) as scene:
+        assert scene.settlement.is_offered(USDC, 100 * 10**6, LISTING)
+
+
+async def test_it_is_waited_for_as_long_as_its_blocks_take() -> None:
+    slow = settlement_rules(block_time_s=20.0)  # beyond the deadline of the first block, and of this test
+    async with SettlingScene(rules=slow, limits=HASTY, confirmations=((0, 3),)) as scene, asyncio.timeout(10):
+        call = await scene.claim()
+        settling = asyncio.get_running_loop().create_task(settle(call))
+        while scene.chain.asked["fetch_receipts", CHAIN] < 30:  # a few milliseconds from one to the next
+            await asyncio.sleep(0)
+        assert not settling.done()
+        scene.chain.bury(CHAIN, 3)
+        assert isinstance(await settling, Settled)

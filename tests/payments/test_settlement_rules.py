@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 from eth_account import Account
 
-from tollway.chain.rules import PRESETS
+from tollway.chain.rules import PRESETS, NetworkPreset
 from tollway.identifiers import Address, ChainId
+from tollway.limits import Limits
 from tollway.money import Price
 from tollway.payments.settlement_rules import is_development_key, settlement_defaults
 from tollway.testing.authorization_samples import USDC
@@ -34,6 +35,35 @@ def test_a_rail_needs_a_key_or_a_facilitator() -> None:
     assert settlement_rules().has_rail
     assert not settlement_rules(gas_keys=()).has_rail
     assert settlement_rules(gas_keys=(), facilitator=facilitator_at()).has_rail
+
+
+@pytest.mark.parametrize(
+    ("depth", "block_time_s", "wait_s", "is_in_time"),
+    [(1, 12.0, 20.0, True), (2, 12.0, 32.0, True), (36, 2.0, 90.0, True), (37, 2.0, 90.0, False)],
+)
+def test_blocks_on_top_take_their_time_and_have_it_up_to_a_limit(
+    depth: int, block_time_s: float, wait_s: float, is_in_time: bool
+) -> None:
+    rules, limits = settlement_rules(block_time_s=block_time_s), Limits()
+    assert rules.wait_s(depth, limits=limits) == wait_s
+    assert rules.is_in_time(depth, limits=limits) is is_in_time
+
+
+def test_whoever_is_more_patient_for_one_block_is_so_for_all() -> None:
+    limits = Limits(settle_wait_s=600.0)
+    assert settlement_rules().wait_s(1, limits=limits) == 600.0
+    assert settlement_rules().is_in_time(1, limits=limits)
+    assert not settlement_rules(block_time_s=1.0).is_in_time(2, limits=limits)
+
+
+@pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
+def test_every_preset_settles_small_sums_while_their_caller_waits(preset: NetworkPreset) -> None:
+    rules = settlement_rules(block_time_s=preset.block_time_s)
+    token = preset.assets[0]
+    dollar = 10**token.ledger_decimals
+    depth = preset.rules().confirmations_for(token, 99 * dollar)
+    assert rules.is_in_time(depth, limits=Limits())
+    assert rules.wait_s(depth, limits=Limits()) <= 35
 
 
 def test_the_keys_of_development_chains_are_known() -> None:

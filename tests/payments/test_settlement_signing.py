@@ -12,7 +12,10 @@ from tollway.payments.settlement_signing import (
     limit_gas,
     offer_fee,
     read_offer,
+    read_valid_before,
     sign_attempt,
+    sign_dearer,
+    sign_filler,
 )
 from tollway.testing.authorization_samples import CHAIN, Payer
 from tollway.testing.memory_transfers import parse_authorized_transfer, parse_sent
@@ -43,7 +46,34 @@ def test_an_attempt_is_made_of_the_signed_fields_and_nothing_else() -> None:
         authorization.payee,
         authorization.base_units,
     )
-    assert read_offer(attempt) == (offer, 90_000)
+    assert read_offer(attempt) == offer
+    assert read_valid_before(attempt) == authorization.valid_before
+
+
+@pytest.mark.parametrize("signature", [b"\1" * 65, b"\2" * 300], ids=["of a key", "of a contract"])
+def test_a_replacement_is_the_same_at_another_price(signature: bytes) -> None:
+    key, offer = make_gas_key(), FeeOffer(max_fee_wei=3 * GWEI, tip_wei=GWEI)
+    authorization = Payer().authorize(signature=signature)
+    carriage = Carriage(authorization=authorization, call_id=CallId("c"), listing_id=LISTING, gas=90_000)
+    first = sign_attempt(carriage, key, nonce=4, offer=offer, now_ms=5)
+    more = FeeOffer(max_fee_wei=4 * GWEI, tip_wei=2 * GWEI)
+    dearer = sign_dearer(first, key, offer=more, now_ms=6)
+    assert dearer == sign_attempt(carriage, key, nonce=4, offer=more, now_ms=6)
+    assert read_valid_before(dearer) == authorization.valid_before
+
+
+def test_a_filler_moves_nothing_and_has_the_nonce_of_what_it_replaces() -> None:
+    key, offer = make_gas_key(), FeeOffer(max_fee_wei=3 * GWEI, tip_wei=GWEI)
+    carriage = Carriage(
+        authorization=Payer().authorize(), call_id=CallId("c"), listing_id=LISTING, gas=90_000
+    )
+    first = sign_attempt(carriage, key, nonce=4, offer=offer, now_ms=5)
+    filler = sign_filler(first, key, offer=offer, now_ms=6)
+    sent = parse_sent(filler.raw)
+    assert (sent.sender, sent.recipient, sent.nonce) == (key.address, key.address, 4)
+    assert (sent.calldata, sent.gas, sent.tx_hash) == (b"", 90_000, filler.tx_hash)
+    assert (filler.call_id, filler.fee_max_wei, filler.created_ms) == ("c", 90_000 * 3 * GWEI, 6)
+    assert read_valid_before(filler) == 0
 
 
 @pytest.mark.parametrize(("estimate", "limit"), [(60_000, 90_000), (400_000, 300_000)])

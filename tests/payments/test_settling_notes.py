@@ -3,6 +3,7 @@
 from tollway.ledger.call import CallState
 from tollway.payments.settlement import NotSettled, Settled, Undecided
 from tollway.payments.settling_notes import SILENT, SettlementEnd, WithdrawalReason
+from tollway.payments.sweeper import EXPIRY_SLACK_S
 from tollway.testing.authorization_samples import CHAIN
 from tollway.testing.memory_blocks import REVERTED
 from tollway.testing.settling_scene import HASTY, ClaimedCall, SettlingScene, make_gas_key
@@ -67,7 +68,7 @@ async def test_one_that_never_pays_is_told_as_released() -> None:
         assert await scene.settlement.settle(call.order()) == Undecided()
         await call.set_adrift()
         scene.chain.bring_back(CHAIN)
-        scene.chain.mine(CHAIN, time=call.authorization.valid_before)
+        scene.chain.mine(CHAIN, time=call.authorization.valid_before + EXPIRY_SLACK_S)
         scene.told.clear()
         for _ in range(2):
             await scene.sweeper.run_once()

@@ -1,18 +1,29 @@
 """The sweeper on the twins: what it finishes, what it leaves, and that several of them do no harm."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
+from typing import Any
 
 import pytest
 
-from tollway.chain.reader import SendFault, SendRefused
-from tollway.identifiers import Address
+from tollway.chain.reader import AuthorizationFacts, ChainFacts, NotMined, SendFault, SendRefused
+from tollway.identifiers import Address, ChainId, TxHash
 from tollway.ledger.call import CallState
 from tollway.payments.settlement import Settled, Undecided
-from tollway.payments.settlement_signing import read_offer
-from tollway.testing.authorization_samples import CHAIN
-from tollway.testing.settling_scene import HASTY, ClaimedCall, SettlingScene, make_gas_key, settlement_rules
+from tollway.payments.sweeper import EXPIRY_SLACK_S, REST_MAX_MS, REST_MIN_MS
+from tollway.testing.authorization_samples import CHAIN, USDC
+from tollway.testing.memory_chain import MemoryChain
+from tollway.testing.memory_tokens import authorizing_token
+from tollway.testing.settling_scene import (
+    HASTY,
+    TOKEN,
+    ClaimedCall,
+    SettlingScene,
+    make_gas_key,
+    settlement_rules,
+)
 
 ELSEWHERE = Address(b"\xee" * 20)
 
@@ -68,15 +79,6 @@ async def test_a_transaction_that_no_node_knows_is_sent_again(scene: SettlingSce
     assert await call.read_state() is CallState.CONSUMED
 
 
-async def test_what_had_to_be_sent_again_is_not_offered_more_at_once(scene: SettlingScene) -> None:
-    call = await leave_adrift(scene)
-    scene.chain.drop_sent(CHAIN)
-    scene.pass_time(scene.limits.fee_bump_after_s)
-    await scene.tank.refresh()
-    await sweep(scene)
-    assert len(await scene.book.attempts_of(call.claim.call_id)) == 1
-
-
 async def test_a_call_without_a_transaction_gets_one(scene: SettlingScene) -> None:
     call = await scene.claim()
     scene.chain.take_away(CHAIN)
@@ -117,10 +119,11 @@ async def test_nothing_is_released_before_its_time_and_then_at_depth_only() -> N
         assert await scene.settlement.settle(call.order()) == Undecided()
         await call.set_adrift()
         scene.chain.mine_sent(CHAIN)
-        scene.chain.mine(CHAIN, time=payer.valid_before - 1)
-        await sweep(scene, 3)
-        assert await call.read_state() is CallState.SETTLING
-        scene.chain.mine(CHAIN, time=payer.valid_before)
+        for moment in (payer.valid_before - 1, payer.valid_before, payer.valid_before + EXPIRY_SLACK_S - 1):
+            scene.chain.mine(CHAIN, time=moment)
+            await sweep(scene, 3)
+            assert await call.read_state() is CallState.SETTLING
+        scene.chain.mine(CHAIN, time=payer.valid_before + EXPIRY_SLACK_S)
         await sweep(scene, 3)  # expired, but not deep enough
         assert await call.read_state() is CallState.SETTLING
         scene.chain.bury(CHAIN, 2)
@@ -132,11 +135,77 @@ async def test_nothing_is_released_before_its_time_and_then_at_depth_only() -> N
 async def test_expiry_is_believed_at_a_second_look_only(scene: SettlingScene) -> None:
     call = await leave_adrift(scene)
     scene.chain.drop_sent(CHAIN)
-    scene.chain.mine(CHAIN, time=call.authorization.valid_before)
+    scene.chain.mine(CHAIN, time=call.authorization.valid_before + EXPIRY_SLACK_S)
     await sweep(scene)
     assert await call.read_state() is CallState.SETTLING
     await sweep(scene)
     assert await call.read_state() is CallState.RELEASED
+
+
+async def test_nothing_is_broadcast_any_more_once_it_has_expired(scene: SettlingScene) -> None:
+    call = await scene.claim()
+    scene.chain.take_away(CHAIN)
+    assert await scene.settlement.settle(call.order()) == Undecided()
+    await call.set_adrift()
+    scene.chain.bring_back(CHAIN)
+    scene.chain.mine(CHAIN, time=call.authorization.valid_before)
+    await sweep(scene, 3)
+    assert scene.chain.broadcasts == []
+    assert await call.read_state() is CallState.SETTLING
+
+
+class ForgetfulChain(MemoryChain):
+    """While `is_late`, its heads are news, and its states and receipts are of before anything was sent."""
+
+    is_late = False
+
+    async def fetch_authorization(self, chain_id: ChainId, **asked: Any) -> AuthorizationFacts:
+        facts = await super().fetch_authorization(chain_id, **asked)
+        return replace(facts, is_used=False) if self.is_late else facts
+
+    async def fetch_receipts(
+        self, chain_id: ChainId, tx_hashes: Sequence[TxHash]
+    ) -> dict[TxHash, ChainFacts | NotMined]:
+        told = await super().fetch_receipts(chain_id, tx_hashes)
+        unseen = NotMined(chain_id=chain_id, is_pending=True)
+        return dict.fromkeys(told, unseen) if self.is_late else told
+
+
+@pytest.mark.parametrize("slack_s", [0, EXPIRY_SLACK_S])
+async def test_what_was_paid_is_not_given_away_by_a_node_that_lags_for_two_looks(slack_s: int) -> None:
+    chain = ForgetfulChain(CHAIN)
+    chain.deploy(CHAIN, TOKEN, authorizing_token(USDC))
+    async with SettlingScene(limits=HASTY, chain=chain) as scene:
+        chain.is_automining = False
+        call = await leave_adrift(scene)
+        chain.mine_sent(CHAIN)  # paid, just in time
+        chain.mine(CHAIN, time=call.authorization.valid_before + slack_s)
+        chain.is_late = True
+        await sweep(scene)
+        chain.bury(CHAIN, 2)
+        await sweep(scene)
+        chain.is_late = False
+        await sweep(scene)
+        assert await call.read_state() is CallState.CONSUMED
+
+
+async def test_an_end_that_is_not_deep_enough_yet_releases_nothing() -> None:
+    """Cancelled in the last moment, and the state that is told is older."""
+    chain = ForgetfulChain(CHAIN)
+    chain.deploy(CHAIN, TOKEN, authorizing_token(USDC))
+    async with SettlingScene(limits=HASTY, chain=chain, confirmations=((0, 4),)) as scene:
+        chain.is_automining = False
+        call = await leave_adrift(scene)
+        chain.mine(CHAIN, time=call.authorization.valid_before + EXPIRY_SLACK_S)
+        chain.is_late = True
+        await sweep(scene)
+        chain.bury(CHAIN, 2)
+        call.land(payee=ELSEWHERE)
+        await sweep(scene)
+        assert await call.read_state() is CallState.SETTLING
+        chain.bury(CHAIN, 3)
+        await sweep(scene)
+        assert await call.read_state() is CallState.RELEASED
 
 
 async def test_one_that_landed_in_the_last_block_before_its_end_is_paid(scene: SettlingScene) -> None:
@@ -154,77 +223,6 @@ async def test_a_chain_away_changes_nothing(scene: SettlingScene) -> None:
     assert await call.read_state() is CallState.SETTLING
 
 
-async def test_a_transaction_that_waits_too_long_is_offered_more(scene: SettlingScene) -> None:
-    call = await leave_adrift(scene)
-    scene.pass_time(scene.limits.fee_bump_after_s)
-    await scene.tank.refresh()
-    await sweep(scene)
-    first, second = await scene.book.attempts_of(call.claim.call_id)
-    assert first.nonce == second.nonce
-    before, after = read_offer(first)[0], read_offer(second)[0]
-    assert after.max_fee_wei * 8 >= before.max_fee_wei * 9
-    assert after.tip_wei * 8 >= before.tip_wei * 9
-    assert [sent.tx_hash for sent in scene.chain.sent(CHAIN)] == [second.tx_hash]
-    scene.chain.mine_sent(CHAIN)
-    await sweep(scene)
-    assert await call.read_state() is CallState.CONSUMED
-
-
-async def test_one_that_no_node_takes_at_its_price_is_offered_more(scene: SettlingScene) -> None:
-    call = await leave_adrift(scene)
-    scene.chain.drop_sent(CHAIN)
-    scene.chain.set_fees(CHAIN, base_fee_wei=10**9, tip_wei=10**6)
-    await sweep(scene)
-    assert len(await scene.book.attempts_of(call.claim.call_id)) == 1
-    scene.pass_time(scene.limits.fee_bump_after_s)
-    await scene.tank.refresh()
-    await sweep(scene)
-    first, second = await scene.book.attempts_of(call.claim.call_id)
-    assert first.nonce == second.nonce
-    assert [sent.tx_hash for sent in scene.chain.sent(CHAIN)] == [second.tx_hash]
-
-
-async def test_one_that_waits_for_another_of_its_lane_is_not_offered_more(scene: SettlingScene) -> None:
-    first, second = await scene.claim_many(2)
-    for call in (first, second):
-        assert await scene.settlement.settle(call.order()) == Undecided()
-        await call.set_adrift()
-    scene.pass_time(scene.limits.fee_bump_after_s)
-    await scene.tank.refresh()
-    await sweep(scene)
-    assert len(await scene.book.attempts_of(first.claim.call_id)) == 2
-    assert len(await scene.book.attempts_of(second.claim.call_id)) == 1
-
-
-async def test_what_a_node_knows_is_not_sent_again(scene: SettlingScene) -> None:
-    await leave_adrift(scene)
-    scene.pass_time(10)
-    sent = len(scene.chain.broadcasts)
-    await sweep(scene, 3)
-    assert len(scene.chain.broadcasts) == sent
-
-
-async def test_a_fee_is_raised_only_so_often_and_never_above_the_ceiling() -> None:
-    rules = settlement_rules(gas_price_max_wei=22 * 10**6)  # the first offer is 21 million
-    async with SettlingScene(limits=HASTY, rules=rules) as scene:
-        scene.chain.is_automining = False
-        call = await leave_adrift(scene)
-        for _ in range(5):
-            scene.pass_time(scene.limits.fee_bump_after_s)
-            await scene.tank.refresh()
-            await sweep(scene)
-        assert len(await scene.book.attempts_of(call.claim.call_id)) == 1
-    async with SettlingScene(limits=HASTY) as scene:
-        scene.chain.is_automining = False
-        call = await leave_adrift(scene)
-        for _ in range(scene.limits.settlement_attempts_max + 3):
-            scene.pass_time(scene.limits.fee_bump_after_s)
-            await scene.tank.refresh()
-            await sweep(scene)
-        attempts = await scene.book.attempts_of(call.claim.call_id)
-        assert len(attempts) == scene.limits.settlement_attempts_max
-
-
 async def test_a_transfer_that_keeps_reverting_is_not_paid_for_again_and_again(scene: SettlingScene) -> None:
     payer = scene.payer()
     scene.chain.doom_transfer(CHAIN, payer.address, payer.nonce)
@@ -234,6 +232,60 @@ async def test_a_transfer_that_keeps_reverting_is_not_paid_for_again_and_again(s
     await call.set_adrift()
     await sweep(scene, 5)
     assert len(await scene.book.attempts_of(call.claim.call_id)) == 2
+
+
+async def test_what_waits_for_its_end_only_does_not_take_the_turn_of_others() -> None:
+    """A wallet whose transfers pass each simulation and revert in each block, again and again, and one honest caller."""
+    async with SettlingScene(limits=replace(HASTY, sweep_batch_max=2)) as scene:
+        for call in await scene.claim_many(5):
+            scene.chain.doom_transfer(CHAIN, call.authorization.payer, call.authorization.nonce)
+            assert await scene.settlement.settle(call.order()) == Undecided()
+            await call.set_adrift()
+        await sweep(scene, 9)
+        asked = scene.chain.asked["fetch_authorization", CHAIN]
+        await sweep(scene, 9)
+        assert scene.chain.asked["fetch_authorization", CHAIN] == asked
+        scene.chain.is_automining = False
+        honest = await leave_adrift(scene)
+        scene.chain.mine_sent(CHAIN)
+        await sweep(scene)
+        assert await honest.read_state() is CallState.CONSUMED
+
+
+async def test_it_is_looked_at_less_and_less_often_until_it_is_over(scene: SettlingScene) -> None:
+    scene.chain.is_automining = True
+    (call,) = await scene.claim_many(1)
+    scene.chain.doom_transfer(CHAIN, call.authorization.payer, call.authorization.nonce)
+    assert await scene.settlement.settle(call.order()) == Undecided()
+    await call.set_adrift()
+    await sweep(scene, 2)
+    looks = []
+    while await call.read_state() is CallState.SETTLING:
+        asked = scene.chain.asked["fetch_authorization", CHAIN]
+        await sweep(scene)
+        if scene.chain.asked["fetch_authorization", CHAIN] > asked:
+            looks.append(scene.now_ms)
+        scene.pass_time(5)
+        scene.chain.mine(CHAIN, time=scene.now_ms // 1000)
+        await scene.tank.refresh()
+    ended_ms = (call.authorization.valid_before + EXPIRY_SLACK_S) * 1000
+    gaps = [after - before for before, after in pairwise(looks) if after < ended_ms]
+    assert gaps[0] >= REST_MIN_MS
+    assert gaps == sorted(gaps)
+    assert scene.now_ms - ended_ms < REST_MAX_MS + 60_000
+    assert await call.read_state() is CallState.RELEASED
+
+
+async def test_a_call_of_a_network_that_is_gone_takes_nobodys_turn(scene: SettlingScene) -> None:
+    call = await leave_adrift(scene)
+    async with scene.another() as other:
+        other.rules.clear()
+        await sweep(other)
+        assert await scene.book.unsettled(limit=9) == ()
+    scene.pass_time(REST_MIN_MS / 1000)
+    scene.chain.mine_sent(CHAIN)
+    await sweep(scene)
+    assert await call.read_state() is CallState.CONSUMED
 
 
 async def test_one_that_reverted_by_chance_is_tried_once_more(scene: SettlingScene) -> None:
@@ -261,18 +313,6 @@ async def test_a_nonce_lost_to_a_stranger_is_signed_under_the_next(scene: Settli
     attempts = await scene.book.attempts_of(call.claim.call_id)
     assert [attempt.nonce for attempt in attempts] == [0, 1]
     assert await call.read_state() is CallState.CONSUMED
-
-
-async def test_a_hole_in_a_lane_is_filled_though_its_own_call_is_decided(scene: SettlingScene) -> None:
-    first = await leave_adrift(scene)
-    scene.chain.drop_sent(CHAIN)
-    first.land()
-    await sweep(scene)
-    assert await first.read_state() is CallState.CONSUMED
-    scene.pass_time(10)
-    await sweep(scene)
-    assert len(scene.chain.sent(CHAIN)) == 1
-    assert make_gas_key().address == scene.chain.sent(CHAIN)[0].sender
 
 
 async def test_several_sweepers_at_once_move_a_call_once(scene: SettlingScene) -> None:
@@ -345,6 +385,66 @@ async def test_a_key_without_money_leaves_the_call_for_later() -> None:
         scene.chain.refuse_sends(CHAIN, None)
         await sweep(scene, 2)
         assert await call.read_state() is CallState.CONSUMED
+
+
+async def strand(scene: SettlingScene) -> ClaimedCall:
+    """Its gas key ran dry after the last look, so no node has ever taken its transaction."""
+    scene.chain.fill_tank(CHAIN, make_gas_key("one").address, 1)
+    return await leave_adrift(scene)
+
+
+async def test_another_key_carries_what_is_stranded_on_one_that_ran_dry() -> None:
+    keys = (make_gas_key("one"), make_gas_key("two"))
+    async with SettlingScene(limits=HASTY, rules=settlement_rules(gas_keys=keys)) as scene:
+        call = await strand(scene)
+        await scene.tank.refresh()
+        await sweep(scene, 3)
+        assert len(await scene.book.attempts_of(call.claim.call_id)) == 1  # it may be filled again any moment
+        scene.pass_time(scene.limits.fee_bump_after_s)
+        await scene.tank.refresh()
+        await sweep(scene, 2)
+        assert await call.read_state() is CallState.CONSUMED
+        scene.chain.fill_tank(CHAIN, keys[0].address, 10**18)
+        await scene.tank.refresh()
+        await sweep(scene)  # the lane goes on: what it waited for is mined, and moves nothing
+        first, second = await scene.book.attempts_of(call.claim.call_id)
+        assert [first.sender, second.sender] == [key.address for key in keys]
+        told = await scene.chain.fetch_receipts(CHAIN, [first.tx_hash, second.tx_hash])
+        assert [facts.succeeded for facts in told.values() if isinstance(facts, ChainFacts)] == [False, True]
+        assert scene.chain.balance(CHAIN, TOKEN, call.authorization.payee) == 10_000
+        assert (await scene.book.audit()).is_balanced
+
+
+async def test_what_is_stranded_on_the_only_key_waits_for_it() -> None:
+    rules = settlement_rules(gas_keys=(make_gas_key("one"),))
+    async with SettlingScene(limits=HASTY, rules=rules) as scene:
+        call = await strand(scene)
+        scene.pass_time(scene.limits.fee_bump_after_s)
+        await scene.tank.refresh()
+        await sweep(scene, 3)
+        assert len(await scene.book.attempts_of(call.claim.call_id)) == 1
+        scene.chain.fill_tank(CHAIN, make_gas_key("one").address, 10**18)
+        await scene.tank.refresh()
+        await sweep(scene, 2)
+        assert await call.read_state() is CallState.CONSUMED
+
+
+async def test_a_call_takes_so_many_nonces_at_most() -> None:
+    """Each time a stranger uses the gas key's next nonce first, so that what was signed can never be mined."""
+    async with SettlingScene(limits=replace(HASTY, settlement_attempts_max=3)) as scene:
+        scene.chain.is_automining = False
+        call = await leave_adrift(scene)
+        for number in range(5):
+            scene.chain.drop_sent(CHAIN)
+            async with SettlingScene(chain=scene.chain) as elsewhere:
+                scene.chain.is_automining = True
+                stranger = await elsewhere.claim(elsewhere.payer(nonce=bytes([number + 1]) * 32))
+                assert isinstance(await elsewhere.settlement.settle(stranger.order()), Settled)
+                scene.chain.is_automining = False
+            await scene.tank.refresh()
+            await sweep(scene)
+        attempts = await scene.book.attempts_of(call.claim.call_id)
+        assert [attempt.nonce for attempt in attempts] == [0, 1, 2]
 
 
 async def test_one_look_takes_so_many_and_all_have_their_turn() -> None:

@@ -112,6 +112,13 @@ async def test_a_listing_whose_budget_is_spent_is_named_and_its_network_is_not()
         assert (line["reason"], line["subject"]) == ("listing_gas_budget", LISTING)
 
 
+async def test_a_network_whose_budget_is_spent_is_told() -> None:
+    async with SettlingScene(rules=settlement_rules(network_budget_wei=1)) as scene:
+        assert isinstance(await scene.settlement.settle((await scene.claim()).order()), Settled)
+        await scene.tank.refresh()
+        assert withdrawn(scene) == {WithdrawalReason.NETWORK_BUDGET}
+
+
 async def test_where_a_facilitator_settles_gas_is_its_own_business() -> None:
     async with SettlingScene(rules=settlement_rules(gas_keys=(), facilitator=facilitator_at())) as scene:
         lose_sight(scene)

@@ -5,6 +5,7 @@ A nonce is taken in the very transaction that stores the hash of what is signed 
 `Book.add_attempt`), so no lane ever has a hole that nothing fills.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -40,10 +41,16 @@ class GasBook(Protocol):
         """Every nonce under `below` is mined: its attempts are closed."""
         ...
 
+    async def reopen(self, chain_id: ChainId, sender: Address, *, since_nonce: int, since_ms: int) -> None:
+        """From `since_nonce` on nothing is known to be mined any more: of what was made since then the attempts are
+        open again."""
+        ...
+
     async def note_cost(self, attempt: SettlementAttempt, *, cost_wei: int) -> None:
         """What a mined attempt really cost, for the listing's budget."""
         ...
 
-    async def gas_spent_wei(self, chain_id: ChainId, listing_id: ListingId, *, since_ms: int) -> int:
-        """What settling for this listing has cost, or may cost, since then. Attempts of one nonce count once."""
+    async def gas_spent_wei(self, chain_id: ChainId, *, since_ms: int) -> Mapping[ListingId, int]:
+        """What settling has cost, or may cost, since then, by listing; only those that cost anything. Attempts of one
+        nonce count once."""
         ...

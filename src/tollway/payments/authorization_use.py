@@ -11,6 +11,9 @@ from tollway.identifiers import TxHash
 from tollway.ledger.authorization import Authorization, SettledTransfer
 from tollway.payments.follower import is_deep
 
+BACK_BLOCKS = 64
+"""The block to look from was told by a node, and the node that tells of uses may have been behind it or on a fork."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paid:
@@ -37,14 +40,8 @@ Use = Paid | Spoiled | NotFound
 async def find_use(
     chains: SettlementChain, authorization: Authorization, *, from_block: int, depth: int
 ) -> Use:
-    """Looks since `from_block`. Raises ChainUnavailable."""
-    tx_hash = await chains.find_authorization_use(
-        authorization.chain_id,
-        token=authorization.token,
-        payer=authorization.payer,
-        nonce=authorization.nonce,
-        from_block=from_block,
-    )
+    """Looks since `from_block`, and a little before. Raises ChainUnavailable."""
+    tx_hash = await find_end(chains, authorization, from_block=from_block)
     if tx_hash is None:
         return NotFound()
     facts = await chains.fetch_facts(authorization.chain_id, tx_hash)
@@ -58,6 +55,19 @@ async def find_use(
         facts.logs, token=authorization.token, payer=authorization.payer, nonce=authorization.nonce
     )
     return Spoiled(tx_hash=tx_hash) if is_ended else NotFound()
+
+
+async def find_end(
+    chains: SettlementChain, authorization: Authorization, *, from_block: int
+) -> TxHash | None:
+    """Whatever is said to have used or cancelled it, however shallow. Raises ChainUnavailable."""
+    return await chains.find_authorization_use(
+        authorization.chain_id,
+        token=authorization.token,
+        payer=authorization.payer,
+        nonce=authorization.nonce,
+        from_block=max(0, from_block - BACK_BLOCKS),
+    )
 
 
 def find_transfer(facts: ChainFacts, authorization: Authorization) -> SettledTransfer | None:

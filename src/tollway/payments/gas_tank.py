@@ -1,4 +1,4 @@
-"""What settling may spend: gas prices, the balances of the gas keys and the budgets of listings, read now and then.
+"""What settling may spend: gas prices, balances of gas keys, budgets of listings and networks, read now and then.
 
 It decides whether a price can be settled at all, so that what cannot be is not offered; and which key's lane is used.
 It signs nothing, sends nothing, and never lets a call wait: what it knows is what the last look told.
@@ -6,13 +6,14 @@ It signs nothing, sends nothing, and never lets a call wait: what it knows is wh
 
 import asyncio
 import contextlib
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import structlog
 
 from tollway.chain.reader import AccountFacts, Fees, SettlementChain
+from tollway.chain.rules import ChainRules
 from tollway.chain.token_domain import find_domain_fault
 from tollway.errors import ChainUnavailable
 from tollway.identifiers import Address, ChainId, ListingId
@@ -26,23 +27,23 @@ from tollway.payments.settling_notes import SILENT, SettlingNotes, WithdrawalRea
 from tollway.payments.withdrawals import Withdrawal, Withdrawals
 
 BUDGET_WINDOW_MS = 86_400_000
-LISTINGS_KEPT = 10_000
 LOOKS_UNTIL_STALE = 6
 """After so many intervals without an answer nothing is known any more, and nothing is offered."""
 MINED_DEPTH_LOOKS = 3
 """A nonce counts as mined for good only when it was so at a look this long ago: a reorganisation may take it back."""
 COSTS_KEPT = 10_000
+BUDGET_PAUSE_FACTOR = 20
+"""The books are asked what was spent again after so many times as long as they took: the more, the seldomer."""
 TROUBLE_PAUSE_S = 1.0
 
 _log = structlog.get_logger(__name__)
-
-_BudgetKey = tuple[ChainId, ListingId]
 
 
 @dataclass(slots=True)
 class _Gauge:
     """What is known of one network. `seen_s`: when its fees were told last; `strange`: tokens that take no
-    authorisations, or under another EIP-712 domain than we believe."""
+    authorisations, or under another EIP-712 domain than we believe; `closed`: below which nonce the books take all of
+    a key's transactions for mined."""
 
     fees: Fees | None = None
     seen_s: float = 0.0
@@ -51,6 +52,31 @@ class _Gauge:
     troubled: set[Address] = field(default_factory=set)
     verified: set[Address] = field(default_factory=set)
     strange: set[Address] = field(default_factory=set)
+    closed: dict[Address, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Spending:
+    """What settling has cost on one network within the window, by listing: only of those that have cost anything, so
+    that nobody can fill it by asking for prices."""
+
+    by_listing: dict[ListingId, int] = field(default_factory=dict)
+    total_wei: int = 0
+    noted: list[tuple[ListingId, int]] = field(default_factory=list)
+
+    def note(self, listing_id: ListingId, wei: int) -> None:
+        self.noted.append((listing_id, wei))
+        self._add(listing_id, wei)
+
+    def replace(self, by_listing: Mapping[ListingId, int]) -> None:
+        """By what the books say; what was `noted` since they were asked may not be in it."""
+        self.by_listing, self.total_wei = dict(by_listing), sum(by_listing.values())
+        for listing_id, wei in self.noted:
+            self._add(listing_id, wei)
+
+    def _add(self, listing_id: ListingId, wei: int) -> None:
+        self.by_listing[listing_id] = self.by_listing.get(listing_id, 0) + wei
+        self.total_wei += wei
 
 
 class GasTank:
@@ -80,7 +106,8 @@ class GasTank:
             chain_id: tuple(GasLane(chain_id, key) for key in one.gas_keys)
             for chain_id, one in self._rules.items()
         }
-        self._spent: OrderedDict[_BudgetKey, int] = OrderedDict()
+        self._spent = {chain_id: _Spending() for chain_id in self._rules}
+        self._next_sum_s = float("-inf")
         self._costs: deque[tuple[SettlementAttempt, int]] = deque(maxlen=COSTS_KEPT)
         self._has_trouble = asyncio.Event()
         self._notes = notes
@@ -104,14 +131,17 @@ class GasTank:
             and self._is_within_budget(rules, listing_id)
         )
 
-    def choose_lane(self, chain_id: ChainId, *, is_claimed: bool = False) -> GasLane | None:
+    def choose_lane(
+        self, chain_id: ChainId, *, is_claimed: bool = False, without: Collection[Address] = ()
+    ) -> GasLane | None:
         """The least busy lane of a key that can pay; None when there is none, or gas costs too much. A call that is
-        claimed already (`is_claimed`) may use what keys have below their floor: that is what the floor is for."""
+        claimed already (`is_claimed`) may use what keys have below their floor: that is what the floor is for.
+        `without`: keys that are out of the question."""
         rules = self._rules.get(chain_id)
         if rules is None or not self._is_affordable(rules, self._gauges[chain_id]):
             return None
-        lane = self._choose(chain_id, floor_wei=rules.gas_floor_wei)
-        return self._choose(chain_id, floor_wei=1) if lane is None and is_claimed else lane
+        lane = self._choose(chain_id, floor_wei=rules.gas_floor_wei, without=without)
+        return self._choose(chain_id, floor_wei=1, without=without) if lane is None and is_claimed else lane
 
     def lanes(self, chain_id: ChainId) -> tuple[GasLane, ...]:
         """All of them, those without gas too."""
@@ -135,20 +165,24 @@ class GasTank:
         """Nothing is signed for a higher price of gas."""
         return self._rules[chain_id].gas_price_max_wei
 
-    def mined_nonce(self, chain_id: ChainId, sender: Address) -> int | None:
-        account = self._gauges[chain_id].accounts.get(sender)
-        return None if account is None else account.mined_nonce
+    def wait_s(self, chain_id: ChainId, *, depth: int) -> float:
+        """How long to wait for a settlement that has to lie so deep."""
+        return self._rules[chain_id].wait_s(depth, limits=self._limits)
+
+    def is_in_time(self, chain: ChainRules, asset: Asset, units: int) -> bool:
+        """Whether a caller can wait until a price lies as deep as it has to."""
+        rules = self._rules.get(chain.chain_id)
+        depth = chain.confirmations_for(asset, units)
+        return rules is not None and rules.is_in_time(depth, limits=self._limits)
 
     def note_trouble(self, chain_id: ChainId, sender: Address) -> None:
         """A node refused this key's transaction: it is left alone until the next look."""
         self._gauges[chain_id].troubled.add(sender)
         self._has_trouble.set()
 
-    def note_spent(self, chain_id: ChainId, listing_id: ListingId, wei: int) -> None:
-        """What a transaction that was just signed may cost, until the next look."""
-        key = (chain_id, listing_id)
-        if key in self._spent:
-            self._spent[key] += wei
+    def note_spent(self, attempt: SettlementAttempt) -> None:
+        """What a transaction that was just signed may cost, until the books say so."""
+        self._spent[attempt.chain_id].note(attempt.listing_id, attempt.fee_max_wei)
 
     def note_cost(self, attempt: SettlementAttempt, cost_wei: int) -> None:
         """What a mined transaction did cost. Written with the next look; a crash loses it, and the most that it could
@@ -174,8 +208,8 @@ class GasTank:
                     await self._has_trouble.wait()
 
     async def refresh(self) -> None:
-        """A look at every network, and at the budgets of the listings that were asked about. Raises
-        `StorageUnavailable`; a chain that does not answer only leaves what was known."""
+        """A look at every network, and at what was spent. Raises `StorageUnavailable`; a chain that does not answer only
+        leaves what was known."""
         async with asyncio.TaskGroup() as group:
             for chain_id in self._rules:
                 group.create_task(self._look(chain_id))
@@ -199,12 +233,7 @@ class GasTank:
         account = await self._chains.fetch_account(lane.chain_id, sender)
         if not lane.is_known or account.mined_nonce > self._last_mined(gauge, sender):
             lane.start_at(await self._gas.raise_nonce(lane.chain_id, sender, account.mined_nonce))
-        looks = gauge.mined.setdefault(sender, [])
-        looks.append(account.mined_nonce)
-        if len(looks) > MINED_DEPTH_LOOKS:
-            sure = min(looks)
-            looks.pop(0)
-            await self._gas.mark_mined(lane.chain_id, sender, below=sure)
+        await self._close_mined(gauge, lane, account.mined_nonce)
         floor_wei = self._rules[lane.chain_id].gas_floor_wei
         known, gauge.accounts[sender] = gauge.accounts.get(sender), account
         gauge.troubled.discard(sender)
@@ -215,6 +244,23 @@ class GasTank:
         self._notes.balance(lane.chain_id, sender, account.balance_wei)
         signed = await self._gas.next_nonce(lane.chain_id, sender)
         self._notes.lane(lane.chain_id, sender, max(0, signed - account.mined_nonce))
+
+    async def _close_mined(self, gauge: _Gauge, lane: GasLane, mined_nonce: int) -> None:
+        """What has been mined for a while is closed. What a reorganisation took back all the same is opened again, by the
+        first look of a process too: nobody knows what happened while there was none."""
+        sender = lane.key.address
+        looks = gauge.mined.setdefault(sender, [])
+        looks.append(mined_nonce)
+        closed = gauge.closed.get(sender)
+        if closed is None or mined_nonce < closed:
+            since_ms = self._now_ms() - BUDGET_WINDOW_MS
+            await self._gas.reopen(lane.chain_id, sender, since_nonce=mined_nonce, since_ms=since_ms)
+            gauge.closed[sender] = mined_nonce
+        if len(looks) > MINED_DEPTH_LOOKS:
+            sure = min(looks)
+            looks.pop(0)
+            await self._gas.mark_mined(lane.chain_id, sender, below=sure)
+            gauge.closed[sender] = max(sure, gauge.closed[sender])
 
     def _last_mined(self, gauge: _Gauge, sender: Address) -> int:
         account = gauge.accounts.get(sender)
@@ -242,10 +288,15 @@ class GasTank:
             attempt, cost_wei = self._costs[0]
             await self._gas.note_cost(attempt, cost_wei=cost_wei)
             self._costs.popleft()
-        since_ms = self._now_ms() - BUDGET_WINDOW_MS
-        for chain_id, listing_id in list(self._spent):
-            spent = await self._gas.gas_spent_wei(chain_id, listing_id, since_ms=since_ms)
-            self._spent[chain_id, listing_id] = spent
+        began_s = self._clock()
+        if began_s < self._next_sum_s:
+            return
+        for chain_id, spending in self._spent.items():
+            spending.noted.clear()
+            spent = await self._gas.gas_spent_wei(chain_id, since_ms=self._now_ms() - BUDGET_WINDOW_MS)
+            spending.replace(spent)
+        ended_s = self._clock()
+        self._next_sum_s = ended_s + BUDGET_PAUSE_FACTOR * (ended_s - began_s)
 
     # ---- Rules.
 
@@ -257,9 +308,9 @@ class GasTank:
             reason = None if rules.facilitator is not None else self._find_reason(rules, gauge)
             if reason is not None:
                 yield Withdrawal(chain_id, reason)
-        for (chain_id, listing_id), spent_wei in self._spent.items():
-            if spent_wei >= self._rules[chain_id].listing_budget_wei:
-                yield Withdrawal(chain_id, WithdrawalReason.LISTING_BUDGET, listing_id)
+            for listing_id, spent_wei in self._spent[chain_id].by_listing.items():
+                if spent_wei >= rules.listing_budget_wei:
+                    yield Withdrawal(chain_id, WithdrawalReason.LISTING_BUDGET, listing_id)
 
     def _find_reason(self, rules: SettlementRules, gauge: _Gauge) -> WithdrawalReason | None:
         """Why nothing at all is offered on a network that is settled by keys of our own."""
@@ -269,6 +320,8 @@ class GasTank:
             return WithdrawalReason.GAS_TOO_DEAR
         if self._choose(rules.chain_id, floor_wei=rules.gas_floor_wei) is None:
             return WithdrawalReason.GAS_KEYS_LOW
+        if self._spent[rules.chain_id].total_wei >= rules.network_budget_wei:
+            return WithdrawalReason.NETWORK_BUDGET
         return None
 
     def _is_stale(self, gauge: _Gauge) -> bool:
@@ -278,22 +331,23 @@ class GasTank:
         fees = None if self._is_stale(gauge) else gauge.fees
         return fees is not None and fees.base_fee_wei + fees.tip_wei <= rules.gas_price_max_wei
 
-    def _choose(self, chain_id: ChainId, *, floor_wei: int) -> GasLane | None:
+    def _choose(
+        self, chain_id: ChainId, *, floor_wei: int, without: Collection[Address] = ()
+    ) -> GasLane | None:
         gauge = self._gauges[chain_id]
         able = [
             lane
             for lane in self._lanes[chain_id]
             if lane.key.address not in gauge.troubled
+            and lane.key.address not in without
             and (account := gauge.accounts.get(lane.key.address)) is not None
             and account.balance_wei >= floor_wei
         ]
         return min(able, key=lambda lane: lane.in_flight, default=None)
 
     def _is_within_budget(self, rules: SettlementRules, listing_id: ListingId) -> bool:
-        """A listing that was not asked about before has its budget; from the next look on, what the books say."""
-        key = (rules.chain_id, listing_id)
-        spent = self._spent.setdefault(key, 0)
-        self._spent.move_to_end(key)
-        while len(self._spent) > LISTINGS_KEPT:
-            self._spent.popitem(last=False)
-        return spent < rules.listing_budget_wei
+        spending = self._spent[rules.chain_id]
+        return (
+            spending.total_wei < rules.network_budget_wei
+            and spending.by_listing.get(listing_id, 0) < rules.listing_budget_wei
+        )

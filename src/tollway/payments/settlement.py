@@ -24,7 +24,12 @@ from tollway.limits import Limits
 from tollway.money import Asset
 from tollway.payments.authorization_reasons import AuthorizationReason, explain_authorization
 from tollway.payments.authorization_use import NotFound, Paid, Spoiled, find_transfer, find_use
-from tollway.payments.authorization_verdict import AuthorizationRefused, check_times, judge_authorization
+from tollway.payments.authorization_verdict import (
+    AuthorizationRefused,
+    check_times,
+    judge_authorization,
+    name_failure,
+)
 from tollway.payments.eip3009 import recover_signer
 from tollway.payments.follower import Follower
 from tollway.payments.gas_lane import GasLane
@@ -97,7 +102,10 @@ class Settlement:
         self._strays = Strays(book, now_ms=now_ms)
 
     def is_offered(self, asset: Asset, units: int, listing_id: ListingId) -> bool:
-        """Whether this price can be settled now, by what the last look at gas told."""
+        """Whether this price can be settled now, by what the last look at gas told, and while its caller waits."""
+        rules = self._rules.get(asset.chain_id)
+        if rules is None or not self._tank.is_in_time(rules, asset, units):
+            return False
         return self._tank.is_offered(asset, units, listing_id)
 
     def is_in_sight(self, chain_id: ChainId) -> bool:
@@ -176,7 +184,7 @@ class Settlement:
     # ---- At the upstream's head.
 
     async def settle(self, order: SettlementOrder) -> SettlementOutcome:
-        """Lets the money move, and waits for it at most `settle_wait_s`.
+        """Lets the money move, and waits for it, as long as its depth takes.
 
         Raises `StorageUnavailable`: then, as after a cancellation, the books decide what the call is, and the sweeper
         finishes it.
@@ -202,7 +210,7 @@ class Settlement:
         if facts.is_used:
             return await self._settle_used(order)
         if facts.simulation.reverted:
-            return await self._fail(order, _name_failure(order.authorization, facts))
+            return await self._fail(order, name_failure(order.authorization, facts))
         facilitator = self._facilitators.get(chain_id)
         if facilitator is not None:
             return await self._delegate(order, facilitator, from_block=facts.head_number)
@@ -289,7 +297,7 @@ class Settlement:
                 raise
             match stored:
                 case Closed():
-                    self._tank.note_spent(attempt.chain_id, attempt.listing_id, attempt.fee_max_wei)
+                    self._tank.note_spent(attempt)
                     return attempt
                 case Fenced():
                     lane.correct(taken, next_nonce=taken.nonce)
@@ -335,7 +343,8 @@ class Settlement:
         return await self._conclude_use(order, from_block=from_block)
 
     async def _wait_mined(self, order: SettlementOrder, attempt: SettlementAttempt) -> ChainFacts | None:
-        depth, wait_s = self._depth(order), self._limits.settle_wait_s
+        depth = self._depth(order)
+        wait_s = self._tank.wait_s(attempt.chain_id, depth=depth)
         first_s = min(RESEND_AFTER_S, wait_s / 2)
         for part_s, is_first in ((first_s, True), (wait_s - first_s, False)):
             try:
@@ -368,8 +377,7 @@ class Settlement:
         return Settled(transfer=transfer) if state is CallState.CONSUMED else FencedOff()
 
     def _depth(self, order: SettlementOrder) -> int:
-        units = order.asset.floor_to_ledger(order.authorization.base_units)
-        return self._rules[order.asset.chain_id].confirmations_for(order.asset, units)
+        return self._rules[order.asset.chain_id].confirmations_for(order.asset, order.units)
 
     # ---- By a facilitator.
 
@@ -382,20 +390,10 @@ class Settlement:
             return left
         timeout_s = max(1, order.authorization.valid_before - self._now_ms() // 1000)
         clock = asyncio.get_running_loop().time
-        deadline = clock() + self._limits.settle_wait_s
+        deadline = clock() + self._tank.wait_s(order.asset.chain_id, depth=self._depth(order))
         await facilitator.settle(order.authorization, order.asset, timeout_s=timeout_s)
         while True:
             outcome = await self._conclude_use(order, from_block=from_block)
             if not isinstance(outcome, Undecided) or clock() + ASK_AGAIN_S > deadline:
                 return outcome
             await asyncio.sleep(ASK_AGAIN_S)
-
-
-def _name_failure(authorization: Authorization, facts: AuthorizationFacts) -> AuthorizationReason:
-    if facts.head_time >= authorization.valid_before:
-        return AuthorizationReason.EXPIRED
-    if facts.balance < authorization.base_units:
-        return AuthorizationReason.INSUFFICIENT_BALANCE
-    if authorization.valid_after >= facts.head_time:
-        return AuthorizationReason.NOT_YET_VALID
-    return AuthorizationReason.SIMULATION_FAILED

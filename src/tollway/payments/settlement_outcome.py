@@ -22,6 +22,11 @@ class SettlementOrder:
     digest: bytes | None
     failed_status: int | None = None
 
+    @property
+    def units(self) -> int:
+        """The price, in ledger units."""
+        return self.asset.floor_to_ledger(self.authorization.base_units)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settled:

@@ -10,9 +10,14 @@ from dataclasses import dataclass, field
 from tollway.chain.gas_key import GasKey
 from tollway.chain.rules import NetworkKind
 from tollway.identifiers import Address, ChainId
+from tollway.limits import Limits
 from tollway.money import LEDGER_DECIMALS_MAX, Asset
 
 WEI_PER_GWEI = 10**9
+NETWORK_BUDGET_FACTOR = 10
+"""A network may cost so many times what one listing may, where the operator says nothing else."""
+BLOCK_TIME_S = 2.0
+"""Of a network that nobody knows."""
 WEI_PER_NANO = 10**9
 """A nano is 10^-9 of a currency, and the native one has 18 decimals where gas keys are used."""
 
@@ -31,7 +36,8 @@ class SettlementRules:
     """One network. `min_nano`: the least price that is settled, in 10^-9 of the listing's currency.
 
     `gas_price_max_wei`: above it nothing new is offered, and nothing is ever signed for more. `gas_floor_wei`: a key
-    with less signs nothing. `listing_budget_wei`: what settling may cost for one listing in 24 hours.
+    with less signs nothing. `listing_budget_wei`: what settling may cost for one listing in 24 hours;
+    `network_budget_wei`: for all of them. `block_time_s`: what to expect.
     """
 
     chain_id: ChainId
@@ -40,6 +46,8 @@ class SettlementRules:
     gas_price_max_wei: int
     gas_floor_wei: int
     listing_budget_wei: int
+    network_budget_wei: int
+    block_time_s: float = BLOCK_TIME_S
     facilitator: FacilitatorRules | None = None
 
     @property
@@ -51,6 +59,14 @@ class SettlementRules:
         nano: int = units * 10 ** (LEDGER_DECIMALS_MAX - asset.ledger_decimals)
         return nano >= self.min_nano
 
+    def wait_s(self, depth: int, *, limits: Limits) -> float:
+        """How long to wait for a settlement that has to lie `depth` blocks deep: for its own block, and those on top."""
+        return min(limits.settle_wait_s + (depth - 1) * self.block_time_s, _wait_s_max(limits))
+
+    def is_in_time(self, depth: int, *, limits: Limits) -> bool:
+        """Whether that is as long as it takes."""
+        return limits.settle_wait_s + (depth - 1) * self.block_time_s <= _wait_s_max(limits)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettlementDefaults:
@@ -60,6 +76,10 @@ class SettlementDefaults:
     gas_price_max_gwei: str
     gas_floor: str
     listing_gas_budget: str
+
+
+def _wait_s_max(limits: Limits) -> float:
+    return max(limits.settle_wait_s, limits.settle_wait_s_max)
 
 
 _ROLLUP = SettlementDefaults(

@@ -1,9 +1,12 @@
 """The transaction that carries an authorisation to its token: calldata from the signed fields, gas, fees, signature.
 
+A transaction that is replaced keeps its nonce: at most one of the two can be mined.
+
 Pure but for the key that signs. Nothing that a payer composed goes into it: every byte is made here, and `value` is 0.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from eth_account.typed_transactions.typed_transaction import TypedTransaction
 from hexbytes import HexBytes
@@ -11,7 +14,7 @@ from hexbytes import HexBytes
 from tollway.chain.gas_key import GasKey
 from tollway.chain.reader import Fees
 from tollway.chain.tokens import encode_transfer_with_authorization
-from tollway.identifiers import CallId, ListingId
+from tollway.identifiers import Address, CallId, ListingId
 from tollway.ledger.authorization import Authorization, SettlementAttempt
 
 GAS_MARGIN_NUMERATOR, GAS_MARGIN_DENOMINATOR = 5, 4
@@ -21,6 +24,9 @@ making a slot costs more than changing one."""
 
 BUMP_NUMERATOR, BUMP_DENOMINATOR = 9, 8
 """Nodes take a replacement that offers a tenth more; this is an eighth."""
+
+_VALID_BEFORE = slice(4 + 4 * 32, 4 + 5 * 32)
+"""Its place in the calldata of `transferWithAuthorization`, in either form of the signature."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,8 +110,66 @@ def sign_attempt(
     )
 
 
-def read_offer(attempt: SettlementAttempt) -> tuple[FeeOffer, int]:
-    """What an attempt of ours offered, and its gas: read from what was signed."""
-    fields = TypedTransaction.from_bytes(HexBytes(attempt.raw)).as_dict()
-    offer = FeeOffer(max_fee_wei=fields["maxFeePerGas"], tip_wei=fields["maxPriorityFeePerGas"])
-    return offer, fields["gas"]
+def sign_dearer(
+    attempt: SettlementAttempt, key: GasKey, *, offer: FeeOffer, now_ms: int
+) -> SettlementAttempt:
+    """The same once more, at another price."""
+    fields = _read_fields(attempt)
+    to, calldata = Address(bytes(fields["to"])), bytes(HexBytes(fields["data"]))
+    return _sign_instead(
+        attempt, key, to=to, calldata=calldata, gas=fields["gas"], offer=offer, now_ms=now_ms
+    )
+
+
+def sign_filler(
+    attempt: SettlementAttempt, key: GasKey, *, offer: FeeOffer, now_ms: int
+) -> SettlementAttempt:
+    """Nothing but the nonce: the key pays itself nothing. It may use as much gas as the one before, for networks on which
+    the plainest transaction takes more than it does elsewhere."""
+    gas = _read_fields(attempt)["gas"]
+    return _sign_instead(attempt, key, to=key.address, calldata=b"", gas=gas, offer=offer, now_ms=now_ms)
+
+
+def read_offer(attempt: SettlementAttempt) -> FeeOffer:
+    """What an attempt of ours offered: read from what was signed."""
+    fields = _read_fields(attempt)
+    return FeeOffer(max_fee_wei=fields["maxFeePerGas"], tip_wei=fields["maxPriorityFeePerGas"])
+
+
+def read_valid_before(attempt: SettlementAttempt) -> int:
+    """When the authorisation that it carries ends; 0 for a filler."""
+    word = bytes(HexBytes(_read_fields(attempt)["data"]))[_VALID_BEFORE]
+    return int.from_bytes(word, "big")
+
+
+def _sign_instead(
+    attempt: SettlementAttempt,
+    key: GasKey,
+    *,
+    to: Address,
+    calldata: bytes,
+    gas: int,
+    offer: FeeOffer,
+    now_ms: int,
+) -> SettlementAttempt:
+    signed = key.sign(
+        chain_id=attempt.chain_id,
+        nonce=attempt.nonce,
+        to=to,
+        calldata=calldata,
+        gas=gas,
+        max_fee_wei=offer.max_fee_wei,
+        tip_wei=offer.tip_wei,
+    )
+    return replace(
+        attempt,
+        tx_hash=signed.tx_hash,
+        raw=signed.raw,
+        fee_max_wei=gas * offer.max_fee_wei,
+        created_ms=now_ms,
+    )
+
+
+def _read_fields(attempt: SettlementAttempt) -> dict[str, Any]:
+    fields: dict[str, Any] = TypedTransaction.from_bytes(HexBytes(attempt.raw)).as_dict()
+    return fields

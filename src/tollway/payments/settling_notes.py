@@ -28,6 +28,7 @@ class WithdrawalReason(StrEnum):
     GAS_KEYS_LOW = "gas_keys_low"
     TOKEN = "token_takes_no_authorizations"  # noqa: S105 - a reason, not a secret
     LISTING_BUDGET = "listing_gas_budget"
+    NETWORK_BUDGET = "gas_budget"  # of all listings together
 
 
 def _ignore(*_: object) -> None:

@@ -6,7 +6,7 @@ nobody, and signs nothing that was not stored before.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import structlog
@@ -27,17 +27,16 @@ from tollway.ledger.book import Book
 from tollway.ledger.gas import GasBook
 from tollway.limits import Limits
 from tollway.money import Asset
-from tollway.payments.authorization_use import NotFound, Paid, Spoiled, find_transfer, find_use
+from tollway.payments.authorization_use import NotFound, Paid, Spoiled, find_end, find_transfer, find_use
 from tollway.payments.follower import is_deep
 from tollway.payments.gas_tank import GasTank
+from tollway.payments.lane_keeper import LaneKeeper
 from tollway.payments.remote_facilitator import RemoteFacilitator
 from tollway.payments.settlement_signing import (
     Carriage,
-    bump_fee,
     encode_call,
     limit_gas,
     offer_fee,
-    read_offer,
     sign_attempt,
 )
 from tollway.payments.settling_notes import SILENT, SettlementEnd, SettlingNotes
@@ -45,9 +44,13 @@ from tollway.payments.settling_notes import SILENT, SettlementEnd, SettlingNotes
 REVERTED_MAX = 2
 """A transfer that passes simulation and reverts so often in blocks will not do better the next time."""
 LANE_TRIES = 8
-FILL_MAX = 64
-FILL_AFTER_MS = 5_000
-"""A transaction gets this long to reach the node that is asked about it."""
+REST_MIN_MS, REST_MAX_MS = 30_000, 900_000
+"""Until a call with nothing to do for it but to wait is looked at again: half as long as it waits already."""
+EXPIRY_SLACK_S = 60
+"""A node may tell of a new head and of an older state beside it. So much later no state that it may still have is of a
+time when the authorisation could be used, and not yet seen."""
+EXPIRY_BLOCKS = 10_000
+"""As far back a use is looked for before a call is released: a node that has not seen an older one is no node."""
 RETELL_MS = 30_000
 """Between two times that a facilitator is told to settle the same authorisation."""
 REMEMBERED_MAX = 10_000
@@ -101,18 +104,17 @@ class Sweeper:
             CallId, int
         ] = {}  # the head at which an unused authorisation was first seen expired
         self._told_ms: dict[CallId, int] = {}
+        self._keeper = LaneKeeper(book=book, gas=gas, chains=chains, tank=tank, limits=limits, now_ms=now_ms)
 
     async def run_once(self) -> None:
-        """One look at the calls adrift, and at the lanes of our keys. Raises StorageUnavailable."""
+        """One look at the lanes of our keys, and at the calls adrift. Raises StorageUnavailable."""
+        await self._keeper.run_once()
         calls = await self._book.unsettled(limit=self._limits.sweep_batch_max)
         self._notes.adrift(len(calls))
         turns = asyncio.Semaphore(self._limits.sweep_in_flight_max)
         async with asyncio.TaskGroup() as group:
             for call in calls:
                 group.create_task(self._sweep_in_turn(call, turns))
-        for chain_id in self._tank.chain_ids:
-            for lane in self._tank.lanes(chain_id):
-                await self._fill_lane(chain_id, lane.key.address)
 
     async def _sweep_in_turn(self, call: AuthorizedCall, turns: asyncio.Semaphore) -> None:
         async with turns:
@@ -136,8 +138,10 @@ class Sweeper:
         facts_now = await self._look(case)
         if facts_now.is_used:
             await self._conclude_used(case)
-        elif facts_now.head_time >= call.authorization.valid_before:
+        elif facts_now.head_time >= call.authorization.valid_before + EXPIRY_SLACK_S:
             await self._conclude_expired(case, facts_now)
+        elif facts_now.head_time >= call.authorization.valid_before:
+            return  # nothing can land any more; whether something has, is not sure yet
         else:
             self._expired.pop(call.call_id, None)
             await self._push(case, facts_now)
@@ -149,6 +153,7 @@ class Sweeper:
         asset = next((asset for asset in assets if asset.key == authorization.asset), None)
         if rules is None or asset is None:
             _log.warning("sweep_without_network", call_id=call.call_id, chain_id=authorization.chain_id)
+            await self._rest(call, since_ms=call.created_ms)
             return None
         attempts = await self._book.attempts_of(call.call_id)
         hashes = [attempt.tx_hash for attempt in attempts]
@@ -219,8 +224,9 @@ class Sweeper:
                 return
 
     async def _conclude_expired(self, case: _Case, facts: AuthorizationFacts) -> None:
-        """Nothing can land in a block that is not before `validBefore`, so the first head of that kind counts. The state
-        is believed at a later look only: within one look it may be older than the head."""
+        """Nothing can land in a block that is not before `validBefore`. The state is believed at a later look only, from
+        a head that lies as deep as a payment must, and when no use is found besides: within one look the state may be
+        older than the head, and what is released is served for nothing if it was paid after all."""
         call_id, head = case.call.call_id, facts.head_number
         first = self._expired.get(call_id)
         if first is None or head < first:
@@ -228,7 +234,12 @@ class Sweeper:
                 self._expired.pop(next(iter(self._expired)))
             self._expired[call_id] = head
         elif head - first + 1 >= case.depth:
-            await self._conclude(case, None)
+            authorization = case.call.authorization
+            from_block = max(case.call.seen_block, head - EXPIRY_BLOCKS)
+            if await find_end(self._chains, authorization, from_block=from_block) is None:
+                await self._conclude(case, None)
+            else:
+                await self._conclude_used(case)
 
     # ---- Not used and still valid: help it along.
 
@@ -238,20 +249,29 @@ class Sweeper:
             await self._tell_again(case, facilitator)
             return
         waiting = await self._find_waiting(case)
-        if waiting is not None:
-            attempt, is_next = waiting
-            is_due = self._now_ms() - attempt.created_ms >= self._limits.fee_bump_after_s * 1000
-            told = case.receipts.get(attempt.tx_hash)
-            is_too_cheap = isinstance(told, NotMined) and told.is_pending  # a pool has it, and no block
-            if not is_too_cheap:
-                refused = await self._send(attempt)
-                is_too_cheap = refused is not None and refused.fault is SendFault.UNDERPRICED
-            if is_next and is_due and is_too_cheap:
-                await self._bump(case, attempt)
+        if waiting is not None and not await self._is_stranded(case, waiting):
             return
-        reverted = sum(isinstance(told, ChainFacts) for told in case.receipts.values())
-        if facts.gas_estimate is not None and not facts.simulation.reverted and reverted < REVERTED_MAX:
-            await self._sign_anew(case, facts.gas_estimate)
+        stranded = {one.sender for one in case.attempts} if waiting is not None else set()
+        if sum(isinstance(told, ChainFacts) for told in case.receipts.values()) >= REVERTED_MAX:
+            await self._rest(case.call, since_ms=max(one.created_ms for one in case.attempts))
+        elif facts.gas_estimate is not None and not facts.simulation.reverted:
+            await self._sign_anew(case, facts.gas_estimate, without=stranded)
+
+    async def _is_stranded(self, case: _Case, attempt: SettlementAttempt) -> bool:
+        """Hands it over once more. Stranded is what no node takes for want of gas, long after its caller has left: then
+        another key may carry the authorisation. Should both be mined some day, the token takes it once."""
+        told = case.receipts.get(attempt.tx_hash)
+        if isinstance(told, NotMined) and told.is_pending:
+            return False
+        refused = await self._send(attempt)
+        is_broke = refused is not None and refused.fault is SendFault.INSUFFICIENT_FUNDS
+        return is_broke and self._now_ms() - attempt.created_ms >= self._limits.fee_bump_after_s * 1000
+
+    async def _rest(self, call: AuthorizedCall, *, since_ms: int) -> None:
+        """Nothing can be done for it: it must not take the turn of those for which something can."""
+        now_ms = self._now_ms()
+        rest_ms = min(max((now_ms - since_ms) // 2, REST_MIN_MS), REST_MAX_MS)
+        await self._book.postpone(call.call_id, until_ms=now_ms + rest_ms)
 
     async def _tell_again(self, case: _Case, facilitator: RemoteFacilitator) -> None:
         call_id, now_ms = case.call.call_id, self._now_ms()
@@ -264,38 +284,22 @@ class Sweeper:
         timeout_s = max(1, authorization.valid_before - now_ms // 1000)
         await facilitator.settle(authorization, case.asset, timeout_s=timeout_s)
 
-    async def _find_waiting(self, case: _Case) -> tuple[SettlementAttempt, bool] | None:
-        """The newest transaction that can still be mined, and whether its lane waits for it and nothing else."""
+    async def _find_waiting(self, case: _Case) -> SettlementAttempt | None:
+        """The newest transaction that can still be mined."""
         for attempt in reversed(case.attempts):
             if isinstance(case.receipts.get(attempt.tx_hash), ChainFacts):
                 continue
             account = await self._chains.fetch_account(case.chain_id, attempt.sender)
             if attempt.nonce >= account.mined_nonce:
-                return attempt, attempt.nonce == account.mined_nonce
+                return attempt
         return None
 
-    async def _bump(self, case: _Case, attempt: SettlementAttempt) -> None:
-        """The same transfer with the same nonce for more: at most one of the two can be mined."""
-        chain_id = case.chain_id
-        lane = next((o for o in self._tank.lanes(chain_id) if o.key.address == attempt.sender), None)
-        fees = self._tank.quote(chain_id)
-        if lane is None or fees is None or len(case.attempts) >= self._limits.settlement_attempts_max:
-            return
-        earlier, gas = read_offer(attempt)
-        offer = bump_fee(earlier, fees, price_max_wei=self._tank.price_max_wei(chain_id))
-        if offer is None:
-            return
-        bumped = sign_attempt(
-            self._carriage(case, gas), lane.key, nonce=attempt.nonce, offer=offer, now_ms=self._now_ms()
-        )
-        if await self._book.add_attempt(bumped) is True:
-            _log.info("settlement_fee_bumped", call_id=attempt.call_id, transaction=str(bumped.tx_hash))
-            await self._send(bumped)
-
-    async def _sign_anew(self, case: _Case, estimate: int) -> None:
-        """A first transaction, or one after others that can never be mined or have reverted."""
-        lane = self._tank.choose_lane(case.chain_id, is_claimed=True)
-        if lane is None or len(case.attempts) >= self._limits.settlement_attempts_max:
+    async def _sign_anew(self, case: _Case, estimate: int, *, without: Collection[Address]) -> None:
+        """A first transaction, or one after others that can never be mined, or not soon, or have reverted. What was only
+        replaced at a higher price is one."""
+        lane = self._tank.choose_lane(case.chain_id, is_claimed=True, without=without)
+        signed = {(attempt.sender, attempt.nonce) for attempt in case.attempts}
+        if lane is None or len(signed) >= self._limits.settlement_attempts_max:
             return
         gas = limit_gas(estimate, gas_max=self._limits.settlement_gas_max)
         for _ in range(LANE_TRIES):
@@ -319,6 +323,7 @@ class Sweeper:
                 lane.forget(taken)
                 raise
             if stored is True:
+                self._tank.note_spent(attempt)
                 await self._send(attempt)
                 return
             if stored is False:
@@ -342,32 +347,3 @@ class Sweeper:
                 fault=refused.fault.value,
             )
         return refused
-
-    # ---- Lanes: a nonce that no node knows keeps everything behind it waiting, whatever became of its own call.
-
-    async def _fill_lane(self, chain_id: ChainId, sender: Address) -> None:
-        open_attempts = await self._gas.open_attempts(chain_id, sender, limit=FILL_MAX)
-        before_ms = self._now_ms() - FILL_AFTER_MS
-        old = [attempt for attempt in open_attempts if attempt.created_ms <= before_ms]
-        if not old:
-            return
-        try:
-            mined_nonce = (await self._chains.fetch_account(chain_id, sender)).mined_nonce
-            await self._rebroadcast(chain_id, [attempt for attempt in old if attempt.nonce >= mined_nonce])
-        except ChainUnavailable as exc:
-            _log.warning("lane_unseen", chain_id=chain_id, address=str(sender), detail=str(exc))
-
-    async def _rebroadcast(self, chain_id: ChainId, attempts: Sequence[SettlementAttempt]) -> None:
-        if not attempts:
-            return
-        told = await self._chains.fetch_receipts(chain_id, [attempt.tx_hash for attempt in attempts])
-        newest = {attempt.nonce: attempt for attempt in attempts}
-        known = {
-            attempt.nonce
-            for attempt in attempts
-            if (answer := told.get(attempt.tx_hash)) is not None
-            and (isinstance(answer, ChainFacts) or answer.is_pending)
-        }
-        for nonce, attempt in newest.items():
-            if nonce not in known:
-                await self._send(attempt)

@@ -75,6 +75,17 @@ class GasStore:
         )
         await self._database.write(lambda connection: connection.execute(at.values(is_open=False)))
 
+    async def reopen(self, chain_id: ChainId, sender: Address, *, since_nonce: int, since_ms: int) -> None:
+        columns = attempt_table.c
+        at = update(attempt_table).where(
+            columns.chain_id == chain_id,
+            columns.created_ms >= since_ms,
+            columns.sender == sender,
+            columns.nonce >= since_nonce,
+            ~columns.is_open,
+        )
+        await self._database.write(lambda connection: connection.execute(at.values(is_open=True)))
+
     async def note_cost(self, attempt: SettlementAttempt, *, cost_wei: int) -> None:
         columns = attempt_table.c
         at = update(attempt_table).where(
@@ -88,23 +99,21 @@ class GasStore:
             lambda connection: connection.execute(at.values(cost_wei=cost)), flush=False
         )
 
-    async def gas_spent_wei(self, chain_id: ChainId, listing_id: ListingId, *, since_ms: int) -> int:
+    async def gas_spent_wei(self, chain_id: ChainId, *, since_ms: int) -> dict[ListingId, int]:
         columns = attempt_table.c
         of_nonce = (
-            select(func.max(columns.cost_wei).label("wei"))
-            .where(
-                columns.listing_id == listing_id,
-                columns.chain_id == chain_id,
-                columns.created_ms >= since_ms,
-            )
-            .group_by(columns.sender, columns.nonce)
+            select(columns.listing_id, func.max(columns.cost_wei).label("wei"))
+            .where(columns.chain_id == chain_id, columns.created_ms >= since_ms)
+            .group_by(columns.listing_id, columns.sender, columns.nonce)
             .subquery()
         )
         # In two halves: the sum of a day may pass what 64 bits hold, which one transaction never does.
         halves = (of_nonce.c.wei // _GWEI, of_nonce.c.wei % _GWEI)
-        query = select(*(cast(func.coalesce(func.sum(half), 0), BigInteger) for half in halves))
-        row = await self._database.read(lambda connection: connection.execute(query).one())
-        return int(row[0]) * _GWEI + int(row[1])
+        query = select(of_nonce.c.listing_id, *(cast(func.sum(half), BigInteger) for half in halves))
+        rows = await self._database.read(
+            lambda connection: connection.execute(query.group_by(of_nonce.c.listing_id)).all()
+        )
+        return {ListingId(row[0]): int(row[1]) * _GWEI + int(row[2]) for row in rows}
 
 
 def lock_lanes(connection: Connection, lanes: Collection[Lane]) -> dict[Lane, int]:

@@ -36,24 +36,30 @@ class MemoryGas:
         for one in self._lane(chain_id, sender):
             one.is_open = one.is_open and one.attempt.nonce >= below
 
+    async def reopen(self, chain_id: ChainId, sender: Address, *, since_nonce: int, since_ms: int) -> None:
+        self._answer()
+        for one in self._lane(chain_id, sender):
+            if one.attempt.nonce >= since_nonce and one.attempt.created_ms >= since_ms:
+                one.is_open = True
+
     async def note_cost(self, attempt: SettlementAttempt, *, cost_wei: int) -> None:
         self._answer()
         for one in self._lane(attempt.chain_id, attempt.sender):
             if one.attempt.nonce == attempt.nonce:
                 one.cost_wei = cost_wei if one.attempt.tx_hash == attempt.tx_hash else 0
 
-    async def gas_spent_wei(self, chain_id: ChainId, listing_id: ListingId, *, since_ms: int) -> int:
+    async def gas_spent_wei(self, chain_id: ChainId, *, since_ms: int) -> dict[ListingId, int]:
         self._answer()
-        spent: dict[tuple[Address, int], int] = {}
+        of_nonce: dict[tuple[ListingId, Address, int], int] = {}
         for one in self._rows.attempts.values():
             attempt = one.attempt
-            if (attempt.chain_id, attempt.listing_id) == (
-                chain_id,
-                listing_id,
-            ) and attempt.created_ms >= since_ms:
-                key = (attempt.sender, attempt.nonce)
-                spent[key] = max(one.cost_wei, spent.get(key, 0))
-        return sum(spent.values())
+            if attempt.chain_id == chain_id and attempt.created_ms >= since_ms:
+                key = (attempt.listing_id, attempt.sender, attempt.nonce)
+                of_nonce[key] = max(one.cost_wei, of_nonce.get(key, 0))
+        spent: dict[ListingId, int] = {}
+        for (listing_id, *_), wei in of_nonce.items():
+            spent[listing_id] = spent.get(listing_id, 0) + wei
+        return spent
 
     def _lane(self, chain_id: ChainId, sender: Address) -> list[MemoryAttempt]:
         return [

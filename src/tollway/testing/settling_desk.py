@@ -79,6 +79,7 @@ class SettlingDesk:
             gas_price_max_wei=10**12,
             gas_floor_wei=1,
             listing_budget_wei=1_000 * _WEI,
+            network_budget_wei=10_000 * _WEI,
         )
         self.tank = GasTank(
             rules={chain_id: rules},

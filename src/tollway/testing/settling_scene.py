@@ -51,6 +51,8 @@ def settlement_rules(**given: Any) -> SettlementRules:
         "gas_price_max_wei": 10**9,
         "gas_floor_wei": 10**15,
         "listing_budget_wei": 10**18,
+        "network_budget_wei": 10**19,
+        "block_time_s": 0.01,
     }
     return SettlementRules(**{**fields, **given})
 

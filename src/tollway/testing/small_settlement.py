@@ -94,6 +94,8 @@ class SmallSettlement:
             gas_price_max_wei=500 * 10**9,
             gas_floor_wei=ETHER // 1000,
             listing_budget_wei=ETHER,
+            network_budget_wei=10 * ETHER,
+            block_time_s=0.01,
         )
 
     @asynccontextmanager

@@ -1,0 +1,168 @@
+"""Keeps the lanes of our gas keys moving: a nonce that is not mined keeps everything behind it waiting, whatever became of
+its own call.
+
+What no node knows is broadcast again, and what a lane waits for is replaced at a higher price, up to the operator's
+ceiling. Every gateway keeps them, and several at once do no harm: of all that have one nonce one is mined. No call is
+judged or moved here, and nothing is broadcast that was not stored before.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from tollway.chain.reader import ChainFacts, NotMined, SendFault, SendRefused, SettlementChain
+from tollway.errors import ChainUnavailable
+from tollway.identifiers import TxHash
+from tollway.ledger.authorization import SettlementAttempt
+from tollway.ledger.book import Book
+from tollway.ledger.gas import GasBook
+from tollway.limits import Limits
+from tollway.payments.gas_lane import GasLane
+from tollway.payments.gas_tank import GasTank
+from tollway.payments.settlement_signing import (
+    FeeOffer,
+    bump_fee,
+    read_offer,
+    read_valid_before,
+    sign_dearer,
+    sign_filler,
+)
+
+OPEN_MAX = 64
+FILL_AFTER_MS = 5_000
+"""A transaction gets this long to reach the node that is asked about it."""
+
+_log = structlog.get_logger(__name__)
+
+
+class LaneKeeper:
+    """One per process, within its sweeper."""
+
+    def __init__(
+        self,
+        *,
+        book: Book,
+        gas: GasBook,
+        chains: SettlementChain,
+        tank: GasTank,
+        limits: Limits,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._book = book
+        self._gas = gas
+        self._chains = chains
+        self._tank = tank
+        self._limits = limits
+        self._now_ms = now_ms
+        self._capped: dict[GasLane, TxHash] = {}  # of which it was told that gas costs more than is allowed
+
+    async def run_once(self) -> None:
+        """One look at every lane, those of keys without gas too."""
+        async with asyncio.TaskGroup() as group:
+            for chain_id in self._tank.chain_ids:
+                for lane in self._tank.lanes(chain_id):
+                    group.create_task(self._look_after(lane))
+
+    async def _look_after(self, lane: GasLane) -> None:
+        try:
+            await self._keep(lane)
+        except ChainUnavailable as exc:
+            _log.warning(
+                "lane_unseen", chain_id=lane.chain_id, address=str(lane.key.address), detail=str(exc)
+            )
+        except Exception:  # noqa: BLE001 - a task root: one bad lane must not stop the others
+            _log.exception("lane_failed", chain_id=lane.chain_id, address=str(lane.key.address))
+
+    async def _keep(self, lane: GasLane) -> None:
+        attempts = await self._gas.open_attempts(lane.chain_id, lane.key.address, limit=OPEN_MAX)
+        newest = {attempt.nonce: attempt for attempt in attempts}
+        before_ms = self._now_ms() - FILL_AFTER_MS
+        if all(attempt.created_ms > before_ms for attempt in newest.values()):
+            return
+        account = await self._chains.fetch_account(lane.chain_id, lane.key.address)
+        waiting = [attempt for attempt in attempts if attempt.nonce >= account.mined_nonce]
+        pending, mined = await self._sort(lane, waiting)
+        for nonce, attempt in newest.items():
+            if nonce < account.mined_nonce or nonce in mined or attempt.created_ms > before_ms:
+                continue
+            is_stuck = nonce in pending  # a pool has it, and no block
+            if not is_stuck:
+                refused = await self._send(attempt)
+                is_stuck = refused is not None and self._is_hopeless(attempt, refused.fault)
+            if is_stuck and nonce == account.mined_nonce:
+                await self._replace(lane, attempt)
+
+    def _is_hopeless(self, attempt: SettlementAttempt, fault: SendFault) -> bool:
+        """Whether it will not do as it is. For what no node takes for whatever reason the filler is there, once nothing
+        is lost by it."""
+        return fault is SendFault.UNDERPRICED or (fault is SendFault.OTHER and self._is_over(attempt))
+
+    def _is_over(self, attempt: SettlementAttempt) -> bool:
+        return read_valid_before(attempt) * 1000 <= self._now_ms()
+
+    async def _sort(
+        self, lane: GasLane, attempts: Sequence[SettlementAttempt]
+    ) -> tuple[frozenset[int], frozenset[int]]:
+        """The nonces of which a pool has a transaction, and those of which a block has one."""
+        if not attempts:
+            return frozenset(), frozenset()
+        told = await self._chains.fetch_receipts(lane.chain_id, [attempt.tx_hash for attempt in attempts])
+        answers = [(attempt.nonce, told.get(attempt.tx_hash)) for attempt in attempts]
+        return (
+            frozenset(n for n, answer in answers if isinstance(answer, NotMined) and answer.is_pending),
+            frozenset(n for n, answer in answers if isinstance(answer, ChainFacts)),
+        )
+
+    async def _replace(self, lane: GasLane, attempt: SettlementAttempt) -> None:
+        """By the same for more, however often it takes: only the ceiling ends that. Where its call has ended and its
+        authorisation is over, by nothing at all."""
+        last = await self._find_last(attempt)
+        if self._now_ms() - last.created_ms < self._limits.fee_bump_after_s * 1000:
+            return
+        offer = self._raise_offer(lane, last)
+        if offer is None:
+            return
+        dearer = sign_dearer(last, lane.key, offer=offer, now_ms=self._now_ms())
+        is_stored = await self._book.add_attempt(dearer)
+        if is_stored is False:
+            if self._is_over(last):
+                dearer = sign_filler(last, lane.key, offer=offer, now_ms=self._now_ms())
+            is_stored = await self._book.add_attempt(dearer, is_filling=True)
+        if is_stored is True:
+            _log.info("settlement_fee_bumped", call_id=last.call_id, transaction=str(dearer.tx_hash))
+            await self._send(dearer)
+
+    async def _find_last(self, attempt: SettlementAttempt) -> SettlementAttempt:
+        """The newest of that nonce: there may be more than were listed."""
+        attempts = await self._book.attempts_of(attempt.call_id)
+        place = (attempt.chain_id, attempt.sender, attempt.nonce)
+        return next(one for one in reversed(attempts) if (one.chain_id, one.sender, one.nonce) == place)
+
+    def _raise_offer(self, lane: GasLane, last: SettlementAttempt) -> FeeOffer | None:
+        fees = self._tank.quote(lane.chain_id)
+        if fees is None:
+            return None
+        price_max_wei = self._tank.price_max_wei(lane.chain_id)
+        offer = bump_fee(read_offer(last), fees, price_max_wei=price_max_wei)
+        if offer is None and self._capped.get(lane) != last.tx_hash:
+            self._capped[lane] = last.tx_hash
+            _log.warning(
+                "lane_waits_at_ceiling",
+                chain_id=lane.chain_id,
+                address=str(lane.key.address),
+                nonce=last.nonce,
+                transaction=str(last.tx_hash),
+            )
+        return offer
+
+    async def _send(self, attempt: SettlementAttempt) -> SendRefused | None:
+        refused = await self._chains.send_transaction(attempt.chain_id, attempt.raw)
+        if refused is not None:
+            _log.warning(
+                "settlement_send_refused",
+                call_id=attempt.call_id,
+                transaction=str(attempt.tx_hash),
+                fault=refused.fault.value,
+            )
+        return refused
