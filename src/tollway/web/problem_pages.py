@@ -21,7 +21,7 @@ def _page(meaning: str, remedy: str) -> Page:
 
 _SIGN_ANEW = "Make a fresh signature and send the request again."
 _SAME_PROOF = "Send the same request with the same proof again after Retry-After. Do not pay a second time."
-_UPSTREAM = "The payment is released as credit. Try again, or tell the provider."
+_UPSTREAM = "The payment stays yours: credit, or a signed one unused. Try again, or tell the provider."
 
 PAGES: Mapping[Code, Page] = MappingProxyType(
     {
@@ -168,7 +168,7 @@ PAGES: Mapping[Code, Page] = MappingProxyType(
         Code.UPSTREAM_BAD_RESPONSE: _page("The provider's API gave an answer that is not HTTP.", _UPSTREAM),
         Code.UPSTREAM_PAYMENT_REQUIRED: _page(
             "The provider's API itself asked for a payment; that is not yours to make.",
-            "Tell the provider. Your payment is released as credit.",
+            "Tell the provider. Your payment stays yours: credit, or a signed one unused.",
         ),
         Code.PAYMENT_OUTCOME_UNKNOWN: _page(
             "It is not known yet whether the payment, or the call that holds it, went through.",
