@@ -122,14 +122,12 @@ class Scene:
 
     async def wait_finished(self, gateway: Any) -> None:
         """Nothing of the dead gateway is under way."""
+        for call in self.calls.values():
 
-        async def is_finished() -> bool:
-            async def is_pending(call: SignedCall) -> bool:
-                return bool(await self.street.history(gateway, call.wallet, "&status=pending"))
+            async def is_finished(call: SignedCall = call) -> bool:
+                return not await self.street.history(gateway, call.wallet, "&status=pending")
 
-            return not any(await asyncio.gather(*map(is_pending, self.calls.values())))
-
-        await poll(is_finished, deadline_s=DEADLINE_S, what="the end of every settlement")
+            await poll(is_finished, deadline_s=DEADLINE_S, what=f"the end of {call.path}")
 
 
 async def _lose(call: SignedCall) -> None:
