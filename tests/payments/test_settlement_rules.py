@@ -66,6 +66,15 @@ def test_every_preset_settles_small_sums_while_their_caller_waits(preset: Networ
     assert rules.wait_s(depth, limits=Limits()) <= 35
 
 
+def test_a_hundred_dollars_are_too_deep_on_ethereum_and_ten_thousand_elsewhere() -> None:
+    for preset in PRESETS.values():
+        if preset.kind == "main":
+            rules = settlement_rules(block_time_s=preset.block_time_s)
+            steps = [depth for _, depth in preset.confirmations]
+            is_in_time = [rules.is_in_time(depth, limits=Limits()) for depth in steps]
+            assert is_in_time == [True, preset.name != "ethereum", False]
+
+
 def test_the_keys_of_development_chains_are_known() -> None:
     known = Account.from_key("0xac0974bec39a17e36ba4a6b4d238ff944bacb478cbed5efcae784d7bf4f2ff80")
     assert is_development_key(Address.parse(known.address))

@@ -68,10 +68,12 @@ class Fair:
     catalog: MemoryCatalog
     dry: set[ChainId] = field(default_factory=set)
     units_min: int = 1
+    units_max: int = UNITS_MAX
     spent: set[ListingId] = field(default_factory=set)
 
     def is_offered(self, asset: Asset, units: int, listing_id: ListingId) -> bool:
-        return asset.chain_id not in self.dry and units >= self.units_min and listing_id not in self.spent
+        is_priced = self.units_min <= units <= self.units_max
+        return asset.chain_id not in self.dry and is_priced and listing_id not in self.spent
 
     async def publish(self, name: str, **changes: Any) -> Listing:
         listing = replace(WEATHER, id=ListingId(f"api_{name}"), name=name, **changes)
@@ -278,10 +280,11 @@ async def test_head_works_and_nothing_is_written_here(fair: Fair) -> None:
         assert (await fair.client.post(f"/x402/discovery/{path}")).status_code == 405
 
 
-async def test_the_dearest_price_is_what_opens_a_network(fair: Fair) -> None:
-    """A least price of the operator closes no network for dearer listings."""
+async def test_any_price_that_is_settled_opens_a_network(fair: Fair) -> None:
+    """A least price of the operator closes no network for dearer listings, nor a depth that takes long for others."""
     await fair.publish("dear", price=Price.parse("5"))
-    fair.units_min = 5_000_000
+    fair.units_min, fair.units_max = 5_000_000, 10_000_000
     assert await fair.names() == ["dear"]
+    fair.units_max = UNITS_MAX
     fair.units_min = UNITS_MAX + 1
     assert await fair.names() == []

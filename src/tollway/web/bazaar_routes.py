@@ -41,6 +41,9 @@ _FILTERS = ("type", "payTo", "scheme", "network", "extensions", "limit")
 _NETWORK = re.compile(r"[-a-z0-9]{3,8}:[-_a-zA-Z0-9]{1,32}")
 _CURSOR = re.compile(r"[1-9][0-9]{0,4}")
 _NOBODY = ListingId("")
+_PROBES = tuple(1 << power for power in range(UNITS_MAX.bit_length()))
+"""Prices from the least to the dearest. What is too cheap to be worth its gas, and what is so dear that nobody waits for
+its depth, closes no network for what lies between."""
 
 IsOffered = Callable[[Asset, int, ListingId], bool]
 """Whether so many ledger units of an asset can be settled now for a listing (`Settlement.is_offered`)."""
@@ -112,14 +115,14 @@ async def _find_page(desk: BazaarDesk, wanted: ResourceFilter, asked: ListingQue
 
 
 def _open_markets(desk: BazaarDesk) -> tuple[Market, ...]:
-    """Where the dearest price could be settled for a listing that has cost no gas yet. What fails even there (a key
-    below its floor, gas too dear, no domain) would empty page after page."""
+    """Where any price could be settled for a listing that has cost no gas yet. What fails even there (a key below its
+    floor, gas too dear, no domain) would empty page after page."""
     assets = (asset for rules in desk.rules.values() for asset in rules.assets)
     return tuple(
         dict.fromkeys(
             Market(chain_id=asset.chain_id, currency=asset.symbol)
             for asset in assets
-            if asset.domain is not None and desk.is_offered(asset, UNITS_MAX, _NOBODY)
+            if asset.domain is not None and any(desk.is_offered(asset, units, _NOBODY) for units in _PROBES)
         )
     )
 
