@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from tollway.identifiers import ListingId
 from tollway.ledger.authorization import Dialect
 from tollway.ledger.book import Claim, ClaimOutcome
 from tollway.ledger.call import CallState
+from tollway.money import Price
 from tollway.testing.asgi_exchange import Exchange
-from tollway.testing.loopback import Arrived, plain, until
+from tollway.testing.loopback import Arrived, hang_up, plain, until
 from tollway.testing.memory_book import MemoryBook
 from tollway.testing.small_gateway import NOW_MS, Buyer, SmallGateway, open_gateway
 from tollway.testing.small_payer import (
@@ -573,3 +575,106 @@ async def test_an_answer_that_is_cut_by_its_upstream_may_be_asked_for_once_more(
     assert told(await gate.ask("GET", TARGET, shown)) == (409, "payment_already_used")
     assert (served(gate), earned(gate), transfers(gate)) == (2, PRICE, 1)
     await gate.check_balanced()
+
+
+# ---------------------------------------------------------------------- the listing is not what it was
+
+CLOSED: list[dict[str, Any]] = [
+    {"status": "paused"},
+    {"retired_ms": NOW_MS},
+    {"methods": ("GET",)},
+    {"other_paths": "refuse"},
+    {"endpoint": "http://169.254.169.254/latest"},
+]
+REQUIRES_MORE = {
+    "openapi": "3.1.0",
+    "paths": {
+        "/quote": {
+            "post": {
+                "parameters": [{"name": "y", "in": "query", "required": True, "schema": {"type": "string"}}]
+            }
+        }
+    },
+}
+FREE = Price.parse("0")
+
+
+async def buy_undecided(gate: SmallGateway, payer: SmallPayer, method: str = "POST") -> list[tuple[str, str]]:
+    """A call whose answer is paid for while nobody waits for it any more."""
+    gate.upstream.answer = plain(b"precious")
+    shown = payer.show(await payer.quote(method))
+    stop_mining(gate)
+    assert told(await gate.ask(method, TARGET, shown)) == (503, "payment_outcome_unknown")
+    return shown
+
+
+async def close(gate: SmallGateway, **changes: Any) -> None:
+    shelf = await gate.catalog.find(ListingId("api_quotes"))
+    assert shelf is not None
+    await gate.revise(shelf.listing, **changes)
+
+
+@pytest.mark.parametrize("changes", [*CLOSED, {"openapi": REQUIRES_MORE}, {"price": FREE}])
+async def test_what_was_paid_and_stored_is_given_out_whatever_its_listing_has_become(
+    gate: SmallGateway, payer: SmallPayer, changes: dict[str, Any]
+) -> None:
+    shown = await buy_undecided(gate, payer)
+    await close(gate, **changes)
+    assert told(await gate.ask("POST", TARGET, shown)) == (503, "payment_outcome_unknown")  # and not: go away
+    await come_back(gate)
+    answer = await gate.ask("POST", TARGET, shown)
+    assert is_replayed(answer)
+    assert answer.body == b"precious"
+    assert (served(gate), transfers(gate), earned(gate)) == (1, 1, PRICE)
+
+
+@pytest.mark.parametrize("changes", CLOSED)
+async def test_a_closed_listing_takes_nothing_new(
+    gate: SmallGateway, payer: SmallPayer, changes: dict[str, Any]
+) -> None:
+    asked = await payer.quote("POST")
+    used = payer.show(asked)
+    assert (await gate.ask("POST", TARGET, used)).status == 200
+    stored = await buy_undecided(gate, payer)
+    await come_back(gate)
+    await close(gate, **changes)
+    closed = told(await gate.ask("POST", TARGET))
+    for shown, target in ((payer.show(asked), TARGET), (used, TARGET), (stored, "/quote?x=2")):
+        assert told(await gate.ask("POST", target, shown)) == closed
+    assert (served(gate), transfers(gate)) == (2, 2)
+
+
+async def test_what_is_used_is_told_so_before_what_the_call_lacks_by_now(
+    gate: SmallGateway, payer: SmallPayer
+) -> None:
+    shown = payer.show(await payer.quote("POST"))
+    assert (await gate.ask("POST", TARGET, shown)).status == 200
+    await close(gate, openapi=REQUIRES_MORE)
+    assert told(await gate.ask("POST", TARGET, shown)) == (409, "payment_already_used")
+    fresh = payer.show(await payer.quote("POST"))
+    assert told(await gate.ask("POST", TARGET, fresh)) == (422, "validation_failed")
+
+
+@pytest.mark.parametrize("changes", [{"status": "paused"}, {"retired_ms": NOW_MS}])
+async def test_a_closed_listing_runs_nothing_again(
+    gate: SmallGateway, payer: SmallPayer, changes: dict[str, Any]
+) -> None:
+    gate.upstream.answer = hang_up
+    shown = payer.show(await payer.quote())
+    assert (await gate.ask("GET", TARGET, shown)).status == 504
+    gate.upstream.answer = plain()
+    await close(gate, **changes)
+    assert (await gate.ask("GET", TARGET, shown)).status in (410, 503)
+    assert (served(gate), transfers(gate)) == (1, 0)
+    await close(gate, status="active", retired_ms=None)
+    assert (await gate.ask("GET", TARGET, shown)).status == 200
+
+
+async def test_what_the_operator_has_suspended_gives_out_nothing(
+    gate: SmallGateway, payer: SmallPayer
+) -> None:
+    shown = await buy_undecided(gate, payer)
+    await come_back(gate)
+    await close(gate, suspended_ms=NOW_MS)
+    answer = await gate.ask("POST", TARGET, shown)
+    assert (told(answer), answer.problem["reason"]) == ((503, "api_paused"), "suspended")

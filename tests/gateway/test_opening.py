@@ -1,0 +1,101 @@
+"""Whether a listing takes a call, as a table: the first that speaks against it in the order of the contract, and where it
+leads when nothing does."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tollway.errors import Code, Problem
+from tollway.gateway.exchange import IncomingCall
+from tollway.gateway.opening import Opening, Openings
+from tollway.gateway.target import Target
+from tollway.identifiers import ListingId
+from tollway.limits import DEFAULT_LIMITS
+from tollway.money import Price
+from tollway.outbound.policy import Endpoint
+from tollway.registry.listing import Operation, Shelf
+from tollway.testing.loopback import LoopbackUpstream
+from tollway.testing.small_gateway import NOW_MS, SmallGateway
+
+LISTING = SmallGateway(LoopbackUpstream(), limits=DEFAULT_LIMITS).sample("api_quotes")
+CITY = Operation(method="GET", path="/v1/cities/{city}", price=Price.parse("0.02"))
+FREE = Operation(method="GET", path="/v1/cities/{city}", price=Price.parse("0"))
+HIDDEN = {"endpoint": "http://169.254.169.254/latest"}
+
+
+def call(rest: str = "/v1/cities/rome", query: str = "x=1", method: str = "GET") -> IncomingCall:
+    return IncomingCall(
+        method=method,
+        listing_id=ListingId("api_quotes"),
+        target=Target(api_id="api_quotes", rest=rest, query=query),
+        headers=[],
+        body=None,  # type: ignore[arg-type]
+        client_address="203.0.113.5",
+        request_id="req_1",
+        received_ms=NOW_MS,
+    )
+
+
+def find(
+    asked: IncomingCall,
+    *,
+    older: tuple[Operation, ...] | None = None,
+    wait_s: int | None = None,
+    **changes: Any,
+) -> Opening | Problem:
+    listing = replace(LISTING, **changes)
+    versions = [listing.current_terms(since_ms=0)]
+    if older is not None:
+        versions.append(replace(versions[0], operations=older))
+    openings = Openings(wait_s=lambda endpoint: wait_s, allow_private=False)
+    return openings.find(Shelf(listing=listing, versions=tuple(versions)), asked)
+
+
+def opened(found: Opening | Problem) -> Opening:
+    assert isinstance(found, Opening), found
+    return found
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"status": "paused", "methods": ("POST",), **HIDDEN}, Code.API_PAUSED),
+        ({"wait_s": 3, "methods": ("POST",), "other_paths": "refuse"}, Code.UPSTREAM_UNAVAILABLE),
+        ({"methods": ("POST",), "other_paths": "refuse", **HIDDEN}, Code.METHOD_NOT_ALLOWED),
+        ({"other_paths": "refuse", **HIDDEN}, Code.ROUTE_NOT_FOUND),
+        (HIDDEN, Code.UPSTREAM_UNREACHABLE),
+        ({"wait_s": 3, **HIDDEN}, Code.UPSTREAM_UNREACHABLE),  # nobody has dialled it
+    ],
+)
+def test_says_what_is_closed_in_the_order_of_the_contract(changes: dict[str, Any], code: Code) -> None:
+    problem = find(call(), **{"endpoint": "https://api.example.com/base", **changes})
+    assert isinstance(problem, Problem)
+    assert problem.code is code
+
+
+def test_an_open_one_leads_to_its_endpoint_byte_for_byte() -> None:
+    opening = opened(find(call("/a%2Fb//c"), endpoint="https://api.example.com/base/"))
+    assert opening.target == "/base/a%2Fb//c?x=1"
+    assert isinstance(opening.endpoint, Endpoint)
+    assert opening.endpoint.origin == "https://api.example.com"
+
+
+@pytest.mark.parametrize(
+    ("operations", "older", "prices"),
+    [
+        ((), None, ["0.01"]),
+        ((CITY,), None, ["0.02"]),
+        ((CITY,), (), ["0.02", "0.01"]),
+        ((), (CITY,), ["0.01", "0.02"]),
+        ((FREE,), (CITY,), ["0", "0.02"]),
+    ],
+)
+def test_knows_what_each_version_of_the_terms_asks_the_current_one_first(
+    operations: tuple[Operation, ...], older: tuple[Operation, ...] | None, prices: list[str]
+) -> None:
+    opening = opened(
+        find(call(), operations=operations, older=older, endpoint="https://api.example.com/base")
+    )
+    assert [tariff.price.text for tariff in opening.tariffs] == prices
+    assert opening.is_free == (prices[0] == "0")
