@@ -82,7 +82,13 @@ def test_the_same_words_are_signed_the_same_way() -> None:
         {},
         {"nonce": 0, "calldata": b"", "tip_wei": 0},
         {"nonce": 127, "gas": 128, "calldata": bytes(55)},
-        {"nonce": 2**32, "chain_id": ChainId(1), "max_fee_wei": 2**70, "tip_wei": 2**70, "calldata": bytes(56)},
+        {
+            "nonce": 2**32,
+            "chain_id": ChainId(1),
+            "max_fee_wei": 2**70,
+            "tip_wei": 2**70,
+            "calldata": bytes(56),
+        },
         {"calldata": bytes(range(256)) * 5},
     ],
 )

@@ -19,7 +19,8 @@ from tollway.registry.listing import RateLimit
 from tollway.testing.asgi_exchange import Exchange
 from tollway.testing.authorization_samples import encode_header
 from tollway.testing.loopback import plain
-from tollway.testing.small_gateway import CHAIN, PAY_TO, USDC, Buyer, SmallGateway, open_gateway
+from tollway.testing.small_crowd import CHAIN, Buyer
+from tollway.testing.small_gateway import PAY_TO, USDC, SmallGateway, open_gateway
 from tollway.testing.small_payer import Header, SmallPayer, earned, has_terms, served, transfers
 from tollway.testing.small_settlement import ETHER, GAS_KEY
 

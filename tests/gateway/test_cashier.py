@@ -13,7 +13,8 @@ from tollway.ledger.authorization import Dialect
 from tollway.ledger.call import CallState, Delivery, Rail
 from tollway.registry.listing import ChargeOn
 from tollway.testing.loopback import Arrived, hang_up, plain, raw, until
-from tollway.testing.small_gateway import CHAIN, NOW_MS, PAY_TO, USDC, SmallGateway, open_gateway
+from tollway.testing.small_crowd import CHAIN
+from tollway.testing.small_gateway import NOW_MS, PAY_TO, USDC, SmallGateway, open_gateway
 from tollway.testing.small_payer import (
     SmallPayer,
     earned,

@@ -16,7 +16,8 @@ from tollway.limits import DEFAULT_LIMITS
 from tollway.money import Price
 from tollway.registry.listing import Listing, RateLimit
 from tollway.testing.loopback import LoopbackUpstream
-from tollway.testing.small_gateway import NOW_MS, USDC, Buyer, SmallGateway
+from tollway.testing.small_crowd import Buyer
+from tollway.testing.small_gateway import NOW_MS, USDC, SmallGateway
 
 LIMITS = replace(DEFAULT_LIMITS, failed_calls_per_window=2, failed_calls_wait_s=0.0, free_calls_per_minute=2)
 LISTING = SmallGateway(LoopbackUpstream(), limits=LIMITS).sample("api_quotes")

@@ -16,7 +16,8 @@ from tollway.money import Price
 from tollway.testing.asgi_exchange import Exchange
 from tollway.testing.loopback import Arrived, hang_up, plain, until
 from tollway.testing.memory_book import MemoryBook
-from tollway.testing.small_gateway import NOW_MS, Buyer, SmallGateway, open_gateway
+from tollway.testing.small_crowd import Buyer
+from tollway.testing.small_gateway import NOW_MS, SmallGateway, open_gateway
 from tollway.testing.small_payer import (
     Edit,
     SmallPayer,

@@ -12,7 +12,8 @@ from tollway.ledger.authorization import Dialect
 from tollway.ledger.call import CallState
 from tollway.testing.authorization_samples import decode_header
 from tollway.testing.loopback import Arrived, plain, until
-from tollway.testing.small_gateway import CHAIN, USDC, SmallGateway, open_gateway
+from tollway.testing.small_crowd import CHAIN
+from tollway.testing.small_gateway import USDC, SmallGateway, open_gateway
 from tollway.testing.small_payer import (
     SmallPayer,
     come_back,

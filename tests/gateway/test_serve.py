@@ -19,13 +19,8 @@ from tollway.registry.listing import ChargeOn, Operation, RateLimit, UpstreamAut
 from tollway.testing.asgi_exchange import Exchange
 from tollway.testing.book_samples import claim_on, close_of
 from tollway.testing.loopback import Arrived, plain, raw
-from tollway.testing.small_gateway import (
-    NOW_MS,
-    PAY_TO,
-    Buyer,
-    SmallGateway,
-    open_gateway,
-)
+from tollway.testing.small_crowd import Buyer
+from tollway.testing.small_gateway import NOW_MS, PAY_TO, SmallGateway, open_gateway
 
 STRANGER = Buyer.named("stranger")
 Scene = Callable[[SmallGateway], Awaitable[Exchange]]

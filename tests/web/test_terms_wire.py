@@ -16,7 +16,8 @@ from tollway.identifiers import Address, ChainId
 from tollway.money import Asset, Price, TokenDomain
 from tollway.testing.asgi_exchange import Exchange
 from tollway.testing.authorization_samples import decode_header, read_challenge
-from tollway.testing.small_gateway import CHAIN, PUBLIC_URL, USDC, SmallGateway, open_gateway
+from tollway.testing.small_crowd import CHAIN
+from tollway.testing.small_gateway import PUBLIC_URL, USDC, SmallGateway, open_gateway
 
 URL = f"{PUBLIC_URL}/api/v2/gateway/api_quotes"
 V1_UNKNOWN = ChainId(11_155_111)  # a network that clients of version 1 have no name for

@@ -17,7 +17,7 @@ import structlog
 from tollway.chain.rules import ChainRules
 from tollway.errors import ChainUnavailable, Code, Problem
 from tollway.gateway.exchange import Answer, Declined, IncomingCall
-from tollway.gateway.receipts import Receipts
+from tollway.gateway.receipt_writer import Receipts
 from tollway.gateway.refusals import UNFINAL_LIMIT, decline, in_debt_to, may_ask
 from tollway.gateway.replays import Replays, find_token_asset
 from tollway.gateway.sale import Known, PendingSettlement, Purchase, Sale, Settler

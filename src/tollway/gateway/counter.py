@@ -11,7 +11,7 @@ from typing import assert_never
 
 from tollway.gateway.cargo import Cargo
 from tollway.gateway.exchange import Declined, IncomingCall, Offer
-from tollway.gateway.receipts import write_plain_receipt
+from tollway.gateway.receipt_writer import write_plain_receipt
 from tollway.gateway.refusals import (
     BOUND_REQUIRED,
     GONE,

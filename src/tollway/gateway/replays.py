@@ -13,7 +13,7 @@ from tollway.chain.rules import ChainRules
 from tollway.errors import StorageUnavailable
 from tollway.gateway.cargo import Cargo
 from tollway.gateway.exchange import Answer, Declined, Headers, IncomingCall
-from tollway.gateway.receipts import Receipts
+from tollway.gateway.receipt_writer import Receipts
 from tollway.gateway.refusals import OUTCOME_UNKNOWN
 from tollway.gateway.sale import Known, Shown
 from tollway.gateway.signed_refusals import (

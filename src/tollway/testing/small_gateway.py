@@ -8,14 +8,10 @@ import itertools
 import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
-import coincurve
-
-from tollway.chain.reader import ChainFacts, ContractAnswer, NotMined
 from tollway.chain.rules import PRESETS, ChainRules
-from tollway.errors import ChainUnavailable
 from tollway.gateway.cashier import Cashier
 from tollway.gateway.forward import Passage
 from tollway.gateway.meters import Meters
@@ -34,6 +30,7 @@ from tollway.testing.asgi_exchange import Exchange
 from tollway.testing.loopback import LoopbackUpstream, run_upstream
 from tollway.testing.memory_book import MemoryBook
 from tollway.testing.memory_catalog import MemoryCatalog
+from tollway.testing.small_crowd import CHAIN, Buyer, FakeChains
 from tollway.testing.small_settlement import SmallSettlement
 from tollway.web.app import build_app
 from tollway.web.call_routes import CallRoutes
@@ -43,7 +40,6 @@ from tollway.web.terms_wire import TermsWire
 
 PUBLIC_URL = "https://gw.example.com"
 NOW_MS = 1_800_000_000_000
-CHAIN = ChainId(84532)
 RULES = PRESETS["local"].rules()
 USDC = RULES.assets[0]
 PROVIDER = Address(b"\xcc" * 20)
@@ -51,62 +47,6 @@ PAY_TO = Address(b"\xbb" * 20)
 CALLS = "/api/v2/gateway/"
 
 HeaderPairs = Sequence[tuple[str, str]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Buyer:
-    """A wallet with a key."""
-
-    key: coincurve.PrivateKey = field(repr=False)
-
-    @classmethod
-    def named(cls, name: str) -> "Buyer":
-        return cls(key=coincurve.PrivateKey(keccak256(name.encode())))
-
-    @property
-    def address(self) -> Address:
-        return Address(keccak256(self.key.public_key.format(compressed=False)[1:])[12:])
-
-    def sign(self, digest: bytes) -> str:
-        return "0x" + self.key.sign_recoverable(digest, hasher=None).hex()
-
-
-class FakeChains:
-    """A chain reader that knows what it was given. `away`: no node answers. `lookups` counts questions."""
-
-    chain_ids = (CHAIN,)
-
-    def __init__(self) -> None:
-        self.facts: dict[TxHash, ChainFacts] = {}
-        self.away = False
-        self.lookups = 0
-
-    async def fetch_facts(self, chain_id: ChainId, tx_hash: TxHash) -> ChainFacts | NotMined:
-        self.lookups += 1
-        if self.away:
-            raise ChainUnavailable
-        return self.facts.get(tx_hash) or NotMined(chain_id=chain_id, is_pending=False)
-
-    async def call_contract(
-        self,
-        chain_id: ChainId,
-        *,
-        to: Address | None,
-        calldata: bytes,
-        gas: int,
-        bytes_max: int,
-        deadline_s: float,
-    ) -> ContractAnswer:
-        if self.away:
-            raise ChainUnavailable
-        return ContractAnswer(reverted=True, payload=b"")
-
-    async def fetch_code_size(self, chain_id: ChainId, address: Address) -> int:
-        return 0
-
-    async def check_chain(self, chain_id: ChainId) -> None:
-        if self.away:
-            raise ChainUnavailable
 
 
 class SmallGateway:
@@ -168,13 +108,17 @@ class SmallGateway:
             now_ms=self._clock,
             entropy=self._entropy,
         )
+        self.gateway = self._make_gateway(is_bound_required)
+        self._open_door()
+
+    def _make_gateway(self, is_bound_required: bool) -> Gateway:
         name = GatewayName(
             origin=PUBLIC_URL,
             host="gw.example.com",
             allow_private=True,
             is_bound_required=is_bound_required,
         )
-        self.gateway = Gateway(
+        return Gateway(
             name=name,
             catalog=self.catalog,
             book=self.book,
@@ -182,12 +126,11 @@ class SmallGateway:
             cashier=self.cashier,
             passage=self.passage,
             meters=self.meters,
-            limits=limits,
+            limits=self.limits,
             is_blocked=self.blocked.__contains__,
             now_ms=self._clock,
             entropy=self._entropy,
         )
-        self._open_door()
 
     def _open_door(self) -> None:
         self.gauge = LoadGauge(limits=self.limits, clock=lambda: 0.0, read_memory_bytes=lambda: 0)

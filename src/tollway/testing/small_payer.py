@@ -15,7 +15,8 @@ from tollway.ledger.call import CallRecord
 from tollway.money import Asset, TokenDomain
 from tollway.testing.asgi_exchange import Exchange
 from tollway.testing.authorization_samples import Payer, decode_header, encode_header, read_challenge
-from tollway.testing.small_gateway import CHAIN, PAY_TO, USDC, Buyer, HeaderPairs, SmallGateway
+from tollway.testing.small_crowd import CHAIN, Buyer
+from tollway.testing.small_gateway import PAY_TO, USDC, HeaderPairs, SmallGateway
 
 Edit = Callable[[dict[str, Any]], object]
 Header = tuple[str, str]

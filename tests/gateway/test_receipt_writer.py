@@ -5,7 +5,7 @@ from eth_account import Account
 from eth_account.messages import encode_typed_data
 
 from tollway.gateway.exchange import IncomingCall
-from tollway.gateway.receipts import Receipts, write_plain_receipt
+from tollway.gateway.receipt_writer import Receipts, write_plain_receipt
 from tollway.gateway.target import Target
 from tollway.identifiers import ListingId, TxHash
 from tollway.identity.notary import Notary
@@ -13,7 +13,8 @@ from tollway.ledger.authorization import Dialect
 from tollway.payments.offer_receipt import OFFER_RECEIPT
 from tollway.testing.authorization_samples import decode_header
 from tollway.testing.book_samples import authorization_of
-from tollway.testing.small_gateway import USDC, Buyer
+from tollway.testing.small_crowd import Buyer
+from tollway.testing.small_gateway import USDC
 
 TX = TxHash(b"\x07" * 32)
 NOTARY = Notary.derive(b"n" * 32)
