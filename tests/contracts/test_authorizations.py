@@ -349,13 +349,15 @@ async def test_nothing_is_consumed_before_it_settled(book: Any) -> None:
     await assert_balanced(book)
 
 
-async def test_an_unknown_call_runs_again_under_its_authorisation_or_is_released_in_time(book: Any) -> None:
+async def test_an_unknown_call_runs_again_under_its_authorisation_and_time_alone_never_releases_it(
+    book: Any,
+) -> None:
     claim = await bring(book, CallState.UNKNOWN)
     reopened = await book.reopen(claim.call_id, epoch=1, now_ms=NOW_MS)
     assert reopened == Claimed(epoch=2, rest_units=0, rail=Rail.X402, before=CallState.UNKNOWN)
     await book.close(close_of(claim, CallState.UNKNOWN, epoch=2))
-    assert await book.recover(now_ms=NOW_MS + 25 * HOUR_MS) == 1
-    assert (await book.find_authorized(claim.authorization.key)).state is CallState.RELEASED
+    assert await book.recover(now_ms=NOW_MS + 25 * HOUR_MS) == 0  # its money may have moved meanwhile
+    assert (await book.find_authorized(claim.authorization.key)).state is CallState.UNKNOWN
 
 
 # Keys

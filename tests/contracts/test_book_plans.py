@@ -38,10 +38,12 @@ PLANS = {
     "call.price_units, call.taken_units, (SELECT": "ix_call_reorged (payer=?",
     "authorization.nonce IN": "(nonce=?",
     "authorization.settled_block >": "ix_authorization_settled (payer=? AND chain_id=? AND settled_block>?",
-    "rail IN ('x402', 'mpp')": "ix_call_moving (payer=?",
+    "state IN ('forwarding', 'settling', 'unknown')": "ix_call_moving (payer=?",
     "WHERE authorization.call_id IN": "uq_authorization_call_id (call_id=?",
     "WHERE authorization.nonce = ?": "(nonce=? AND chain_id=? AND asset=? AND payer=?",
-    "WHERE is_adrift": "ix_authorization_adrift",
+    "WHERE authorization.looked_ms <= ? AND is_adrift": "ix_authorization_adrift",
+    "authorization.settled_block IS NULL": "ix_call_unknown (moved_ms<?",
+    "call.id = ? AND call.state = 'unknown'": "(call_id=?",
     "call.owner_id = ? AND call.state = 'settling'": "ix_call_settling (owner_id=?",
     "call.idempotency_key = ?": "ix_call_keyed (payer=? AND idempotency_key=? AND created_ms>?",
     "settlement_attempt.call_id = ? ORDER": "(call_id=?",
@@ -54,7 +56,7 @@ PLANS = {
     "call.taken_units AS units": "ix_call_repeatable (payment_id=?",
     "call_topup.payment_id IN": "ix_call_topup_payment_id (payment_id=?",
     "call.owner_id = ? AND call.state = 'forwarding'": "ix_call_forwarding (owner_id=?",
-    "call.state = 'unknown'": "ix_call_unknown (moved_ms<?",
+    "AND call.clock_releases": "ix_call_unknown (moved_ms<?",
     "SELECT count(*)": "ix_call_payer_time (payer=?",
     "payment.payee = ?": "(tx_hash=? AND chain_id=? AND asset=? AND payer=? AND payee=?",
     "UPDATE payment SET taken_units": "PRIMARY KEY",
@@ -111,6 +113,7 @@ async def settle_some(book: BookStore, database: SqliteDatabase) -> None:
     await book.conclude(claims[0].call_id, epoch=1, transfer=transfer_in(), is_adrift=False, now_ms=NOW_MS)
     await book.set_adrift(claims[1].call_id, epoch=1)
     await book.unsettled(limit=5)
+    await book.postpone(claims[1].call_id, until_ms=NOW_MS)
     await book.attempts_of(claims[1].call_id)
     await book.recover(now_ms=NOW_MS)
     await book.find_keyed(PAYER, "key", since_ms=0)

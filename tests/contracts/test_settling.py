@@ -10,7 +10,9 @@ from tollway.ledger.book import Claimed, Closed, Exhausted, Fenced
 from tollway.ledger.call import CallState, PaymentState, Rail
 from tollway.ledger.gas import LaneTaken
 from tollway.ledger.kept_answers import StoredAnswer
+from tollway.ledger.settled import UNRECOGNISABLE
 from tollway.ledger.statement import HistoryQuery
+from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.testing.book_samples import (
     CHAIN,
     NOW_MS,
@@ -30,6 +32,7 @@ from tollway.testing.book_samples import (
 
 ANSWER = StoredAnswer(status=200, headers=((b"content-type", b"text/plain"),), body=b"hello")
 SETTLED = Closed(rest_units=None)
+HOLD_MS = DEFAULT_LIMITS.unknown_hold_s * 1000
 
 
 async def opened(book: Any, price_units: int = 4, **fields: Any) -> Any:
@@ -391,6 +394,28 @@ async def test_what_becomes_of_a_call_adrift_whose_money_moved(
     await assert_balanced(book)
 
 
+async def test_what_nobody_can_ask_for_again_is_credit(book: Any) -> None:
+    """Its body was streamed, and was not known at the head: whoever shows the same again could not be recognised."""
+    claim = await adrift(book, method="GET", digest=UNRECOGNISABLE)
+    assert await conclude(book, claim, is_adrift=True) is CallState.RELEASED
+    (payment,) = await book.find_payments(tx_hash("settled"))
+    assert payment.rest_units == 4
+    known = await opened(book, method="GET", digest=UNRECOGNISABLE)
+    await book.settle(close_of(known, CallState.SETTLING), attempt=None, digest=b"\x08" * 32)
+    await book.set_adrift(known.call_id, epoch=1)
+    assert await conclude(book, known, "another", is_adrift=True) is CallState.CONSUMED
+
+
+async def test_what_has_run_as_often_as_it_may_is_credit(books: Any) -> None:
+    book = await books.gateway("one", limits=Limits(attempts_max=2))
+    claim = await opened(book)
+    await book.close(close_of(claim, CallState.UNKNOWN))
+    assert isinstance(await book.reopen(claim.call_id, epoch=1, now_ms=NOW_MS), Claimed)
+    assert await settle(book, claim, None, epoch=2) == SETTLED
+    await book.set_adrift(claim.call_id, epoch=2)
+    assert await conclude(book, claim, epoch=2, is_adrift=True) is CallState.RELEASED
+
+
 async def test_a_call_adrift_whose_money_never_moves_is_released(book: Any) -> None:
     claim = await adrift(book)
     assert await conclude(book, claim, is_adrift=True, transfer=None) is CallState.RELEASED
@@ -461,6 +486,114 @@ async def test_one_of_many_sweepers_concludes(books: Any) -> None:
     assert sorted(outcomes, key=str) == [None] * 9 + [CallState.RELEASED]
     (payment,) = await one.find_payments(tx_hash("settled"))
     assert payment.value_units == 4
+
+
+# Unknown
+
+
+async def unknown(book: Any, **fields: Any) -> Any:
+    """Sent, and no head came; its authorisation may have moved its money all the same."""
+    claim = await opened(book, **fields)
+    await book.close(close_of(claim, CallState.UNKNOWN, http_status=504, upstream_status=None))
+    return claim
+
+
+async def test_an_unknown_call_waits_for_a_look_once_its_time_is_over(books: Any) -> None:
+    book = await books.gateway("one")
+    claim, fresh = await unknown(book), await unknown(book)
+    paid = await adrift(book)  # its money has moved: nothing waits for a look there
+    await conclude(book, paid, is_adrift=True)
+    await book.reopen(paid.call_id, epoch=1, now_ms=NOW_MS)
+    await book.close(close_of(paid, CallState.UNKNOWN, epoch=2))
+    books.clock.ms += HOLD_MS - 1
+    await book.reopen(fresh.call_id, epoch=1, now_ms=NOW_MS)
+    await book.close(close_of(fresh, CallState.UNKNOWN, epoch=2))
+    assert await book.unsettled(limit=9) == ()
+    books.clock.ms += 1
+    (found,) = await book.unsettled(limit=9)
+    assert await book.recover(now_ms=books.clock.ms) == 1  # the one that is paid
+    assert (found.call_id, found.state, found.is_adrift, found.transfer) == (
+        claim.call_id,
+        CallState.UNKNOWN,
+        False,
+        None,
+    )
+
+
+async def test_calls_adrift_and_unknown_ones_take_turns(books: Any) -> None:
+    book = await books.gateway("one")
+    one, two = await unknown(book), await unknown(book)
+    books.clock.ms += HOLD_MS
+    three = await adrift(book)
+    ids = [one.call_id, two.call_id, three.call_id]
+    assert [found.call_id for found in await book.unsettled(limit=2)] == ids[:2]
+    books.clock.ms += 1
+    assert [found.call_id for found in await book.unsettled(limit=1)] == ids[2:]
+    await book.postpone(one.call_id, until_ms=books.clock.ms + 10)
+    books.clock.ms += 9
+    assert [found.call_id for found in await book.unsettled(limit=9)] == [ids[1], ids[2]]
+    books.clock.ms += 1
+    assert {found.call_id for found in await book.unsettled(limit=9)} == set(ids)
+
+
+async def test_a_call_that_was_postponed_while_unknown_is_looked_at_when_it_is_adrift(book: Any) -> None:
+    claim = await unknown(book)
+    await book.postpone(claim.call_id, until_ms=NOW_MS * 2)
+    await book.reopen(claim.call_id, epoch=1, now_ms=NOW_MS)
+    await settle(book, claim, None, epoch=2)
+    await book.set_adrift(claim.call_id, epoch=2)
+    assert [found.call_id for found in await book.unsettled(limit=9)] == [claim.call_id]
+
+
+@pytest.mark.parametrize(
+    ("fields", "ends", "is_lost"),
+    [
+        ({"method": "GET"}, CallState.CONSUMED, True),
+        ({"method": "POST"}, CallState.RELEASED, False),
+        ({"method": "GET", "digest": UNRECOGNISABLE}, CallState.RELEASED, False),
+    ],
+)
+async def test_what_moved_for_an_unknown_call_is_a_payment(
+    books: Any, fields: dict[str, Any], ends: CallState, is_lost: bool
+) -> None:
+    """Whoever looks at the chain may conclude it at once: only the look in vain has to wait."""
+    one, two = await books.gateway("one"), await books.gateway("two")
+    claim = await unknown(one, **fields)
+    assert await conclude(two, claim, is_adrift=True) is ends
+    assert await conclude(two, claim, "other", is_adrift=True) is None
+    found = await one.find_authorized(claim.authorization.key)
+    assert (found.state, found.is_lost, found.transfer) == (ends, is_lost, tx_hash("settled"))
+    (payment,) = await one.find_payments(tx_hash("settled"))
+    assert (payment.value_units, payment.rest_units) == (4, 0 if is_lost else 4)
+    assert await one.find_payments(tx_hash("other")) == ()
+    outcome = await one.reopen(claim.call_id, epoch=1, now_ms=NOW_MS)
+    assert isinstance(outcome, Claimed) is is_lost
+    await assert_balanced(one)
+
+
+async def test_an_unknown_call_for_which_nothing_ever_moves_is_released(book: Any) -> None:
+    claim = await unknown(book)
+    assert await conclude(book, claim, transfer=None, is_adrift=True) is CallState.RELEASED
+    assert isinstance(await book.claim(authorized_claim(claim.authorization)), Claimed)
+    await assert_balanced(book)
+
+
+async def test_an_unknown_call_is_concluded_only_as_it_was_seen(book: Any) -> None:
+    """It may run again between the look and the conclusion; and one that has a payment is not asked about."""
+    claim = await unknown(book)
+    assert await conclude(book, claim) is None  # nobody waits for it
+    assert await conclude(book, claim, is_adrift=True, epoch=2) is None
+    await book.reopen(claim.call_id, epoch=1, now_ms=NOW_MS)
+    for epoch in (1, 2):
+        assert await conclude(book, claim, is_adrift=True, epoch=epoch) is None
+    assert await state(book, claim) is CallState.FORWARDING
+    paid = await adrift(book)
+    await conclude(book, paid, "paid", is_adrift=True)
+    await book.reopen(paid.call_id, epoch=1, now_ms=NOW_MS)
+    await book.close(close_of(paid, CallState.UNKNOWN, epoch=2))
+    assert await conclude(book, paid, "other", is_adrift=True, epoch=2) is None
+    assert await book.find_payments(tx_hash("other")) == ()
+    await assert_balanced(book)
 
 
 # Recovery

@@ -1,6 +1,7 @@
 """Settlements in the group commit: one commit for many, answers that are lost, callers who leave, gateways that race."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -336,16 +337,17 @@ async def test_claims_at_one_gateway_and_conclusions_at_another_never_overspend(
         await desk.close()
 
 
-class Searches:
-    """Lets the next claim look for what counts, and stops it before one of the statements that it does that with."""
+class Barrier:
+    """Stops whoever comes to the n-th statement of a kind, until he may go on."""
 
-    def __init__(self, engine: Any, stop_before: int) -> None:
+    def __init__(self, database: Any, kind: str, *, stop_before: int = 1) -> None:
         self.reached, self.go_on = asyncio.Event(), asyncio.Event()
         self.begun = 0
-        self._engine = engine
+        self._engine = database._engine.sync_engine
+        self._kind = re.compile(kind, re.DOTALL)
         self._stop_before = stop_before
 
-    def __enter__(self) -> "Searches":
+    def __enter__(self) -> "Barrier":
         event.listen(self._engine, "before_cursor_execute", self._pause)
         return self
 
@@ -354,7 +356,7 @@ class Searches:
         event.remove(self._engine, "before_cursor_execute", self._pause)
 
     def _pause(self, _connection: Any, _cursor: Any, sql: str, *_: Any) -> None:
-        if "valid_before, call.state, call.price_units" not in sql:
+        if not self._kind.search(sql):
             return
         self.begun += 1
         if self.begun == self._stop_before:
@@ -373,7 +375,8 @@ async def test_what_is_concluded_while_another_gateway_decides_counts(
     desks = [Desk(database, "one"), Desk(database, "two")]
     try:
         ending = await settling(desks[0])
-        with Searches(database._engine.sync_engine, stop_before) as searches:  # type: ignore[attr-defined]
+        kind = "valid_before, call.state, call.price_units"
+        with Barrier(database, kind, stop_before=stop_before) as searches:
             claiming = start(desks[1].book.claim(authorized_claim(authorization_of(4), balance_units=4)))
             async with asyncio.timeout(10):
                 await searches.reached.wait()
@@ -381,6 +384,30 @@ async def test_what_is_concluded_while_another_gateway_decides_counts(
             searches.go_on.set()
             assert await claiming == NotCovered(held_units=4)
         assert searches.begun == 3
+    finally:
+        for desk in desks:
+            await desk.close()
+        await database.close()
+
+
+@pytest.mark.postgres
+async def test_a_conclusion_that_saw_a_call_before_it_was_unknown_is_asked_for_again(
+    postgres_url: str,
+) -> None:
+    """It has prepared no payment for it, and must not lose what moved."""
+    database = connect_database(postgres_url)
+    desks = [Desk(database, "one"), Desk(database, "two")]
+    try:
+        claim = await opened(desks[0])
+        with Barrier(database, "FROM call.*FOR UPDATE") as locks:
+            concluding = start(conclude(desks[1], claim, is_adrift=True))
+            async with asyncio.timeout(10):
+                await locks.reached.wait()
+            await desks[0].book.close(close_of(claim, CallState.UNKNOWN))
+            locks.go_on.set()
+            assert await concluding is None
+        assert await states(desks[0]) == ["unknown"]
+        assert await conclude(desks[1], claim, is_adrift=True) is CallState.CONSUMED
     finally:
         for desk in desks:
             await desk.close()

@@ -1,10 +1,25 @@
 """What becomes of a call when its settlement is decided."""
 
 from itertools import product
+from typing import Any
 
 import pytest
 
-from tollway.ledger.settled import Ending, judge_ending
+from tollway.ledger.settled import UNRECOGNISABLE, Ending, judge_ending
+
+DIGEST = b"\x01" * 32
+
+
+def judge(**fields: Any) -> Ending:
+    defaults: dict[str, Any] = {
+        "is_moved": True,
+        "is_adrift": True,
+        "has_answer": False,
+        "method": "GET",
+        "digest": DIGEST,
+        "runs_left": 1,
+    }
+    return judge_ending(**{**defaults, **fields})
 
 
 @pytest.mark.parametrize(
@@ -24,12 +39,22 @@ from tollway.ledger.settled import Ending, judge_ending
 def test_what_moved_bought_the_call_or_is_credit(
     is_adrift: bool, has_answer: bool, method: str, ending: Ending
 ) -> None:
-    assert judge_ending(is_moved=True, is_adrift=is_adrift, has_answer=has_answer, method=method) is ending
+    assert judge(is_adrift=is_adrift, has_answer=has_answer, method=method) is ending
 
 
 @pytest.mark.parametrize(
     ("is_adrift", "has_answer", "method"), list(product((False, True), (False, True), ("GET", "POST")))
 )
 def test_where_nothing_moved_nothing_was_bought(is_adrift: bool, has_answer: bool, method: str) -> None:
-    found = judge_ending(is_moved=False, is_adrift=is_adrift, has_answer=has_answer, method=method)
+    found = judge(is_moved=False, is_adrift=is_adrift, has_answer=has_answer, method=method)
     assert found is Ending.VOID
+
+
+@pytest.mark.parametrize("wrong", [{"digest": UNRECOGNISABLE}, {"runs_left": 0}])
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_what_cannot_run_again_is_credit_and_never_lost(method: str, wrong: dict[str, Any]) -> None:
+    assert judge(method=method) is Ending.LOST
+    assert judge(method=method, **wrong) is Ending.CREDIT
+    for given in ({"has_answer": True}, {"is_adrift": False}):
+        assert judge(method=method, **wrong, **given) is Ending.BOUGHT
+    assert judge(method=method, **wrong, is_moved=False) is Ending.VOID

@@ -28,7 +28,8 @@ class Claim:
     """Take `price_units` from a payment and open a call in `forwarding`, owned by this gateway, epoch 1.
 
     `payment_id` None: a free call, recorded but taking nothing (then payer, asset and the rest may be None).
-    `digest`: 32 bytes over payer, listing, method, target and body: what makes two requests the same.
+    `digest`: 32 bytes over payer, listing, method, target and body: what makes two requests the same. While the body's
+    hash is not known, `settled.UNRECOGNISABLE`.
     `nonce`: of a bound signature; counts once per transaction, unless its call ended `released`.
     `is_first_price`: the price holds only while nothing has been taken from the payment.
     `ends_plain`: a bound signature was shown; the payment's plain form ends with this claim.
@@ -243,11 +244,9 @@ class AuditReport:
 
 
 class Book(Protocol):
-    """Safe to call from many tasks and, on PostgreSQL, from many gateways at once.
-
-    Every method raises `StorageUnavailable` when the store is away; a claim that raises it has an unknown outcome,
-    which recovery settles: nothing was sent, so the call is released when its owner is next seen or found dead.
-    """
+    """Safe to call from many tasks and, on PostgreSQL, from many gateways at once. Every method raises
+    `StorageUnavailable` when the store is away; a claim that raises it has an unknown outcome, which recovery settles:
+    nothing was sent, so the call is released when its owner is next seen or found dead."""
 
     async def find_payments(self, tx_hash: TxHash) -> tuple[Payment, ...]:
         """Every recorded payment of a transaction, on any chain, by any payer."""
@@ -318,9 +317,9 @@ class Book(Protocol):
     ) -> CallState | None:
         """The end of `settling`, durable. `transfer`: the money moved there, and is recorded as a payment; None: it
         surely never will, and the call is `released`. The gateway that waits (`is_adrift` False; its call and epoch,
-        not adrift): `consumed`. The sweeper (`is_adrift` True; only a call adrift): `consumed` when its answer is stored,
-        or the method is safe (then lost: the same request may run again once); otherwise `released`, and the payment is
-        credit of its payer. Returns the new state; None when somebody else was there first."""
+        not adrift): `consumed`. Whoever looked instead (`is_adrift` True; a call adrift, or one that is `unknown` and
+        unpaid): `consumed` when its answer is stored, or the same request may run again (then lost: it may once more);
+        else `released`, and the payment is its payer's credit. Returns the new state; None: somebody was there first."""
         ...
 
     async def set_adrift(self, call_id: CallId, *, epoch: int) -> bool:
@@ -329,11 +328,12 @@ class Book(Protocol):
         ...
 
     async def unsettled(self, *, limit: int) -> tuple[AuthorizedCall, ...]:
-        """The calls adrift in `settling` that are not postponed, least recently looked at first."""
+        """The calls adrift in `settling`, and those that are `unknown` and unpaid for longer than the hold; not those that
+        are postponed; least recently looked at first. No unknown call is to be helped along: it may never have cost."""
         ...
 
     async def postpone(self, call_id: CallId, *, until_ms: int) -> None:
-        """That call adrift is not `unsettled` before then: there is nothing to do for it."""
+        """That call is not `unsettled` before then: there is nothing to do for it."""
         ...
 
     async def attempts_of(self, call_id: CallId) -> tuple[SettlementAttempt, ...]:
@@ -353,8 +353,8 @@ class Book(Protocol):
     async def renew_ownership(self, *, now_ms: int) -> None: ...
 
     async def recover(self, *, now_ms: int) -> int:
-        """`forwarding` of dead owners -> `unknown`; `unknown` older than `unknown_hold_s` -> `released`, except
-        those that a power loss may have made. Returns how many calls moved. Safe to run on every gateway."""
+        """`forwarding` of dead owners -> `unknown`; `unknown` older than `unknown_hold_s` -> `released`, except those
+        that a power loss may have made or that an authorisation may have paid. Returns how many. Any gateway may."""
         ...
 
     async def audit(self) -> AuditReport: ...

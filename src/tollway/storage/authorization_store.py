@@ -9,7 +9,19 @@ from collections.abc import Collection, Iterable, Sequence
 from hashlib import sha256
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, and_, insert, select, text, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    Select,
+    and_,
+    insert,
+    literal_column,
+    or_,
+    select,
+    text,
+    update,
+)
 
 from tollway.identifiers import Address, CallId, ChainId, ListingId, TxHash
 from tollway.ledger.authorization import (
@@ -47,30 +59,38 @@ def find_authorized(
 
 
 def take_unsettled(
-    connection: Connection, *, limit: int, now_ms: int, answered_since_ms: int
+    connection: Connection, *, limit: int, now_ms: int, hold_ms: int, answered_since_ms: int
 ) -> tuple[AuthorizedCall, ...]:
-    """The calls adrift, least recently looked at first; they go to the end of that queue. One that is postponed has its
-    next look where others have their last."""
-    columns = authorization_table.c
+    """The calls adrift, and those that were unknown for `hold_ms`, least recently looked at first; they go to the end of
+    that queue. One that is postponed has its next look where others have their last."""
+    columns, calls = authorization_table.c, call_table.c
     turn = (
-        select(columns.call_id)
-        .where(text("is_adrift"), columns.looked_ms <= now_ms)
+        select(columns.looked_ms, columns.call_id)
+        .where(columns.looked_ms <= now_ms)
         .order_by(columns.looked_ms, columns.call_id)
         .limit(limit)
-        .with_for_update(skip_locked=True)
+        .with_for_update(skip_locked=True, of=authorization_table)
     )
-    ids = list(connection.execute(turn).scalars())
+    adrift = turn.where(text("is_adrift"))
+    overdue = turn.join(call_table, calls.id == columns.call_id).where(
+        _is_unknown(), calls.moved_ms <= now_ms - hold_ms, columns.settled_block.is_(None)
+    )
+    rows = [tuple(row) for query in (adrift, overdue) for row in connection.execute(query)]
+    ids = [call_id for _, call_id in sorted(rows)[:limit]]
     if not ids:
         return ()
     connection.execute(update(authorization_table).where(columns.call_id.in_(ids)).values(looked_ms=now_ms))
-    rows = connection.execute(_authorized_query(answered_since_ms).where(columns.call_id.in_(ids)))
-    found = {row.call_id: _parse_authorized(row) for row in rows}
+    query = _authorized_query(answered_since_ms).where(columns.call_id.in_(ids))
+    found = {row.call_id: _parse_authorized(row) for row in connection.execute(query)}
     return tuple(found[call_id] for call_id in ids)
 
 
 def postpone(connection: Connection, *, call_id: CallId, until_ms: int) -> None:
     columns = authorization_table.c
-    at = update(authorization_table).where(columns.call_id == call_id, columns.is_adrift)
+    unknown = select(call_table.c.id).where(call_table.c.id == call_id, _is_unknown())
+    at = update(authorization_table).where(
+        columns.call_id == call_id, or_(columns.is_adrift, columns.call_id.in_(unknown))
+    )
     connection.execute(at.values(looked_ms=until_ms))
 
 
@@ -200,7 +220,8 @@ def _cast_adrift(connection: Connection, call_ids: Collection[CallId], which: An
     settling = list(connection.execute(still).scalars())
     if settling:
         at = update(authorization_table).where(columns.call_id.in_(settling))
-        connection.execute(at.values(is_adrift=True))
+        # Due at once: it may have been postponed while it was unknown.
+        connection.execute(at.values(is_adrift=True, looked_ms=0))
     return len(settling)
 
 
@@ -296,6 +317,10 @@ def _claimed_row(claim: Claim) -> dict[str, object]:
         "tx_hash": None,
         "settled_block": None,
     }
+
+
+def _is_unknown() -> ColumnElement[bool]:
+    return call_table.c.state == literal_column("'unknown'")
 
 
 def _key_of(row: Any) -> AuthorizationKey:

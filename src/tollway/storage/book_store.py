@@ -170,6 +170,7 @@ class BookStore(BookReader):
             authorization_store.take_unsettled,
             limit=limit,
             now_ms=self._now_ms(),
+            hold_ms=self._limits.unknown_hold_s * 1000,
             answered_since_ms=self._answered_since_ms(),
         )
         return await self._write(work, flush=False)

@@ -30,6 +30,8 @@ RowId = BigInteger().with_variant(Integer, "sqlite")
 COUNTING_NONCE = "nonce IS NOT NULL AND state <> 'released'"
 MOVING = "state IN ('forwarding', 'settling', 'unknown') AND rail IN ('x402', 'mpp')"
 """A call that an authorisation pays, and whose money may be about to move, or may when it runs again."""
+UNPAID = "payment_id IS NULL AND rail IN ('x402', 'mpp')"
+"""A call that an authorisation is to pay, and has not."""
 REPEATABLE = "state IN ('forwarding', 'unknown') OR cut = 'cut'"
 """A call that the same request may run into, or run again. Literal, in the index and in the query."""
 

@@ -97,6 +97,7 @@ class _Post:
             self._page,
             owner_id=posting.owner_id,
             answered_since_ms=posting.answered_since_ms,
+            attempts_max=posting.attempts_max,
         )
         self._outcomes: dict[CallId, Outcome] = {}
 

@@ -11,14 +11,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, delete, insert, literal_column, select, text, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Select,
+    delete,
+    insert,
+    literal_column,
+    select,
+    text,
+    update,
+)
 
 from tollway.identifiers import CallId
 from tollway.ledger.call import CallState
 from tollway.storage.authorization_store import cast_adrift
 from tollway.storage.authorization_tables import authorization_table
 from tollway.storage.book_page import BookPage
-from tollway.storage.book_tables import call_table, owner_table
+from tollway.storage.book_tables import UNPAID, call_table, owner_table
 from tollway.storage.lease import Lease
 
 BootMark = Callable[[Connection], str]
@@ -128,7 +138,8 @@ def find_stranded(
     shared_clock: SharedClock,
     boot_mark: BootMark,
 ) -> list[Stranded]:
-    """What dead gateways were forwarding, and the unknown calls that the clock releases now."""
+    """What dead gateways were forwarding, and the unknown calls that the clock releases now. Not those that an
+    authorisation is to pay: it may have moved its money meanwhile, so a sweeper looks at the chain first."""
     columns = call_table.c
     shared_ms = shared_clock(connection, now_ms)
     stranded = []
@@ -141,6 +152,7 @@ def find_stranded(
     expired = (
         select(columns.id, columns.epoch)
         .where(_is("unknown"), columns.moved_ms <= now_ms - hold_ms, columns.clock_releases)
+        .where(text(f"NOT ({UNPAID})"))
         .limit(STRANDED_MAX)
     )
     stranded += [

@@ -39,7 +39,7 @@ class Settle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conclude:
-    """`settling` -> `consumed` or `released`. `transfer` None: nothing moved, and nothing will."""
+    """`settling`, or `unknown` and unpaid, -> `consumed` or `released`. `transfer` None: nothing moved, and nothing will."""
 
     call_id: CallId
     epoch: int
@@ -59,6 +59,7 @@ class _Held:
     is_adrift: bool
     transfer: TxHash | None
     method: str
+    digest: bytes
     has_answer: bool
     payment_id: int | None = None
 
@@ -67,12 +68,19 @@ class Settling:
     """Belongs to one transaction. `lock_authorizations` comes before the other locks of the batch, `lock_lanes` after."""
 
     def __init__(
-        self, connection: Connection, page: BookPage, *, owner_id: str, answered_since_ms: int
+        self,
+        connection: Connection,
+        page: BookPage,
+        *,
+        owner_id: str,
+        answered_since_ms: int,
+        attempts_max: int,
     ) -> None:
         self._connection = connection
         self._page = page
         self._owner_id = owner_id
         self._answered_since_ms = answered_since_ms
+        self._attempts_max = attempts_max
         self._held: dict[CallId, _Held] = {}
         self._lanes: dict[Lane, int] = {}
         self._attempts: list[SettlementAttempt] = []
@@ -82,7 +90,7 @@ class Settling:
     def lock_authorizations(self, concludes: Sequence[Conclude]) -> set[int]:
         """Locks what is concluded, and adds the payments that are not there yet, worth nothing so far. Returns the
         payments to lock with the others. While these rows are locked nobody else moves their calls out of
-        `settling`."""
+        `settling`; an unknown one may run again meanwhile."""
         if not concludes:
             return set()
         by_call = {one.call_id: one for one in concludes}
@@ -129,13 +137,16 @@ class Settling:
         held = self._held.get(conclude.call_id)
         if call is None or held is None:
             return None
-        if not self._is_due(conclude, call):
+        is_seen = conclude.transfer is None or held.payment_id is not None
+        if not is_seen or not self._is_due(conclude, call):
             return call.state if is_retry and _is_concluded(conclude, call, held) else None
         ending = judge_ending(
             is_moved=conclude.transfer is not None,
             is_adrift=conclude.is_adrift,
             has_answer=held.has_answer,
             method=held.method,
+            digest=held.digest,
+            runs_left=self._attempts_max - call.attempts,
         )
         transfer = conclude.transfer
         self._ended.append(
@@ -192,9 +203,11 @@ class Settling:
 
     def _is_due(self, conclude: Conclude, call: LockedCall) -> bool:
         held = self._held.get(conclude.call_id)
-        if held is None or (call.state, call.epoch) != (CallState.SETTLING, conclude.epoch):
+        if held is None or call.epoch != conclude.epoch:
             return False
-        if held.is_adrift is not conclude.is_adrift:
+        if call.state is CallState.UNKNOWN:
+            return conclude.is_adrift and call.is_unpaid
+        if call.state is not CallState.SETTLING or held.is_adrift is not conclude.is_adrift:
             return False
         return conclude.is_adrift or call.owner_id == self._owner_id
 
@@ -221,6 +234,7 @@ class Settling:
                 columns.is_adrift,
                 columns.tx_hash,
                 call_table.c.method,
+                call_table.c.digest,
                 has_answer(columns.call_id, since_ms=self._answered_since_ms).label("has_answer"),
             )
             .join(call_table, call_table.c.id == columns.call_id)
@@ -235,6 +249,7 @@ class Settling:
                 is_adrift=row.is_adrift,
                 transfer=None if row.tx_hash is None else TxHash(row.tx_hash),
                 method=row.method,
+                digest=bytes(row.digest),
                 has_answer=bool(row.has_answer),
             )
             for row in self._connection.execute(query)

@@ -202,7 +202,9 @@ class MemoryBook(MemorySettling):
         expired = [
             call
             for call in self._rows.calls.values()
-            if call.state is CallState.UNKNOWN and call.moved_ms <= now_ms - hold_ms
+            if call.state is CallState.UNKNOWN
+            and call.moved_ms <= now_ms - hold_ms
+            and not is_unpaid(call)  # a sweeper looks at the chain first
         ]
         for call in stranded:
             self._move(call, CallState.UNKNOWN)

@@ -84,9 +84,9 @@ class MemorySettling(MemoryMoves):
         self._answer()
         call = self._rows.calls.get(call_id)
         held = None if call is None else self._held_by(call)
-        if call is None or held is None or (call.state, call.epoch) != (CallState.SETTLING, epoch):
+        if call is None or held is None or call.epoch != epoch:
             return None
-        if held.is_adrift is not is_adrift or (not is_adrift and call.owner_id != self._owner_id):
+        if not self._is_due(call, held, is_adrift=is_adrift):
             return None
         held.is_adrift = False
         ending = judge_ending(
@@ -94,6 +94,8 @@ class MemorySettling(MemoryMoves):
             is_adrift=is_adrift,
             has_answer=self._has_answer(call_id),
             method=call.claim.method,
+            digest=call.claim.digest,
+            runs_left=self._limits.attempts_max - call.attempts,
         )
         if transfer is None:
             self._move(call, CallState.RELEASED)
@@ -112,24 +114,28 @@ class MemorySettling(MemoryMoves):
             return False
         if (call.state, call.epoch, call.owner_id) != (CallState.SETTLING, epoch, self._owner_id):
             return False
-        held.is_adrift = True
+        held.is_adrift, held.looked_ms = True, 0
         return True
 
     async def unsettled(self, *, limit: int) -> tuple[AuthorizedCall, ...]:
         self._answer()
         now_ms = self._now_ms()
-        adrift = [
-            held for held in self._rows.authorizations.values() if held.is_adrift and held.looked_ms <= now_ms
+        hold_ms = self._limits.unknown_hold_s * 1000
+        waiting = [
+            held
+            for held in self._rows.authorizations.values()
+            if held.looked_ms <= now_ms and (held.is_adrift or self._is_overdue(held, now_ms - hold_ms))
         ]
-        adrift.sort(key=lambda held: (held.looked_ms, held.call_id))
-        for held in adrift[:limit]:
+        waiting.sort(key=lambda held: (held.looked_ms, held.call_id))
+        for held in waiting[:limit]:
             held.looked_ms = now_ms
-        return tuple(map(self._authorized, adrift[:limit]))
+        return tuple(map(self._authorized, waiting[:limit]))
 
     async def postpone(self, call_id: CallId, *, until_ms: int) -> None:
         self._answer()
         for held in self._rows.authorizations.values():
-            if held.call_id == call_id and held.is_adrift:
+            is_unknown = self._rows.calls[held.call_id].state is CallState.UNKNOWN
+            if held.call_id == call_id and (held.is_adrift or is_unknown):
                 held.looked_ms = until_ms
 
     async def attempts_of(self, call_id: CallId) -> tuple[SettlementAttempt, ...]:
@@ -155,7 +161,7 @@ class MemorySettling(MemoryMoves):
             and self._rows.calls[held.call_id].owner_id not in living
         ]
         for held in left:
-            held.is_adrift = True
+            held.is_adrift, held.looked_ms = True, 0
         return len(left)
 
     def _book_transfer(
@@ -205,6 +211,18 @@ class MemorySettling(MemoryMoves):
         )
         self._rows.checked_ms[payment_id] = now_ms
         return payment_id
+
+    def _is_due(self, call: MemoryCall, held: MemoryAuthorization, *, is_adrift: bool) -> bool:
+        if call.state is CallState.UNKNOWN:
+            return is_adrift and is_unpaid(call)
+        if call.state is not CallState.SETTLING or held.is_adrift is not is_adrift:
+            return False
+        return is_adrift or call.owner_id == self._owner_id
+
+    def _is_overdue(self, held: MemoryAuthorization, before_ms: int) -> bool:
+        """Unknown for so long that the clock would release it, if only nothing had moved."""
+        call = self._rows.calls[held.call_id]
+        return call.state is CallState.UNKNOWN and is_unpaid(call) and call.moved_ms <= before_ms
 
     def _attempts(self) -> Collection[MemoryAttempt]:
         return self._rows.attempts.values()
