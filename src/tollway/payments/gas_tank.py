@@ -180,9 +180,9 @@ class GasTank:
         self._gauges[chain_id].troubled.add(sender)
         self._has_trouble.set()
 
-    def note_spent(self, attempt: SettlementAttempt) -> None:
+    def note_spent(self, chain_id: ChainId, listing_id: ListingId, wei: int) -> None:
         """What a transaction that was just signed may cost, until the books say so."""
-        self._spent[attempt.chain_id].note(attempt.listing_id, attempt.fee_max_wei)
+        self._spent[chain_id].note(listing_id, wei)
 
     def note_cost(self, attempt: SettlementAttempt, cost_wei: int) -> None:
         """What a mined transaction did cost. Written with the next look; a crash loses it, and the most that it could

@@ -297,7 +297,7 @@ class Settlement:
                 raise
             match stored:
                 case Closed():
-                    self._tank.note_spent(attempt)
+                    self._tank.note_spent(attempt.chain_id, attempt.listing_id, attempt.fee_max_wei)
                     return attempt
                 case Fenced():
                     lane.correct(taken, next_nonce=taken.nonce)

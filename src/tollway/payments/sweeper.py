@@ -323,7 +323,7 @@ class Sweeper:
                 lane.forget(taken)
                 raise
             if stored is True:
-                self._tank.note_spent(attempt)
+                self._tank.note_spent(attempt.chain_id, attempt.listing_id, attempt.fee_max_wei)
                 await self._send(attempt)
                 return
             if stored is False:
