@@ -52,6 +52,8 @@ def sell_on_two_networks(gate: SmallGateway) -> None:
     gate.settling.tank._rules[V1_UNKNOWN] = replace(gate.settling.tank._rules[CHAIN], chain_id=V1_UNKNOWN)
     gate.settling.tank._gauges[V1_UNKNOWN] = gate.settling.tank._gauges[CHAIN]
     gate.settling.tank._lanes[V1_UNKNOWN] = gate.settling.tank._lanes[CHAIN]
+    gate.settling.tank._spent[V1_UNKNOWN] = gate.settling.tank._spent[CHAIN]
+    gate.settling.settlement._rules = gate.rules
 
 
 async def test_one_402_speaks_every_dialect(gate: SmallGateway) -> None:
