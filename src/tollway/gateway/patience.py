@@ -70,7 +70,7 @@ class Patience:
     def leave(self, keys: Sequence[str]) -> None:
         """It has ended, and how has been noted."""
         for key in keys:
-            standing = self._stand(key)
+            standing = self._standings[key]  # one that runs is never forgotten
             standing.running -= 1
             if standing.ended is not None:
                 standing.ended.set()
