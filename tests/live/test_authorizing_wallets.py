@@ -20,7 +20,7 @@ from tollway_live_street import PRICE_UNITS, Street, poll
 
 from tollway.identifiers import Address
 from tollway.limits import DEFAULT_LIMITS
-from tollway.payments.sweeper import REVERTED_MAX
+from tollway.payments.sweeper import EXPIRY_SLACK_S, REVERTED_MAX
 from tollway.sandbox.artifacts import Contract, load_artifact
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -248,19 +248,15 @@ async def test_a_wallet_that_pays_only_where_it_does_not_count_gets_nothing_and_
     shop: Shop,
 ) -> None:
     """Simulated it says yes, in its block it burns all that it is given. Whether it pays after all is open until the
-    authorisation has expired on the chain; so long its answer is held back, and then it is dropped."""
+    authorisation has expired on the chain; so long its answer is held back, and no more gas is spent on it."""
     payer, path = await shop.customer("TwoFacedWallet"), fresh_path()
     before, sent, gas_left_wei = await payer.balance(), await shop.count_sent(), await shop.gas_left_wei()
-    quote = await payer.quote(path)
-    honest = payer.sign(quote, V2)
-    fields = {name: getattr(honest, name) for name in ("valid_after", "valid_before", "nonce")}
-    header = payer.show(quote, V2, **fields, signature=RUBBISH)
+    header = payer.show(await payer.quote(path), V2, signature=RUBBISH)
 
     reply = await payer.call(path, [header])
 
     assert (reply.status, reply.code, reply.state) == (503, "payment_outcome_unknown", "held"), reply.body
     assert not reply.asks_for_money
-    call_id = reply.json["callId"]
 
     async def has_given_up() -> bool:
         return await shop.count_sent() >= sent + REVERTED_MAX
@@ -268,24 +264,53 @@ async def test_a_wallet_that_pays_only_where_it_does_not_count_gets_nothing_and_
     await poll(has_given_up, deadline_s=DEADLINE_S, what="the last try")
     again = await payer.call(path, [header])
     assert (again.status, again.code, again.state) == (503, "payment_outcome_unknown", "held")
-
-    await shop.street.driver.rpc("evm_setTime", honest.valid_before + 1)
-    await shop.street.driver.mine(1)
-
-    async def is_released() -> bool:
-        return bool((await shop.sold())["payment"]["state"] == "released")
-
-    await poll(is_released, deadline_s=DEADLINE_S, what="the release")
-    late = await payer.call(path, [header])
-    await shop.street.driver.rpc("evm_setTime", int(time.time()))
-    await shop.street.driver.mine(1)
-    assert (await shop.sold())["id"] == call_id
-    assert (late.status, late.code) == (402, "payment_expired")
     assert shop.street.provider.count(path) == 1
     assert await payer.balance() == before
     assert await shop.count_sent() == sent + REVERTED_MAX
     burnt_wei = gas_left_wei - await shop.gas_left_wei()
     assert 0 < burnt_wei <= REVERTED_MAX * DEFAULT_LIMITS.settlement_gas_max * GAS_PRICE_MAX_WEI
+
+
+async def test_what_was_never_paid_is_dropped_once_it_has_expired(quiet_street: Street) -> None:
+    """By the chain's clock, and a while later: only then does the call end, and nobody ever sees its answer."""
+    gas, provider = await quiet_street.wallets(2)
+    settings = {
+        "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key,
+        "TOLLWAY_LIMIT_SWEEP_INTERVAL_S": "0.05",
+        "TOLLWAY_LIMIT_SETTLEMENT_ATTEMPTS_MAX": "1",
+    }
+    async with quiet_street.gateway(settings=settings) as gateway:
+        api_id = await quiet_street.publish(gateway, provider, timeoutSeconds=TIMEOUT_S)
+        shop = Shop(street=quiet_street, gateway=gateway, gas=gas, provider=provider, api_id=api_id)
+        payer, path = await shop.customer("TwoFacedWallet"), fresh_path()
+        before, quote = await payer.balance(), await payer.quote(path)
+        valid_before = payer.sign(quote, V2).valid_before
+        header = payer.show(quote, V2, valid_before=valid_before, signature=RUBBISH)
+        reply = await payer.call(path, [header])
+        assert (reply.status, reply.state) == (503, "held"), reply.body
+
+        async def is_released() -> bool:
+            return bool((await shop.sold())["payment"]["state"] == "released")
+
+        try:
+            await set_clock(shop, valid_before + EXPIRY_SLACK_S - 1)
+            assert not await is_released()
+            await set_clock(shop, valid_before + EXPIRY_SLACK_S)
+            await poll(is_released, deadline_s=DEADLINE_S, what="the release")
+            late = await payer.call(path, [header])
+        finally:
+            await set_clock(shop, int(time.time()))
+
+        assert (late.status, late.code) == (402, "payment_expired")
+        assert (await shop.sold())["id"] == reply.json["callId"]
+        assert shop.street.provider.count(path) == 1
+        assert await payer.balance() == before
+
+
+async def set_clock(shop: Shop, moment_s: int) -> None:
+    """Of the chain: its head, and whatever block comes next."""
+    await shop.street.driver.rpc("evm_setTime", moment_s)
+    await shop.street.driver.mine(1)
 
 
 async def test_a_thirsty_wallet_is_served_within_the_gas_that_is_allowed(shop: Shop) -> None:
