@@ -16,6 +16,7 @@ from tollway.ledger.call import CallState, PaymentState
 from tollway.limits import DEFAULT_LIMITS
 from tollway.payments.settlement import NotSettled, Settled, Undecided
 from tollway.payments.settlement_signing import encode_call
+from tollway.payments.sweeper import EXPIRY_SLACK_S
 from tollway.sandbox.chain_driver import ChainDriver
 from tollway.sandbox.playground import Playground
 from tollway.testing.settling_desk import DeskCall, SettlingDesk
@@ -208,7 +209,7 @@ async def test_an_unused_authorisation_is_released_once_it_is_over(bench: Bench,
         for _ in range(2):
             await desk.sweeper.run_once()
         assert await desk.read_state(call) is CallState.SETTLING
-        await held.rpc("evm_setNextBlockTimestamp", valid_before)
+        await held.rpc("evm_setNextBlockTimestamp", valid_before + EXPIRY_SLACK_S)
         await held.mine(1)
         for _ in range(2):
             await desk.sweeper.run_once()

@@ -44,8 +44,9 @@ from tollway.payments.settling_notes import SILENT, SettlementEnd, SettlingNotes
 REVERTED_MAX = 2
 """A transfer that passes simulation and reverts so often in blocks will not do better the next time."""
 LANE_TRIES = 8
-REST_MIN_MS, REST_MAX_MS = 30_000, 900_000
-"""Until a call with nothing to do for it but to wait is looked at again: half as long as it waits already."""
+REST_MIN_MS, REST_MAX_MS = 5_000, 900_000
+"""Until a call with nothing to do for it but to wait is looked at again: half as long as it waits already, and not
+beyond its end."""
 EXPIRY_SLACK_S = 60
 """A node may tell of a new head and of an older state beside it. So much later no state that it may still have is of a
 time when the authorisation could be used, and not yet seen."""
@@ -270,8 +271,9 @@ class Sweeper:
     async def _rest(self, call: AuthorizedCall, *, since_ms: int) -> None:
         """Nothing can be done for it: it must not take the turn of those for which something can."""
         now_ms = self._now_ms()
-        rest_ms = min(max((now_ms - since_ms) // 2, REST_MIN_MS), REST_MAX_MS)
-        await self._book.postpone(call.call_id, until_ms=now_ms + rest_ms)
+        end_ms = (call.authorization.valid_before + EXPIRY_SLACK_S) * 1000
+        rest_ms = min((now_ms - since_ms) // 2, REST_MAX_MS, end_ms - now_ms)
+        await self._book.postpone(call.call_id, until_ms=now_ms + max(rest_ms, REST_MIN_MS))
 
     async def _tell_again(self, case: _Case, facilitator: RemoteFacilitator) -> None:
         call_id, now_ms = case.call.call_id, self._now_ms()
