@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tollway.chain.reader import ContractAnswer
+from tollway.chain.tokens import ERC1271_MAGIC
 from tollway.identifiers import Address, ChainId
 from tollway.ledger.authorization import Dialect
 from tollway.ledger.call import CallState
@@ -616,8 +618,9 @@ def _forge(content: dict[str, Any]) -> None:
 
 
 async def test_a_contract_is_a_customer_like_any_other(gate: SmallGateway, payer: SmallPayer) -> None:
-    gate.settling.street.deploy(CHAIN, payer.address)
-    assert (await payer.buy(edit=_forge)).status == 200  # the token took its signature
+    yes = ContractAnswer(reverted=False, payload=ERC1271_MAGIC.ljust(32, b"\0"))
+    gate.settling.street.deploy(CHAIN, payer.address, lambda calldata: yes)
+    assert (await payer.buy(edit=_forge)).status == 200  # the token took its signature, and so did the wallet
     gate.blocked.add(payer.address)
     answer = await payer.buy(edit=_forge)
     assert (answer.status, answer.problem["code"]) == (403, "wallet_blocked")

@@ -55,7 +55,8 @@ def judge_authorization(
     """The balance that covers it, or why it does not count. `signer`: whose key made the signature, None where no key
     did (`eip3009.recover_signer`).
 
-    A wallet with code answers for itself: the token asks it within the simulation, so its key counts for nothing here.
+    A wallet with code answers for itself: the token asks it within the simulation, so its key counts for nothing here
+    (`consents` asks it once more, within limits).
     A used nonce comes before the clock, because it means that money has moved: nobody is asked to pay again.
     """
     reason = _find_fault(authorization, requirement, facts, signer, timeout_s)

@@ -30,6 +30,7 @@ from tollway.payments.authorization_verdict import (
     judge_authorization,
     name_failure,
 )
+from tollway.payments.consents import Consents
 from tollway.payments.eip3009 import recover_signer
 from tollway.payments.follower import Follower
 from tollway.payments.gas_lane import GasLane
@@ -98,6 +99,7 @@ class Settlement:
         self._limits = limits
         self._now_ms = now_ms
         self._notes = notes
+        self._consents = Consents(chains, facilitators, limits=limits)
         self._junk = JunkMeter(limits=limits)
         self._strays = Strays(book, now_ms=now_ms)
 
@@ -126,7 +128,8 @@ class Settlement:
         timeout_s: int,
         client_address: str,
     ) -> Cover | Problem:
-        """Whether it would pay, by the chain as it is now: one round trip. Raises `ChainUnavailable`."""
+        """Whether it would pay, by the chain as it is now: one round trip, and another one for a wallet with code. Raises
+        `ChainUnavailable`."""
         asset = requirement.asset
         early = check_times(
             authorization,
@@ -146,28 +149,14 @@ class Settlement:
         facts = await self._simulate(authorization, self._tank.choose_lane(asset.chain_id))
         verdict = judge_authorization(authorization, requirement, facts, signer=signer, timeout_s=timeout_s)
         problem = explain_authorization(verdict.reason) if isinstance(verdict, AuthorizationRefused) else None
-        problem = problem or await self._ask_facilitator(authorization, requirement)
+        problem = problem or await self._consents.find_refusal(
+            authorization, requirement, facts, signer=signer
+        )
         if problem is not None:
             self._junk.note(client_address=client_address, signer=name)
             return problem
         assert isinstance(verdict, Cover)
         return verdict
-
-    async def _ask_facilitator(
-        self, authorization: Authorization, requirement: Requirement
-    ) -> Problem | None:
-        facilitator = self._facilitators.get(authorization.chain_id)
-        if facilitator is None:
-            return None
-        reason = await facilitator.verify(
-            authorization, requirement.asset, timeout_s=requirement.max_timeout_s
-        )
-        if reason is None:
-            return None
-        detail = "The facilitator of this network would not settle the authorisation."
-        return Problem(
-            code=Code.PAYMENT_VERIFICATION_FAILED, detail=detail, reason=reason, payment_state="none"
-        )
 
     async def _simulate(self, authorization: Authorization, lane: GasLane | None) -> AuthorizationFacts:
         return await self._chains.fetch_authorization(
