@@ -128,6 +128,28 @@ async def test_to_settle_by_another_gateway_epoch_or_twice_is_fenced(books: Any)
     assert len(await one.attempts_of(claim.call_id)) == 1
 
 
+async def test_an_audit_lists_what_is_settling_as_held(books: Any) -> None:
+    """Its price and its answer hang in the air as those of an unknown call do."""
+    book = await books.gateway("one")
+    first, second = await settling(book), await adrift(book)
+    assert (await book.audit()).held_calls == (first.call_id, second.call_id)
+    await conclude(book, first)
+    assert (await book.audit()).held_calls == (second.call_id,)
+    await conclude(book, second, "later", is_adrift=True)
+    assert (await book.audit()).held_calls == ()
+
+
+async def test_the_latency_of_a_settled_call_includes_its_settlement(books: Any) -> None:
+    """12 ms until the head, then 250 until the receipt; whom nobody waited for was answered before."""
+    book = await books.gateway("one")
+    waited, left = await settling(book, nonce=None), await adrift(book)
+    books.clock.ms += 250
+    await conclude(book, waited, now_ms=books.clock.ms)
+    await conclude(book, left, "swept", is_adrift=True, now_ms=books.clock.ms)
+    found = [(await book.find_call(claim.call_id)).latency_ms for claim in (waited, left)]
+    assert found == [262, 12]
+
+
 # Lanes
 
 

@@ -229,8 +229,8 @@ class Debt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditReport:
-    """The balance equation, checked. `wrong`: a line for each payment whose taken value differs from the sum of
-    its calls, and for each call that holds more or less than its state says."""
+    """The balance equation, checked. `wrong`: a line for each payment that differs from the sum of its calls, and for
+    each call that holds more or less than its state says. `held_calls`: `unknown` and `settling`, oldest first."""
 
     payments: int
     calls: int

@@ -39,6 +39,9 @@ MOVES: dict[CallState, frozenset[CallState]] = {
 TAKING = frozenset({CallState.FORWARDING, CallState.SETTLING, CallState.CONSUMED, CallState.UNKNOWN})
 """States in which a call's price is taken from its payment. `reorged` is a debt instead."""
 
+UNDECIDED = frozenset({CallState.SETTLING, CallState.UNKNOWN})
+"""States in which nobody can say yet whether a call is paid for."""
+
 
 class PaymentState(StrEnum):
     """`unfinal` can be spent and can still leave the chain; `final` cannot; `gone` did."""

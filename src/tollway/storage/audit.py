@@ -7,7 +7,7 @@ from sqlalchemy import BigInteger, Connection, and_, case, cast, func, literal, 
 
 from tollway.identifiers import CallId, TxHash
 from tollway.ledger.book import AuditReport
-from tollway.ledger.call import AUTHORIZED_RAILS, TAKING, CallState
+from tollway.ledger.call import AUTHORIZED_RAILS, TAKING, UNDECIDED, CallState
 from tollway.storage.book_tables import call_table, payment_table, topup_table
 
 LINES_MAX = 1_000
@@ -81,7 +81,7 @@ def _wrong_calls(connection: Connection) -> Iterator[str]:
 
 def _held_calls(connection: Connection) -> Iterator[CallId]:
     columns = call_table.c
-    query = select(columns.id).where(columns.state == CallState.UNKNOWN.value)
+    query = select(columns.id).where(columns.state.in_([state.value for state in UNDECIDED]))
     for call_id in connection.execute(
         query.order_by(columns.created_ms, columns.id).limit(LINES_MAX)
     ).scalars():

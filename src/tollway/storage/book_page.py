@@ -33,6 +33,7 @@ class LockedCall:
     cut: str
     clock_releases: bool
     moved_ms: int
+    latency_ms: int | None
     payment_id: int | None
     price_units: int
     parts: Parts
@@ -214,6 +215,7 @@ def _call_query(call_ids: Collection[CallId]) -> Select[Any]:
             columns.cut,
             columns.clock_releases,
             columns.moved_ms,
+            columns.latency_ms,
             columns.payment_id,
             columns.price_units,
             columns.taken_units,
@@ -237,6 +239,7 @@ def _parse_locked(row: Any, topups: Mapping[int, int]) -> LockedCall:
         cut=row.cut,
         clock_releases=row.clock_releases,
         moved_ms=row.moved_ms,
+        latency_ms=row.latency_ms,
         payment_id=row.payment_id,
         price_units=row.price_units,
         parts=parts,

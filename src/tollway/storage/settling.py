@@ -159,6 +159,8 @@ class Settling:
         told: dict[str, object] = {"moved_ms": conclude.now_ms}
         if conclude.is_adrift or ending in (Ending.CREDIT, Ending.VOID):
             told["completed_ms"] = conclude.now_ms
+        if not conclude.is_adrift:  # its caller has waited for the money, too
+            told["latency_ms"] = (call.latency_ms or 0) + max(0, conclude.now_ms - call.moved_ms)
         if transfer is None or held.payment_id is None:
             return self._page.move(call, CallState.RELEASED, **told)
         told["tx_hash"] = transfer.tx_hash

@@ -23,7 +23,7 @@ from tollway.ledger.book import (
     Finish,
     OpenCall,
 )
-from tollway.ledger.call import CallState, NewPayment, Payment, PaymentState, is_move_allowed
+from tollway.ledger.call import UNDECIDED, CallState, NewPayment, Payment, PaymentState, is_move_allowed
 from tollway.ledger.claims import check_claim, check_units, decide_claims
 from tollway.ledger.parts import held_after
 from tollway.limits import DEFAULT_LIMITS, Limits
@@ -225,12 +225,13 @@ class MemoryBook(MemorySettling):
         for payment in self._rows.payments.values():
             if payment.taken_units != held.get(payment.id, 0):
                 wrong.append(f"payment {payment.id} in {payment.tx_hash}")
-        unknown = [one.claim.call_id for one in self._rows.calls.values() if one.state is CallState.UNKNOWN]
+        undecided = [one.claim for one in self._rows.calls.values() if one.state in UNDECIDED]
+        undecided.sort(key=lambda claim: (claim.created_ms, claim.call_id))
         return AuditReport(
             payments=len(self._rows.payments),
             calls=len(self._rows.calls),
             wrong=tuple(wrong),
-            held_calls=tuple(unknown),
+            held_calls=tuple(claim.call_id for claim in undecided),
             held_payments=tuple(str(one.tx_hash) for one in self._rows.payments.values() if one.is_held),
         )
 

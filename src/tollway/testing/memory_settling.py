@@ -89,6 +89,9 @@ class MemorySettling(MemoryMoves):
         if not self._is_due(call, held, is_adrift=is_adrift):
             return None
         held.is_adrift = False
+        if not is_adrift and call.close is not None:
+            waited_ms = max(0, now_ms - call.moved_ms)
+            call.close = replace(call.close, latency_ms=call.close.latency_ms + waited_ms)
         ending = judge_ending(
             is_moved=transfer is not None,
             is_adrift=is_adrift,
