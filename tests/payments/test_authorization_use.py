@@ -5,7 +5,15 @@ import pytest
 from tollway.chain.reader import ChainFacts
 from tollway.errors import ChainUnavailable
 from tollway.identifiers import Address, ChainId, TxHash
-from tollway.payments.authorization_use import NotFound, Paid, Spoiled, find_transfer, find_use
+from tollway.payments.authorization_use import (
+    BACK_BLOCKS,
+    NotFound,
+    Paid,
+    Spoiled,
+    find_end,
+    find_transfer,
+    find_use,
+)
 from tollway.testing.authorization_samples import CHAIN, Payer
 from tollway.testing.memory_chain import MemoryChain
 from tollway.testing.settling_scene import TOKEN
@@ -66,6 +74,23 @@ async def test_a_transaction_that_says_nothing_of_it_is_no_end_of_it(change: dic
     chain = LyingChain(CHAIN)
     chain.told = chain.front_run(CHAIN, TOKEN, **{**TERMS, **change})  # type: ignore[arg-type]  # fields of a transfer
     assert await find_use(chain, AUTHORIZATION, from_block=0, depth=1) == NotFound()
+
+
+async def test_it_is_looked_for_a_little_before_the_block_that_was_told(chain: MemoryChain) -> None:
+    """Whoever told of that block may have been ahead of the others, or on a fork."""
+    chain.front_run(CHAIN, TOKEN, **TERMS)  # type: ignore[arg-type]  # fields of a transfer
+    first = chain.head(CHAIN).number
+    chain.bury(CHAIN, 100)
+    assert isinstance(await find_use(chain, AUTHORIZATION, from_block=first + BACK_BLOCKS, depth=1), Paid)
+    later = first + BACK_BLOCKS + 1
+    assert await find_use(chain, AUTHORIZATION, from_block=later, depth=1) == NotFound()
+    assert await find_end(chain, AUTHORIZATION, from_block=later) is None
+    assert await find_end(chain, AUTHORIZATION, from_block=0) is not None
+
+
+async def test_a_shallow_end_is_one(chain: MemoryChain) -> None:
+    tx_hash = chain.front_run(CHAIN, TOKEN, **TERMS)  # type: ignore[arg-type]  # fields of a transfer
+    assert await find_end(chain, AUTHORIZATION, from_block=0) == tx_hash
 
 
 async def test_what_is_not_deep_enough_is_not_known_yet(chain: MemoryChain) -> None:

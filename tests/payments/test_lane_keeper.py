@@ -172,6 +172,16 @@ async def test_what_a_node_knows_is_not_sent_again(scene: SettlingScene) -> None
     assert len(scene.chain.broadcasts) == sent
 
 
+async def test_what_was_just_sent_has_its_time_to_arrive(scene: SettlingScene) -> None:
+    first, second = await scene.claim_many(2)
+    assert await scene.settlement.settle(first.order()) == Undecided()
+    scene.pass_time(10)
+    assert await scene.settlement.settle(second.order()) == Undecided()
+    scene.chain.drop_sent(CHAIN)
+    await sweep(scene)
+    assert [sent.nonce for sent in scene.chain.sent(CHAIN)] == [0]
+
+
 # ---- Whatever became of its call.
 
 

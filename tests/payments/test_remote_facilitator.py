@@ -1,5 +1,6 @@
 """A facilitator by URL: what it is asked, and that its word decides nothing."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -11,6 +12,7 @@ from tollway.ledger.call import CallState
 from tollway.payments.remote_facilitator import RemoteFacilitator
 from tollway.payments.settlement import NotSettled, Settled, Undecided
 from tollway.testing.authorization_samples import CHAIN, PAY_TO, TIMEOUT_S, USDC, Payer, requirement_of
+from tollway.testing.book_samples import close_of
 from tollway.testing.settling_scene import (
     HASTY,
     ClaimedCall,
@@ -42,10 +44,12 @@ class ScriptedLine:
         return answer if isinstance(answer, bytes) else json.dumps(answer).encode()
 
 
-def open_scene(line: ScriptedLine) -> SettlingScene:
-    rules = settlement_rules(gas_keys=(), facilitator=facilitator_at())
+def open_scene(line: ScriptedLine, *, block_time_s: float = 0.01, depth: int = 1) -> SettlingScene:
+    rules = settlement_rules(gas_keys=(), facilitator=facilitator_at(), block_time_s=block_time_s)
     facilitator = RemoteFacilitator(facilitator_at(), line)
-    return SettlingScene(rules=rules, limits=HASTY, facilitators={CHAIN: facilitator})
+    return SettlingScene(
+        rules=rules, limits=HASTY, facilitators={CHAIN: facilitator}, confirmations=((0, depth),)
+    )
 
 
 async def test_it_is_asked_in_the_words_of_x402_with_its_own_headers() -> None:
@@ -116,6 +120,18 @@ async def test_the_chain_says_that_it_settled() -> None:
         assert await call.read_state() is CallState.CONSUMED
 
 
+async def test_it_is_waited_for_as_long_as_its_blocks_take() -> None:
+    line = ScriptedLine()
+    async with open_scene(line, block_time_s=20.0, depth=2) as scene, asyncio.timeout(10):
+        line.settling = call = await scene.claim()
+        settling = asyncio.get_running_loop().create_task(scene.settlement.settle(call.order()))
+        while scene.chain.asked["find_authorization_use", CHAIN] < 2:
+            await asyncio.sleep(0)
+        assert not settling.done()
+        scene.chain.bury(CHAIN, 1)
+        assert isinstance(await settling, Settled)
+
+
 @pytest.mark.parametrize(
     "answer", [{"success": False, "errorReason": "x", "transaction": ""}, ChainUnavailable("away"), b"?"]
 )
@@ -159,6 +175,17 @@ async def test_what_simulation_refuses_is_never_told_to_it() -> None:
         call = await scene.claim(scene.payer(balance=0))
         assert isinstance(await scene.settlement.settle(call.order()), NotSettled)
         assert line.asked == []
+
+
+async def test_a_call_without_an_outcome_is_never_told_to_it() -> None:
+    line = ScriptedLine()
+    async with open_scene(line) as scene:
+        call = await scene.claim(scene.payer(valid_before=scene.now_ms // 1000 + 2 * HASTY.unknown_hold_s))
+        await scene.book.close(close_of(call.claim, CallState.UNKNOWN))
+        scene.pass_time(HASTY.unknown_hold_s)
+        await scene.sweeper.run_once()
+        assert line.asked == []
+        assert await call.read_state() is CallState.UNKNOWN
 
 
 async def test_the_sweeper_tells_it_again_now_and_then() -> None:

@@ -14,10 +14,12 @@ from tollway.ledger.call import CallState
 from tollway.payments.settlement import Settled, Undecided
 from tollway.payments.sweeper import EXPIRY_SLACK_S, REST_MIN_MS
 from tollway.testing.authorization_samples import CHAIN, USDC
+from tollway.testing.book_samples import close_of
 from tollway.testing.memory_chain import MemoryChain
 from tollway.testing.memory_tokens import authorizing_token
 from tollway.testing.settling_scene import (
     HASTY,
+    LISTING,
     TOKEN,
     ClaimedCall,
     SettlingScene,
@@ -142,15 +144,13 @@ async def test_expiry_is_believed_at_a_second_look_only(scene: SettlingScene) ->
     assert await call.read_state() is CallState.RELEASED
 
 
-async def test_nothing_is_broadcast_any_more_once_it_has_expired(scene: SettlingScene) -> None:
-    call = await scene.claim()
-    scene.chain.take_away(CHAIN)
-    assert await scene.settlement.settle(call.order()) == Undecided()
-    await call.set_adrift()
-    scene.chain.bring_back(CHAIN)
+async def test_nothing_is_done_for_one_that_has_expired(scene: SettlingScene) -> None:
+    call = await leave_adrift(scene)
+    scene.chain.drop_sent(CHAIN)
     scene.chain.mine(CHAIN, time=call.authorization.valid_before)
+    sent = len(scene.chain.broadcasts)
     await sweep(scene, 3)
-    assert scene.chain.broadcasts == []
+    assert len(scene.chain.broadcasts) == sent
     assert await call.read_state() is CallState.SETTLING
 
 
@@ -378,6 +378,42 @@ async def test_one_call_that_cannot_be_looked_at_does_not_stop_the_others(scene:
     assert await bad.read_state() is CallState.SETTLING
 
 
+async def leave_unknown(scene: SettlingScene, **given: Any) -> ClaimedCall:
+    """The upstream got the request and never answered, and its time is over; the authorisation is still valid."""
+    payer = scene.payer(valid_before=scene.now_ms // 1000 + 2 * HASTY.unknown_hold_s)
+    call = await scene.claim(payer, **given)
+    await scene.book.close(close_of(call.claim, CallState.UNKNOWN))
+    scene.pass_time(HASTY.unknown_hold_s)
+    scene.chain.mine(CHAIN, time=scene.now_ms // 1000)
+    await scene.tank.refresh()
+    return call
+
+
+async def test_a_call_without_an_outcome_is_never_settled_by_the_sweeper(scene: SettlingScene) -> None:
+    call = await leave_unknown(scene)
+    await sweep(scene, 3)
+    assert scene.chain.broadcasts == []
+    assert await scene.book.attempts_of(call.claim.call_id) == ()
+    assert await call.read_state() is CallState.UNKNOWN
+    assert await scene.book.unsettled(limit=9) == ()  # it rests
+    scene.now_ms = (call.authorization.valid_before + EXPIRY_SLACK_S) * 1000
+    scene.chain.mine(CHAIN, time=scene.now_ms // 1000)
+    await sweep(scene, 2)
+    assert await call.read_state() is CallState.RELEASED
+    assert (await scene.book.audit()).is_balanced
+
+
+@pytest.mark.parametrize(("method", "after"), [("GET", CallState.CONSUMED), ("POST", CallState.RELEASED)])
+async def test_a_call_without_an_outcome_that_somebody_paid_is_paid_or_credit(
+    scene: SettlingScene, method: str, after: CallState
+) -> None:
+    call = await leave_unknown(scene, method=method)
+    call.land()
+    await sweep(scene)
+    assert await call.read_state() is after
+    assert (await scene.book.audit()).is_balanced
+
+
 async def test_a_key_without_money_leaves_the_call_for_later() -> None:
     async with SettlingScene(limits=HASTY) as scene:
         scene.chain.refuse_sends(CHAIN, SendRefused(reason="no", fault=SendFault.INSUFFICIENT_FUNDS))
@@ -416,6 +452,18 @@ async def test_another_key_carries_what_is_stranded_on_one_that_ran_dry() -> Non
         assert (await scene.book.audit()).is_balanced
 
 
+async def test_what_the_sweeper_signs_counts_at_once() -> None:
+    async with SettlingScene(limits=HASTY, rules=settlement_rules(listing_budget_wei=10**12)) as scene:
+        call = await scene.claim()
+        scene.chain.take_away(CHAIN)
+        assert await scene.settlement.settle(call.order()) == Undecided()
+        await call.set_adrift()
+        scene.chain.bring_back(CHAIN)
+        assert scene.settlement.is_offered(USDC, 10_000, LISTING)
+        await sweep(scene)
+        assert not scene.settlement.is_offered(USDC, 10_000, LISTING)
+
+
 async def test_what_is_stranded_on_the_only_key_waits_for_it() -> None:
     rules = settlement_rules(gas_keys=(make_gas_key("one"),))
     async with SettlingScene(limits=HASTY, rules=rules) as scene:
@@ -430,19 +478,41 @@ async def test_what_is_stranded_on_the_only_key_waits_for_it() -> None:
         assert await call.read_state() is CallState.CONSUMED
 
 
+async def test_what_was_offered_more_often_may_still_be_signed_anew() -> None:
+    async with SettlingScene(limits=replace(HASTY, settlement_attempts_max=2)) as scene:
+        scene.chain.is_automining = False
+        payer = scene.payer(valid_before=scene.now_ms // 1000 + 3_600)
+        call = await scene.claim(payer)
+        assert await scene.settlement.settle(call.order()) == Undecided()
+        await call.set_adrift()
+        for _ in range(3):
+            scene.pass_time(scene.limits.fee_bump_after_s)
+            await scene.tank.refresh()
+            await sweep(scene)
+        await use_gas_key_elsewhere(scene, 1)
+        await sweep(scene)
+        attempts = await scene.book.attempts_of(call.claim.call_id)
+        assert [attempt.nonce for attempt in attempts] == [0, 0, 0, 0, 1]
+
+
+async def use_gas_key_elsewhere(scene: SettlingScene, number: int) -> None:
+    """Its next nonce goes to a transaction that these books do not know."""
+    scene.chain.drop_sent(CHAIN)
+    async with SettlingScene(chain=scene.chain) as elsewhere:
+        scene.chain.is_automining = True
+        stranger = await elsewhere.claim(elsewhere.payer(nonce=bytes([number]) * 32))
+        assert isinstance(await elsewhere.settlement.settle(stranger.order()), Settled)
+        scene.chain.is_automining = False
+    await scene.tank.refresh()
+
+
 async def test_a_call_takes_so_many_nonces_at_most() -> None:
     """Each time a stranger uses the gas key's next nonce first, so that what was signed can never be mined."""
     async with SettlingScene(limits=replace(HASTY, settlement_attempts_max=3)) as scene:
         scene.chain.is_automining = False
         call = await leave_adrift(scene)
         for number in range(5):
-            scene.chain.drop_sent(CHAIN)
-            async with SettlingScene(chain=scene.chain) as elsewhere:
-                scene.chain.is_automining = True
-                stranger = await elsewhere.claim(elsewhere.payer(nonce=bytes([number + 1]) * 32))
-                assert isinstance(await elsewhere.settlement.settle(stranger.order()), Settled)
-                scene.chain.is_automining = False
-            await scene.tank.refresh()
+            await use_gas_key_elsewhere(scene, number + 1)
             await sweep(scene)
         attempts = await scene.book.attempts_of(call.claim.call_id)
         assert [attempt.nonce for attempt in attempts] == [0, 1, 2]

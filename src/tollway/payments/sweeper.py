@@ -1,4 +1,5 @@
-"""Finishes the settlements that nobody waits for: what a crash, a deadline or a silent chain has left in `settling`.
+"""Finishes the settlements that nobody waits for: what a crash, a deadline or a silent chain has left in `settling`. And
+ends, by a look at the chain, calls without an outcome that an authorisation was to pay.
 
 A call is `released` only when its authorisation can surely never pay any more; anything else waits. Every gateway sweeps,
 and several at once do no harm: the books decide who moves a call, and the token takes an authorisation once. It pays
@@ -24,6 +25,7 @@ from tollway.errors import ChainUnavailable
 from tollway.identifiers import ZERO_ADDRESS, Address, CallId, ChainId, TxHash
 from tollway.ledger.authorization import AuthorizedCall, SettledTransfer, SettlementAttempt
 from tollway.ledger.book import Book
+from tollway.ledger.call import CallState
 from tollway.ledger.gas import GasBook
 from tollway.limits import Limits
 from tollway.money import Asset
@@ -111,7 +113,7 @@ class Sweeper:
         """One look at the lanes of our keys, and at the calls adrift. Raises StorageUnavailable."""
         await self._keeper.run_once()
         calls = await self._book.unsettled(limit=self._limits.sweep_batch_max)
-        self._notes.adrift(len(calls))
+        self._notes.adrift(sum(call.state is CallState.SETTLING for call in calls))
         turns = asyncio.Semaphore(self._limits.sweep_in_flight_max)
         async with asyncio.TaskGroup() as group:
             for call in calls:
@@ -143,6 +145,10 @@ class Sweeper:
             await self._conclude_expired(case, facts_now)
         elif facts_now.head_time >= call.authorization.valid_before:
             return  # nothing can land any more; whether something has, is not sure yet
+        elif call.state is not CallState.SETTLING:
+            await self._rest(
+                call, since_ms=call.created_ms
+            )  # it may never have cost: only looked at, until it is over
         else:
             self._expired.pop(call.call_id, None)
             await self._push(case, facts_now)
