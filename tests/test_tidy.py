@@ -50,6 +50,7 @@ TESTED_ELSEWHERE: dict[str, tuple[str, ...]] = {
         "storage/authorization_tables.py",
     ),
     "contracts/test_settling.py": ("storage/settling.py",),
+    "contracts/test_relocation.py": ("ledger/relocation.py", "storage/relocation_store.py"),
     "contracts/test_gas.py": ("ledger/gas.py", "storage/gas_store.py"),
     "contracts/test_answers.py": ("ledger/kept_answers.py", "storage/answer_store.py"),
     "contracts/test_catalog.py": (

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tollway.chain.rules import ChainRules
-from tollway.chain.watcher import Watcher
-from tollway.errors import StorageUnavailable
+from tollway.chain.watcher import LOOKS_UNTIL_GONE, Watcher
+from tollway.errors import ChainUnavailable, StorageUnavailable
 from tollway.identifiers import Address, ChainId, TxHash, keccak256
 from tollway.ledger.authorization import Authorization, SettledTransfer
 from tollway.ledger.book import Claimed
@@ -31,9 +31,9 @@ def rules_of(chain_id: ChainId) -> ChainRules:
 class Watch:
     """A watcher over scripted chains. Finality follows three blocks behind the head."""
 
-    def __init__(self, **limits: Any) -> None:
+    def __init__(self, kind: type[MemoryChain] = MemoryChain, **limits: Any) -> None:
         self.now_s = 1_800_000_000
-        self.chain = MemoryChain(CHAIN, OTHER, finality_depth=3)
+        self.chain = kind(CHAIN, OTHER, finality_depth=3)
         self.book = MemoryBook(now_ms=self.now_ms)
         self.gone: list[Payment] = []
         self.watcher = self.make(**limits)
@@ -104,10 +104,10 @@ class Watch:
         logs = (used, transfer_log(TOKEN, PAYER, PAYEE, authorization.base_units))
         return self.transaction(name, **{"logs": logs, "sender": PAYEE, **fields})
 
-    async def settle(self, units: int = 10) -> tuple[Payment, Authorization]:
+    async def settle(self, units: int = 10, **fields: Any) -> tuple[Payment, Authorization]:
         """A call paid by an authorisation that was settled one block deep."""
         authorization = authorization_of(units, token=TOKEN, payer=PAYER, payee=PAYEE)
-        claim = authorized_claim(authorization)
+        claim = authorized_claim(authorization, **fields)
         assert isinstance(await self.book.claim(claim), Claimed)
         closing = close_of(claim, CallState.SETTLING)
         await self.book.settle(closing, attempt=attempt_of(claim), digest=None)
@@ -152,6 +152,125 @@ async def test_a_settled_payment_that_leaves_the_chain_is_a_debt_until_it_is_min
     assert (found.state, found.value_units, found.taken_units) == (PaymentState.UNFINAL, 10, 10)
     assert await watch.book.debts(PAYER) == ()
     assert (await watch.book.audit()).is_balanced
+
+
+def land(watch: Watch, authorization: Authorization, payee: Address = PAYEE) -> TxHash:
+    """The authorisation makes its transfer in a transaction that the books do not know."""
+    return watch.chain.front_run(
+        CHAIN,
+        TOKEN,
+        payer=PAYER,
+        payee=payee,
+        base_units=authorization.base_units,
+        nonce=authorization.nonce,
+    )
+
+
+async def test_money_that_moved_again_in_another_transaction_is_never_a_debt(watch) -> None:
+    """Ours was replaced at a higher price, or somebody was faster: it was paid once, and is owed by nobody."""
+    payment, authorization = await watch.settle()
+    watch.chain.reorg(CHAIN, 1)
+    elsewhere = land(watch, authorization)
+    await watch.check(2)
+    assert [gone.id for gone in watch.gone] == [payment.id]
+    for _ in range(2):
+        await watch.check()
+        assert await watch.book.debts(PAYER) == ()
+    (there,) = await watch.book.find_payments(elsewhere)
+    assert (there.state, there.value_units, there.taken_units) == (PaymentState.UNFINAL, 10, 10)
+    held = await watch.book.find_authorized(authorization.key)
+    assert (held.state, held.transfer) == (CallState.CONSUMED, elsewhere)
+    assert (await watch.read(payment)).value_units == 0
+    watch.chain.bury(CHAIN, 3)
+    await watch.check(2)
+    assert await watch.state(there) is PaymentState.FINAL
+    assert (await watch.book.audit()).is_balanced
+
+
+async def test_a_transaction_that_came_too_late_and_failed_is_no_debt_either(watch) -> None:
+    _, authorization = await watch.settle()
+    watch.chain.reorg(CHAIN, 1)
+    land(watch, authorization)
+    watch.chain.mine(CHAIN, watch.settlement(authorization, succeeded=False, logs=()))
+    await watch.check(4)
+    assert await watch.book.debts(PAYER) == ()
+
+
+async def test_a_debt_ends_when_the_money_lies_deep_enough_in_another_transaction(watch) -> None:
+    payment, authorization = await watch.settle()
+    watch.chain.reorg(CHAIN, 1)
+    await watch.check(2)
+    assert [debt.units for debt in await watch.book.debts(PAYER)] == [10]
+    elsewhere = land(watch, authorization)
+    await watch.check()
+    assert await watch.state(payment) is PaymentState.GONE
+    assert await watch.book.debts(PAYER) != ()
+    watch.chain.bury(CHAIN, 1)
+    await watch.check()
+    held = await watch.book.find_authorized(authorization.key)
+    assert (held.state, held.transfer) == (CallState.CONSUMED, elsewhere)
+    assert await watch.book.debts(PAYER) == ()
+    assert (await watch.book.audit()).is_balanced
+
+
+async def test_money_that_goes_back_and_forth_is_followed(watch) -> None:
+    payment, authorization = await watch.settle()
+    watch.chain.reorg(CHAIN, 1)
+    land(watch, authorization)
+    await watch.check(4)
+    watch.chain.reorg(CHAIN, 1, watch.settlement(authorization))
+    await watch.check(4)
+    found = await watch.read(payment)
+    assert (found.state, found.value_units, found.taken_units) == (PaymentState.UNFINAL, 10, 10)
+    assert await watch.book.debts(PAYER) == ()
+    assert (await watch.book.audit()).is_balanced
+
+
+async def test_an_authorisation_that_ended_otherwise_leaves_the_debt(watch) -> None:
+    _, authorization = await watch.settle()
+    watch.chain.reorg(CHAIN, 1)
+    land(watch, authorization, payee=Address(b"\x09" * 20))
+    await watch.check(4)
+    assert [debt.units for debt in await watch.book.debts(PAYER)] == [10]
+
+
+class Logless(MemoryChain):
+    """Nodes that tell of transactions, and of no logs."""
+
+    async def find_authorization_use(self, chain_id: ChainId, **_: Any) -> TxHash | None:
+        raise ChainUnavailable("no logs here")
+
+
+async def test_nodes_that_tell_no_logs_put_a_debt_off_and_not_away() -> None:
+    watch = Watch(Logless)
+    payment, _ = await watch.settle()
+    other = await watch.record("other")
+    watch.chain.reorg(CHAIN, 2, watch.transaction("other"))
+    await watch.check(LOOKS_UNTIL_GONE - 1)
+    assert await watch.state(payment) is PaymentState.UNFINAL
+    watch.chain.bury(CHAIN, 3)
+    await watch.check()
+    assert await watch.state(payment) is PaymentState.GONE
+    assert await watch.state(other) is PaymentState.FINAL
+    await watch.check()
+    assert [debt.units for debt in await watch.book.debts(PAYER)] == [10]
+
+
+async def test_nobody_looks_for_the_authorisation_of_a_transfer_payment(watch) -> None:
+    payment = await watch.record()
+    watch.chain.reorg(CHAIN, 1)
+    await watch.check(3)
+    assert await watch.state(payment) is PaymentState.GONE
+    assert watch.chain.asked["find_authorization_use", CHAIN] == 0
+
+
+async def test_a_lower_block_than_that_of_the_claim_is_looked_at_too(watch) -> None:
+    """The claim was made at a head that has gone with the settlement."""
+    watch.chain.bury(CHAIN, 5)
+    _, authorization = await watch.settle(block_number=watch.chain.head(CHAIN).number)
+    watch.chain.reorg(CHAIN, 4, watch.settlement(authorization, "elsewhere"))
+    await watch.check(4)
+    assert await watch.book.debts(PAYER) == ()
 
 
 async def test_a_settled_payment_does_not_stand_by_a_transfer_that_nobody_authorised(watch) -> None:

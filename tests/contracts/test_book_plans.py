@@ -44,6 +44,8 @@ PLANS = {
     "WHERE authorization.looked_ms <= ? AND is_adrift": "ix_authorization_adrift",
     "authorization.settled_block IS NULL": "ix_call_unknown (moved_ms<?",
     "call.id = ? AND call.state = 'unknown'": "(call_id=?",
+    "call.payment_id = ? ORDER BY call.id": "ix_call_payment_time (payment_id=?",
+    "authorization.call_id = ? AND authorization.tx_hash = ?": "uq_authorization_call_id (call_id=?",
     "call.owner_id = ? AND call.state = 'settling'": "ix_call_settling (owner_id=?",
     "call.idempotency_key = ?": "ix_call_keyed (payer=? AND idempotency_key=? AND created_ms>?",
     "settlement_attempt.call_id = ? ORDER": "(call_id=?",
@@ -111,6 +113,12 @@ async def settle_some(book: BookStore, database: SqliteDatabase) -> None:
             claim.call_id, PAYER, StoredAnswer(status=200, headers=(), body=b""), now_ms=NOW_MS
         )
     await book.conclude(claims[0].call_id, epoch=1, transfer=transfer_in(), is_adrift=False, now_ms=NOW_MS)
+    place = transfer_in()
+    (settled,) = await book.find_payments(place.tx_hash)
+    await book.authorizations_in(settled.id, limit=5)
+    await book.relocate(
+        claims[0].call_id, before=place.tx_hash, transfer=transfer_in("elsewhere"), now_ms=NOW_MS
+    )
     await book.set_adrift(claims[1].call_id, epoch=1)
     await book.unsettled(limit=5)
     await book.postpone(claims[1].call_id, until_ms=NOW_MS)

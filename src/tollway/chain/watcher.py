@@ -1,7 +1,8 @@
 """Re-reads payments that can still leave their chain, until they are final or gone.
 
 It changes the books only on what a node positively says, and takes a payment away only when that was said at two
-checks in a row. A chain that does not answer changes nothing. It never decides what a payment may buy.
+checks in a row; and never while an authorisation has made the same transfer in another transaction. A chain that does
+not answer changes nothing. It never decides what a payment may buy.
 """
 
 import asyncio
@@ -10,17 +11,25 @@ from typing import assert_never
 
 import structlog
 
-from tollway.chain.reader import ChainFacts, ChainReader, NotMined
+from tollway.chain.reader import ChainFacts, NotMined, SettlementChain
 from tollway.chain.rules import ChainRules
 from tollway.errors import ChainUnavailable
 from tollway.identifiers import ChainId
+from tollway.ledger.authorization import AuthorizedCall, SettledTransfer
 from tollway.ledger.book import Book
 from tollway.ledger.call import NewPayment, Payment, PaymentState
 from tollway.limits import Limits
+from tollway.payments.authorization_use import Paid, find_use
 from tollway.payments.verdict import Displaced, Standing, Void, judge_again
 
 CHECKS_UNTIL_GONE = 2
 """One node that lags or lies for a moment must not make debts."""
+LOOKS_UNTIL_GONE = 30
+"""A node that tells no logs for so many checks says nothing of where else the money moved: it is a debt until then."""
+AUTHORIZATIONS_MAX = 100
+"""Of one transaction, at one check."""
+REORG_BLOCKS_MAX = 128
+"""An authorisation may move its money in a lower block than the one at which its call was claimed."""
 
 _log = structlog.get_logger(__name__)
 
@@ -34,7 +43,7 @@ class Watcher:
     def __init__(
         self,
         book: Book,
-        chains: ChainReader,
+        chains: SettlementChain,
         rules: Mapping[ChainId, ChainRules],
         *,
         limits: Limits,
@@ -90,7 +99,7 @@ class Watcher:
             await self._note_unchanged(payment)
             return
         if isinstance(facts, NotMined):
-            await self._note_missing(payment, "not_mined")
+            await self._note_missing(payment, "not_mined", rules)
         else:
             await self._compare(payment, facts, rules)
 
@@ -101,7 +110,7 @@ class Watcher:
             case Displaced():
                 await self._note_unchanged(payment)
             case Void():
-                await self._note_missing(payment, outcome.reason)
+                await self._note_missing(payment, outcome.reason, rules)
             case Standing() if payment.state is PaymentState.GONE:
                 await (
                     self._bring_back(payment, outcome.payment)
@@ -109,9 +118,8 @@ class Watcher:
                     else self._note_unchanged(payment)
                 )
             case Standing() if outcome.payment.value_units < payment.value_units:
-                await self._note_missing(
-                    payment, "worth_less"
-                )  # when it is gone, it may come back at its new value
+                # When it is gone, it may come back at its new value.
+                await self._note_missing(payment, "worth_less", rules)
             case Standing():
                 self._missed.pop(payment.id, None)
                 await self._book.mark_checked(
@@ -129,12 +137,13 @@ class Watcher:
         await self._book.record_payments((found,), now_ms=self._now_ms())
         _log.info("payment_back", transaction=str(payment.tx_hash), block_number=found.block_number)
 
-    async def _note_missing(self, payment: Payment, reason: str) -> None:
+    async def _note_missing(self, payment: Payment, reason: str, rules: ChainRules) -> None:
         if payment.state is PaymentState.GONE:
+            await self._follow(payment, rules)
             await self._note_unchanged(payment)
             return
         missed = self._missed.get(payment.id, 0) + 1
-        if missed < CHECKS_UNTIL_GONE:
+        if missed < CHECKS_UNTIL_GONE or await self._may_stay(payment, rules, missed):
             self._missed[payment.id] = missed
             await self._note_unchanged(payment)
             return
@@ -142,6 +151,47 @@ class Watcher:
         self._missed.pop(payment.id, None)
         _log.warning("payment_gone", transaction=str(payment.tx_hash), reason=reason, debt_units=debt_units)
         self._on_gone(payment)
+
+    async def _may_stay(self, payment: Payment, rules: ChainRules, missed: int) -> bool:
+        is_moved = await self._follow(payment, rules)
+        return missed < LOOKS_UNTIL_GONE if is_moved is None else is_moved
+
+    async def _follow(self, payment: Payment, rules: ChainRules) -> bool | None:
+        """Whether authorisations of that payment have moved their money in other transactions: then the books say so
+        too, and what is left here is for the next check. None: no node says."""
+        is_moved, is_seen = False, True
+        for call in await self._book.authorizations_in(payment.id, limit=AUTHORIZATIONS_MAX):
+            try:
+                transfer = await self._find_transfer(payment, call, rules)
+            except ChainUnavailable as exc:
+                _log.warning("authorization_unseen", call_id=call.call_id, detail=str(exc))
+                is_seen = False
+                break
+            if transfer is not None and await self._book.relocate(
+                call.call_id, before=payment.tx_hash, transfer=transfer, now_ms=self._now_ms()
+            ):
+                is_moved = True
+                _log.info("payment_moved", before=str(payment.tx_hash), transaction=str(transfer.tx_hash))
+        if is_moved:
+            self._on_gone(payment)
+        return is_moved or (False if is_seen else None)
+
+    async def _find_transfer(
+        self, payment: Payment, call: AuthorizedCall, rules: ChainRules
+    ) -> SettledTransfer | None:
+        """To stay paid it is enough to be mined, as for a payment that changes its block; to be paid again it takes as
+        deep a block as for a new one."""
+        asset = next((asset for asset in rules.assets if asset.key == payment.asset), None)
+        if asset is None:
+            return None
+        is_gone = payment.state is PaymentState.GONE
+        use = await find_use(
+            self._chains,
+            call.authorization,
+            from_block=max(0, call.seen_block - REORG_BLOCKS_MAX),
+            depth=rules.confirmations_for(asset, call.price_units) if is_gone else 1,
+        )
+        return use.transfer if isinstance(use, Paid) else None
 
     async def _note_unchanged(self, payment: Payment) -> None:
         """Only its place in the queue changes: one dead chain must not keep the others from being looked at."""

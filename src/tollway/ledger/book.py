@@ -21,6 +21,7 @@ from tollway.ledger.authorization import (
 )
 from tollway.ledger.call import CallState, Delivery, NewPayment, Payment, Rail
 from tollway.ledger.gas import LaneTaken
+from tollway.ledger.relocation import Relocations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +84,6 @@ class Claimed:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exhausted:
     """Not enough left; nothing changed. `rest_units`: what the shown payment and its siblings could still give.
-
     `held_units`: what calls that are running, or whose outcome is unknown, hold of the shown payment. It may come
     back, so nobody is asked to pay again because of it.
     """
@@ -243,7 +243,7 @@ class AuditReport:
         return not self.wrong
 
 
-class Book(Protocol):
+class Book(Relocations, Protocol):
     """Safe to call from many tasks and, on PostgreSQL, from many gateways at once. Every method raises
     `StorageUnavailable` when the store is away; a claim that raises it has an unknown outcome, which recovery settles:
     nothing was sent, so the call is released when its owner is next seen or found dead."""

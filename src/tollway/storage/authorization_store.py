@@ -58,6 +58,13 @@ def find_authorized(
     return None if row is None else _parse_authorized(row)
 
 
+def read_authorized(
+    connection: Connection, *which: ColumnElement[bool], limit: int, answered_since_ms: int
+) -> tuple[AuthorizedCall, ...]:
+    query = _authorized_query(answered_since_ms).where(*which).order_by(call_table.c.id).limit(limit)
+    return tuple(map(_parse_authorized, connection.execute(query)))
+
+
 def take_unsettled(
     connection: Connection, *, limit: int, now_ms: int, hold_ms: int, answered_since_ms: int
 ) -> tuple[AuthorizedCall, ...]:

@@ -100,6 +100,13 @@ class BookPage:
                 self.payments[payment_id] = _with_taken(payment, payment.taken_units + added_units)
         self._parts[call.id] = (call, parts)
 
+    def show(self, call: LockedCall, payment_id: int, **columns: object) -> LockedCall:
+        """Lets another payment be the one that was shown for a call; what the call holds stays as it is."""
+        shown = replace(call, payment_id=payment_id)
+        self._parts[call.id] = (shown, call.parts)
+        self.change(shown, payment_id=payment_id, **columns)
+        return shown
+
     def change(self, call: LockedCall, **columns: object) -> None:
         """Writes columns of a call, if it is still in the state and epoch in which it was locked."""
         values = {"at_id": call.id, "at_state": call.state.value, "at_epoch": call.epoch, **columns}

@@ -9,7 +9,7 @@ from tollway.ledger.book import Debt, KeyedCall, OpenCall
 from tollway.ledger.call import CallRecord, Payment
 from tollway.ledger.statement import HistoryPage, HistoryQuery
 from tollway.limits import DEFAULT_LIMITS, Limits
-from tollway.storage import authorization_store, payment_store, statement_store
+from tollway.storage import authorization_store, payment_store, relocation_store, statement_store
 from tollway.storage.database import Database
 
 
@@ -62,6 +62,15 @@ class BookReader:
 
     async def attempts_of(self, call_id: CallId) -> tuple[SettlementAttempt, ...]:
         return await self._database.read(partial(authorization_store.attempts_of, call_id=call_id))
+
+    async def authorizations_in(self, payment_id: int, *, limit: int) -> tuple[AuthorizedCall, ...]:
+        work = partial(
+            relocation_store.authorizations_in,
+            payment_id=payment_id,
+            limit=limit,
+            answered_since_ms=self._answered_since_ms(),
+        )
+        return await self._database.read(work)
 
     async def find_keyed(self, payer: Address, idempotency_key: str, *, since_ms: int) -> KeyedCall | None:
         work = partial(

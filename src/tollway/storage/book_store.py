@@ -31,7 +31,14 @@ from tollway.ledger.call import CallState, NewPayment, Payment, is_move_allowed
 from tollway.ledger.claims import check_claim, check_units
 from tollway.ledger.gas import LaneTaken
 from tollway.limits import DEFAULT_LIMITS, Limits
-from tollway.storage import authorization_store, operator_notes, payment_store, recovery, settling
+from tollway.storage import (
+    authorization_store,
+    operator_notes,
+    payment_store,
+    recovery,
+    relocation_store,
+    settling,
+)
 from tollway.storage.audit import audit
 from tollway.storage.book_reader import BookReader
 from tollway.storage.database import Database, SqliteDatabase, Work, is_retryable
@@ -298,6 +305,14 @@ class BookStore(BookReader):
 
     async def mark_gone(self, payment_id: int, *, now_ms: int) -> int:
         return await self._write(partial(payment_store.mark_gone, payment_id=payment_id, now_ms=now_ms))
+
+    async def relocate(
+        self, call_id: CallId, *, before: TxHash, transfer: SettledTransfer, now_ms: int
+    ) -> bool:
+        work = partial(
+            relocation_store.relocate, call_id=call_id, before=before, transfer=transfer, now_ms=now_ms
+        )
+        return await self._write(work)
 
     async def admit(self, tx_hash: TxHash, *, now_ms: int) -> None:
         await self._write(partial(operator_notes.admit, tx_hash=tx_hash, now_ms=now_ms))

@@ -42,7 +42,7 @@ def record_payments(
     for new in payments:
         payment_id = ids[_key(new)]
         if page.payments[payment_id].state is PaymentState.GONE:
-            page.payments[payment_id] = _come_back(connection, page.payments[payment_id], new, now_ms)
+            page.payments[payment_id] = come_back(connection, page.payments[payment_id], new, now_ms)
             arrived.append(payment_id)
         elif _key(new) in fresh:
             arrived.append(payment_id)
@@ -131,7 +131,7 @@ def mark_gone(connection: Connection, payment_id: int, *, now_ms: int) -> int:
         .values(state=PaymentState.GONE.value, gone_ms=now_ms, checked_ms=now_ms)
     )
     debt_units = 0
-    for chunk in _chunks(_drawing_calls(connection, payment_id)):
+    for chunk in _chunks(drawing_calls(connection, payment_id)):
         for call in page.lock_calls(chunk).values():
             if call.state in (CallState.CONSUMED, CallState.REORGED):
                 debt_units += call.parts.get(payment_id, 0)
@@ -151,7 +151,7 @@ def _lose_part(page: BookPage, call: LockedCall, payment_id: int, *, now_ms: int
         page.change(call, state=holding.state.value, moved_ms=now_ms)
 
 
-def _drawing_calls(connection: Connection, payment_id: int) -> list[CallId]:
+def drawing_calls(connection: Connection, payment_id: int) -> list[CallId]:
     shown = select(call_table.c.id).where(call_table.c.payment_id == payment_id, call_table.c.taken_units > 0)
     helped = select(topup_table.c.call_id).where(topup_table.c.payment_id == payment_id)
     return sorted(map(CallId, connection.execute(union(shown, helped)).scalars()))
@@ -231,7 +231,7 @@ def insert_payment(
     return connection.execute(statement.on_conflict_do_nothing()).rowcount == 1
 
 
-def _come_back(connection: Connection, payment: Payment, new: NewPayment, now_ms: int) -> Payment:
+def come_back(connection: Connection, payment: Payment, new: NewPayment, now_ms: int) -> Payment:
     """Running calls may still hold something of it, so its value is never set below that. What authorisations were
     for is known from their calls, not from the logs."""
     check_units(new.value_units)
@@ -262,6 +262,21 @@ def _come_back(connection: Connection, payment: Payment, new: NewPayment, now_ms
         block_hash=new.block_hash,
         block_time=new.block_time,
     )
+
+
+def raise_payment(connection: Connection, page: BookPage, payment_id: int, units: int, *, calls: int) -> None:
+    """By what another authorisation moved in it. Its row is locked. A payment that is gone is shown without its value,
+    and keeps it in its row."""
+    columns = payment_table.c
+    connection.execute(
+        update(payment_table)
+        .where(columns.id == payment_id)
+        .values(value_units=columns.value_units + units, calls=columns.calls + calls, is_authorized=True)
+    )
+    payment = page.payments[payment_id]
+    if payment.state is not PaymentState.GONE:
+        payment = replace(payment, value_units=payment.value_units + units)
+    page.payments[payment_id] = replace(payment, calls=payment.calls + calls, is_authorized=True)
 
 
 def _key(new: NewPayment) -> tuple[bytes, int, str, bytes, bytes]:

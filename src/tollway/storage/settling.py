@@ -13,15 +13,15 @@ from sqlalchemy import Connection, bindparam, select, update
 from tollway.identifiers import Address, CallId, ChainId, TxHash
 from tollway.ledger.authorization import SettledTransfer, SettlementAttempt
 from tollway.ledger.book import Close, Closed, Fenced
-from tollway.ledger.call import CallState, NewPayment, PaymentState
+from tollway.ledger.call import CallState, NewPayment
 from tollway.ledger.gas import LaneTaken
 from tollway.ledger.settled import Ending, judge_ending
 from tollway.storage.answer_store import has_answer
 from tollway.storage.authorization_tables import attempt_table, authorization_table
 from tollway.storage.book_page import BookPage, LockedCall
-from tollway.storage.book_tables import call_table, payment_table
+from tollway.storage.book_tables import call_table
 from tollway.storage.gas_store import Lane, lock_lanes, write_attempts, write_lanes
-from tollway.storage.payment_store import find_payment_id, insert_payment, pay_debts
+from tollway.storage.payment_store import find_payment_id, insert_payment, pay_debts, raise_payment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +179,7 @@ class Settling:
         payment_id = call.payment_id
         assert payment_id is not None
         is_bought = ending is not Ending.CREDIT
-        self._raise_payment(payment_id, call.price_units, calls=int(is_bought))
+        raise_payment(self._connection, self._page, payment_id, call.price_units, calls=int(is_bought))
         told["payment_id"] = payment_id
         if not is_bought:
             self._credit.append(payment_id)
@@ -189,19 +189,6 @@ class Settling:
         parts = {payment_id: call.price_units}
         self._page.hold(call, parts)
         return self._page.move(replace(call, parts=parts), CallState.CONSUMED, **told)
-
-    def _raise_payment(self, payment_id: int, units: int, *, calls: int) -> None:
-        """Its row is locked. A payment that is gone is shown without its value, and keeps it in its row."""
-        columns = payment_table.c
-        self._connection.execute(
-            update(payment_table)
-            .where(columns.id == payment_id)
-            .values(value_units=columns.value_units + units, calls=columns.calls + calls, is_authorized=True)
-        )
-        payment = self._page.payments[payment_id]
-        if payment.state is not PaymentState.GONE:
-            payment = replace(payment, value_units=payment.value_units + units)
-        self._page.payments[payment_id] = replace(payment, calls=payment.calls + calls, is_authorized=True)
 
     def _is_due(self, conclude: Conclude, call: LockedCall) -> bool:
         held = self._held.get(conclude.call_id)

@@ -27,6 +27,7 @@ from tollway.ledger.call import UNDECIDED, CallState, NewPayment, Payment, Payme
 from tollway.ledger.claims import check_claim, check_units, decide_claims
 from tollway.ledger.parts import held_after
 from tollway.limits import DEFAULT_LIMITS, Limits
+from tollway.testing.memory_relocation import MemoryRelocation
 from tollway.testing.memory_rows import (
     MemoryCall,
     debts_of,
@@ -41,13 +42,12 @@ from tollway.testing.memory_rows import (
     shown_payment,
     used_nonces,
 )
-from tollway.testing.memory_settling import MemorySettling
 
 GAP_MS = 60_000
 GONE_RECHECK_MS = 86_400_000
 
 
-class MemoryBook(MemorySettling):
+class MemoryBook(MemoryRelocation):
     """Keeps the promises of `Book` and `Statement`, within one process."""
 
     def __init__(

@@ -1,0 +1,87 @@
+"""What a reorganisation moved elsewhere, in the books in memory: the twin of `storage.relocation_store`."""
+
+from dataclasses import replace
+
+from tollway.identifiers import CallId, TxHash
+from tollway.ledger.authorization import AuthorizedCall, SettledTransfer
+from tollway.ledger.call import AUTHORIZED_RAILS, CallState, Payment, PaymentState
+from tollway.testing.memory_rows import MemoryCall, purse_of_claim, shown_payment
+from tollway.testing.memory_settling import MemorySettling
+
+
+class MemoryRelocation(MemorySettling):
+    """Keeps what `Relocations` promises."""
+
+    async def authorizations_in(self, payment_id: int, *, limit: int) -> tuple[AuthorizedCall, ...]:
+        self._answer()
+        found = [
+            held
+            for held in self._rows.authorizations.values()
+            if self._rows.calls[held.call_id].claim.payment_id == payment_id
+        ]
+        found.sort(key=lambda held: held.call_id)
+        return tuple(map(self._authorized, found[:limit]))
+
+    async def relocate(
+        self, call_id: CallId, *, before: TxHash, transfer: SettledTransfer, now_ms: int
+    ) -> bool:
+        self._answer()
+        own = self._rows.calls.get(call_id)
+        held = None if own is None else self._held_by(own)
+        if own is None or held is None or held.transfer != before or transfer.tx_hash == before:
+            return False
+        from_id, units = self._payment_of(own, before).id, own.claim.price_units
+        is_bought = own.state is not CallState.RELEASED
+        to_id = self._add_settled(own, transfer, is_bought=is_bought, now_ms=now_ms)
+        self._bring_back(to_id, transfer, now_ms=now_ms)
+        left_units = self._rows.payments[from_id].value_units - units
+        own.claim = replace(own.claim, payment_id=to_id, tx_hash=transfer.tx_hash)
+        self._carry(own, units, from_id=from_id, to_id=to_id)
+        for call in sorted(self._rows.calls.values(), key=_turn):
+            taken_units = self._rows.payments[from_id].taken_units
+            self._carry(call, taken_units - left_units, from_id=from_id, to_id=to_id)
+        left = replace(self._rows.payments[from_id], value_units=left_units)
+        there = self._rows.payments[to_id]
+        self._rows.payments[from_id] = left
+        self._rows.payments[to_id] = replace(there, is_held=there.is_held or left.is_held)
+        held.transfer, held.settled_block = transfer.tx_hash, transfer.block_number
+        self._pay_debts(shown_payment(self._rows.payments[to_id]))
+        return True
+
+    def _payment_of(self, call: MemoryCall, tx_hash: TxHash) -> Payment:
+        place = (*purse_of_claim(call.claim), tx_hash)
+        (found,) = [
+            one
+            for one in self._rows.payments.values()
+            if (one.chain_id, one.asset, one.payer, one.payee, one.tx_hash) == place
+        ]
+        return found
+
+    def _bring_back(self, payment_id: int, transfer: SettledTransfer, *, now_ms: int) -> None:
+        payment = self._rows.payments[payment_id]
+        if payment.state is not PaymentState.GONE:
+            return
+        self._rows.payments[payment_id] = replace(
+            payment,
+            state=PaymentState.FINAL if transfer.is_final else PaymentState.UNFINAL,
+            block_number=transfer.block_number,
+            block_hash=transfer.block_hash,
+            block_time=transfer.block_time,
+        )
+        self._rows.checked_ms[payment_id] = now_ms
+
+    def _carry(self, call: MemoryCall, units: int, *, from_id: int, to_id: int) -> None:
+        carried = min(units, call.parts.get(from_id, 0))
+        if carried <= 0:
+            return
+        parts = {
+            **call.parts,
+            from_id: call.parts[from_id] - carried,
+            to_id: call.parts.get(to_id, 0) + carried,
+        }
+        self._hold(call, {key: units for key, units in parts.items() if units})
+
+
+def _turn(call: MemoryCall) -> tuple[bool, CallId]:
+    """What was bought for credit goes along before what has its own authorisation there."""
+    return (call.rail in AUTHORIZED_RAILS, call.claim.call_id)
