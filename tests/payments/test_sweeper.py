@@ -396,6 +396,7 @@ async def test_a_call_without_an_outcome_is_never_settled_by_the_sweeper(scene: 
     assert await scene.book.attempts_of(call.claim.call_id) == ()
     assert await call.read_state() is CallState.UNKNOWN
     assert await scene.book.unsettled(limit=9) == ()  # it rests
+    assert {note for note in scene.told if note[0] == "adrift"} == {("adrift", 0)}
     scene.now_ms = (call.authorization.valid_before + EXPIRY_SLACK_S) * 1000
     scene.chain.mine(CHAIN, time=scene.now_ms // 1000)
     await sweep(scene, 2)

@@ -146,9 +146,8 @@ class Sweeper:
         elif facts_now.head_time >= call.authorization.valid_before:
             return  # nothing can land any more; whether something has, is not sure yet
         elif call.state is not CallState.SETTLING:
-            await self._rest(
-                call, since_ms=call.created_ms
-            )  # it may never have cost: only looked at, until it is over
+            # It may never have cost: it is only looked at, until it is over.
+            await self._rest(call, since_ms=call.created_ms)
         else:
             self._expired.pop(call.call_id, None)
             await self._push(case, facts_now)
