@@ -340,15 +340,18 @@ async def test_a_repeat_that_fails_at_the_upstream_makes_the_money_credit(
     await gate.check_balanced()
 
 
-async def test_an_answer_to_a_body_that_nobody_can_name_again_is_not_kept(gate: SmallGateway) -> None:
+@pytest.mark.parametrize("method", ["POST", "GET"])
+async def test_an_answer_to_a_body_that_nobody_can_name_again_is_not_kept(
+    gate: SmallGateway, method: str
+) -> None:
     """The upstream answers before the body is whole: no repeat could ever be recognised, so the money is credit."""
     await gate.publish()
     payer = SmallPayer(buyer=gate.buyer, gate=gate)
     payer.fund(PRICE)
     gate.upstream.is_body_read_first = False
-    shown = payer.show(await payer.quote("POST"))
+    shown = payer.show(await payer.quote(method))
     stop_mining(gate)
-    exchange = gate.open("POST", TARGET, shown, [b"x" * 100_000], length=200_000, is_open=True)
+    exchange = gate.open(method, TARGET, shown, [b"x" * 100_000], length=200_000, is_open=True)
     async with asyncio.TaskGroup() as group:
         asking = group.create_task(gate.run(exchange))
         await until(lambda: len(gate.settling.street.broadcasts) > 0)

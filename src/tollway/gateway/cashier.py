@@ -42,6 +42,7 @@ from tollway.ledger.book import (
 )
 from tollway.ledger.call import CallState
 from tollway.ledger.kept_answers import Answers
+from tollway.ledger.settled import UNRECOGNISABLE
 from tollway.limits import Limits
 from tollway.money import Asset, Price
 from tollway.payments.authorization_reasons import AuthorizationReason, explain_authorization
@@ -225,13 +226,13 @@ class Cashier:
     ) -> Declined:
         """Somebody was faster with the same authorisation; mostly the same request, sent twice at once."""
         known = await self._book.find_authorized(purchase.authorization.key)
-        if known is not None and known.digest == digest:
+        if known is not None and known.digest == digest != UNRECOGNISABLE:
             return self.replays.say_running(known)
         return Declined(problem=authorization_used(call_id, state))
 
     def _claim_of(self, purchase: Purchase, cover: Cover) -> Claim:
         sale, requirement, authorization = purchase.sale, purchase.requirement, purchase.authorization
-        call, listing = sale.call, sale.listing
+        call, listing, body_hash = sale.call, sale.listing, sale.cargo.body_hash
         return Claim(
             call_id=CallId(format_id("call", now_ms=self._now_ms(), entropy=self._entropy(10))),
             listing_id=listing.id,
@@ -240,7 +241,7 @@ class Cashier:
             payer=authorization.payer,
             method=call.method,
             path=call.target.rest[:PATH_LENGTH_MAX],
-            digest=call.digest_for(authorization.payer, sale.cargo.body_hash or self._entropy(32)),
+            digest=call.digest_for(authorization.payer, body_hash) if body_hash else UNRECOGNISABLE,
             price=requirement.price.text,
             price_units=requirement.units,
             currency=requirement.asset.symbol,
