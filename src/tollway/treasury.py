@@ -67,6 +67,7 @@ class Treasury:
             limits=limits,
             clock=time.monotonic,
             now_ms=now_ms,
+            facilitators=facilitators,
             notes=notes,
         )
         self._follower = Follower(chains, tuple(rules))

@@ -17,6 +17,7 @@ from tollway.storage.migrate import upgrade
 from tollway.testing.authorization_samples import USDC
 from tollway.testing.memory_chain import MemoryChain
 from tollway.testing.memory_tokens import authorizing_token
+from tollway.testing.settling_scene import facilitator_at
 
 NOW_S = 1_800_000_000.0
 CHAIN = ChainId(84532)
@@ -66,9 +67,12 @@ async def look(
     chains: OneBlock | MemoryChain | None = None,
     *,
     status: int | None = None,
+    facilitator_status: int | None = None,
     migrated: bool = False,
 ) -> dict[str, Finding]:
     async def fetch_status(url: str) -> int | None:
+        if url == "https://facilitator.example/x402/supported":
+            return facilitator_status
         assert url.endswith("/readyz")
         return status
 
@@ -198,6 +202,27 @@ async def test_what_withdraws_the_rail_is_named_and_no_key_is_shown(tmp_path: Pa
     away = chain_with_fees()
     away.take_away(CHAIN)
     assert (await settlement_of(settings, away)).level == "failed"
+
+
+@pytest.mark.parametrize(
+    ("status", "level", "told"),
+    [
+        (200, "ok", "settled by a facilitator"),
+        (401, "ok", "settled by a facilitator"),
+        (None, "warning", "does not answer"),
+        (502, "warning", "answers 502"),
+    ],
+)
+async def test_a_facilitator_is_asked_whether_it_answers(
+    tmp_path: Path, status: int | None, level: str, told: str
+) -> None:
+    settings = make_settings(tmp_path)
+    (network,) = settings.networks
+    rules = replace(network.settlement, facilitator=facilitator_at("https://facilitator.example/x402/"))
+    settings = replace(settings, networks=(replace(network, settlement=rules),))
+    found = await look(settings, chain_with_fees(), facilitator_status=status)
+    finding = found["settlement_84532"]
+    assert (finding.level, told in finding.detail) == (level, True)
 
 
 async def test_plain_settings_raise_no_warning(tmp_path: Path) -> None:

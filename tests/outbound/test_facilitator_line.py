@@ -42,6 +42,35 @@ async def test_a_refusal_has_a_body_too(line: FacilitatorLine, upstream: Loopbac
     assert await line.post(upstream.url, b"{}", headers=()) == b'{"success": false}'
 
 
+@pytest.mark.parametrize("status", [500, 502, 503])
+async def test_an_error_of_its_own_is_no_answer(
+    line: FacilitatorLine, upstream: LoopbackUpstream, status: int
+) -> None:
+    upstream.answer = plain(b'{"isValid": true}', status=status)
+    with pytest.raises(ChainUnavailable):
+        await line.post(upstream.url, b"{}", headers=())
+    with pytest.raises(ChainUnavailable):
+        await line.fetch_status(upstream.url, headers=())
+
+
+@pytest.mark.parametrize("status", [200, 204, 302, 401, 404])
+async def test_a_look_tells_the_status_of_a_get(
+    line: FacilitatorLine, upstream: LoopbackUpstream, status: int
+) -> None:
+    upstream.answer = plain(b"", status=status)
+    assert await line.fetch_status(upstream.url + "/supported", headers=HEADERS) == status
+    (arrived,) = upstream.arrived
+    assert (arrived.method, arrived.target) == ("GET", "/supported")
+    assert arrived.find("Authorization") == "Bearer hush"
+
+
+async def test_a_look_that_nobody_answers_says_so(line: FacilitatorLine, upstream: LoopbackUpstream) -> None:
+    for trouble in (hang_up, say_nothing):
+        upstream.answer = trouble
+        with pytest.raises(ChainUnavailable):
+            await line.fetch_status(upstream.url, headers=())
+
+
 async def test_follows_no_redirect_and_keeps_no_cookie(
     line: FacilitatorLine, upstream: LoopbackUpstream
 ) -> None:

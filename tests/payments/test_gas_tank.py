@@ -9,6 +9,7 @@ import pytest
 from tollway.identifiers import ListingId, keccak256
 from tollway.money import TokenDomain
 from tollway.payments.gas_tank import BUDGET_PAUSE_FACTOR, LOOKS_UNTIL_STALE
+from tollway.payments.remote_facilitator import RemoteFacilitator
 from tollway.payments.settlement import Settled, Undecided
 from tollway.testing.authorization_samples import CHAIN, USDC
 from tollway.testing.memory_blocks import Wallet
@@ -16,6 +17,7 @@ from tollway.testing.memory_tokens import authorizing_token
 from tollway.testing.settling_scene import (
     LISTING,
     TOKEN,
+    ScriptedLine,
     SettlingScene,
     facilitator_at,
     make_gas_key,
@@ -306,7 +308,9 @@ async def test_a_key_can_be_left_out_of_the_question() -> None:
 
 
 async def test_a_facilitator_pays_its_own_gas() -> None:
-    async with SettlingScene(rules=settlement_rules(gas_keys=(), facilitator=facilitator_at())) as scene:
+    rules = settlement_rules(gas_keys=(), facilitator=facilitator_at())
+    facilitator = RemoteFacilitator(facilitator_at(), ScriptedLine())
+    async with SettlingScene(rules=rules, facilitators={CHAIN: facilitator}) as scene:
         assert is_offered(scene)
         assert not is_offered(scene, 999)
 

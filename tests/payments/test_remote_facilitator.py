@@ -1,54 +1,43 @@
 """A facilitator by URL: what it is asked, and that its word decides nothing."""
 
 import asyncio
-import json
+import contextlib
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tollway.errors import ChainUnavailable, Code, Problem
+from tollway.identifiers import Address
 from tollway.ledger.authorization import Cover
 from tollway.ledger.call import CallState
+from tollway.payments.gas_tank import LOOKS_UNTIL_STALE
 from tollway.payments.remote_facilitator import RemoteFacilitator
 from tollway.payments.settlement import NotSettled, Settled, Undecided
 from tollway.testing.authorization_samples import CHAIN, PAY_TO, TIMEOUT_S, USDC, Payer, requirement_of
 from tollway.testing.book_samples import close_of
 from tollway.testing.settling_scene import (
     HASTY,
-    ClaimedCall,
+    LISTING,
+    ScriptedLine,
     SettlingScene,
     facilitator_at,
     settlement_rules,
 )
 
-
-class ScriptedLine:
-    """Notes what was asked; answers as told, after doing what a facilitator does."""
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[str, Any, dict[str, str]]] = []
-        self.answers: dict[str, object] = {
-            "verify": {"isValid": True},
-            "settle": {"success": True, "transaction": "0x" + "12" * 32},
-        }
-        self.settling: ClaimedCall | None = None
-
-    async def post(self, url: str, content: bytes, *, headers: tuple[tuple[str, str], ...]) -> bytes:
-        verb = url.rpartition("/")[2]
-        self.asked.append((url, json.loads(content), dict(headers)))
-        if verb == "settle" and self.settling is not None:
-            self.settling.land()
-        answer = self.answers[verb]
-        if isinstance(answer, Exception):
-            raise answer
-        return answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+ELSEWHERE = Address(b"\xee" * 20)
 
 
-def open_scene(line: ScriptedLine, *, block_time_s: float = 0.01, depth: int = 1) -> SettlingScene:
+def open_scene(
+    line: ScriptedLine, *, block_time_s: float = 0.01, depth: int = 1, **limits: Any
+) -> SettlingScene:
     rules = settlement_rules(gas_keys=(), facilitator=facilitator_at(), block_time_s=block_time_s)
     facilitator = RemoteFacilitator(facilitator_at(), line)
     return SettlingScene(
-        rules=rules, limits=HASTY, facilitators={CHAIN: facilitator}, confirmations=((0, depth),)
+        rules=rules,
+        limits=replace(HASTY, **limits),
+        facilitators={CHAIN: facilitator},
+        confirmations=((0, depth),),
     )
 
 
@@ -169,12 +158,42 @@ async def test_the_books_know_before_it_is_told() -> None:
         assert states == [CallState.SETTLING]
 
 
-async def test_what_simulation_refuses_is_never_told_to_it() -> None:
+@pytest.mark.parametrize("trouble", ["no money", "refused", "expired"])
+async def test_what_simulation_refuses_at_the_head_is_undecided_and_not_told_to_it(trouble: str) -> None:
+    """It was shown the authorisation before the call and may have sent it: only the token knows what becomes of it."""
+    line = ScriptedLine()
+    async with open_scene(line) as scene:
+        payer = scene.payer(balance=0 if trouble == "no money" else 10**9)
+        call = await scene.claim(payer)
+        if trouble == "refused":
+            scene.chain.refuse_transfer(CHAIN, payer.address, payer.nonce)
+        if trouble == "expired":
+            scene.chain.mine(CHAIN, time=payer.valid_before)
+        assert await scene.settlement.settle(call.order()) == Undecided()
+        assert await call.read_state() is CallState.SETTLING
+        assert line.told == []
+
+
+async def test_what_it_lands_after_a_refused_simulation_is_paid() -> None:
     line = ScriptedLine()
     async with open_scene(line) as scene:
         call = await scene.claim(scene.payer(balance=0))
+        assert await scene.settlement.settle(call.order()) == Undecided()
+        await call.set_adrift()
+        call.land()
+        await scene.sweeper.run_once()
+        held = await scene.book.find_authorized(call.authorization.key)
+        assert held is not None
+        assert held.transfer is not None
+
+
+async def test_a_nonce_that_was_used_for_something_else_surely_failed() -> None:
+    line = ScriptedLine()
+    async with open_scene(line) as scene:
+        call = await scene.claim()
+        call.land(payee=ELSEWHERE)
         assert isinstance(await scene.settlement.settle(call.order()), NotSettled)
-        assert line.asked == []
+        assert await call.read_state() is CallState.RELEASED
 
 
 async def test_a_call_without_an_outcome_is_never_told_to_it() -> None:
@@ -196,10 +215,100 @@ async def test_the_sweeper_tells_it_again_now_and_then() -> None:
         await call.set_adrift()
         for _ in range(3):
             await scene.sweeper.run_once()
-        assert len(line.asked) == 2
+        assert len(line.told) == 2
         line.settling = call
         scene.pass_time(31)
         for _ in range(2):
             await scene.sweeper.run_once()
-        assert len(line.asked) == 3
+        assert len(line.told) == 3
         assert await call.read_state() is CallState.CONSUMED
+
+
+# ---- One that does not answer.
+
+
+def is_offered(scene: SettlingScene) -> bool:
+    return scene.settlement.is_offered(USDC, 10_000, LISTING)
+
+
+async def check(scene: SettlingScene) -> Any:
+    return await scene.settlement.check(
+        scene.payer().authorize(), requirement_of(), timeout_s=TIMEOUT_S, client_address="192.0.2.1"
+    )
+
+
+@pytest.mark.parametrize(("status", "offered"), [(200, True), (401, True), (404, True), (None, False)])
+async def test_nothing_is_offered_before_it_has_answered_anything(status: int | None, offered: bool) -> None:
+    line = ScriptedLine()
+    line.status = status
+    async with open_scene(line) as scene:
+        assert (is_offered(scene), scene.settlement.is_in_sight(CHAIN)) == (offered, offered)
+
+
+async def test_one_that_is_dead_withdraws_the_rail_until_it_answers_a_look() -> None:
+    line = ScriptedLine()
+    async with open_scene(line) as scene:
+        line.answers["verify"], line.status = ChainUnavailable("away"), None
+        with pytest.raises(ChainUnavailable):
+            await check(scene)
+        assert not is_offered(scene)
+        assert not scene.settlement.is_in_sight(CHAIN)  # nobody is asked to pay otherwise for an outage
+        await scene.tank.refresh()
+        assert not is_offered(scene)
+        line.status = 200
+        await scene.tank.refresh()
+        assert is_offered(scene)
+
+
+async def test_one_that_answers_again_is_offered_at_once() -> None:
+    line = ScriptedLine()
+    async with open_scene(line) as scene:
+        good, line.answers["verify"] = line.answers["verify"], ChainUnavailable("away")
+        with pytest.raises(ChainUnavailable):
+            await check(scene)
+        line.answers["verify"] = good
+        assert isinstance(await check(scene), Cover)
+        assert is_offered(scene)
+
+
+@pytest.mark.parametrize("answer", [b"?", {"isValid": False, "invalidReason": "x"}, {"isValid": "yes"}])
+async def test_what_it_says_of_one_payment_withdraws_nothing(answer: object) -> None:
+    """Whoever makes it stumble over his own payment must not close the rail for others."""
+    line = ScriptedLine()
+    async with open_scene(line) as scene:
+        line.answers["verify"] = answer
+        with contextlib.suppress(ChainUnavailable):
+            await check(scene)
+        assert is_offered(scene)
+
+
+async def test_a_settlement_that_it_is_slow_with_withdraws_nothing() -> None:
+    line = ScriptedLine()
+    async with open_scene(line) as scene:
+        line.answers["settle"] = ChainUnavailable("away")
+        assert await scene.settlement.settle((await scene.claim()).order()) == Undecided()
+        assert is_offered(scene)
+
+
+async def test_one_that_is_well_is_not_looked_at() -> None:
+    line = ScriptedLine()
+    async with open_scene(line) as scene:
+        assert line.looks == ["https://facilitator.example/supported"]
+        await scene.tank.refresh()
+        assert len(line.looks) == 1
+
+
+async def test_a_look_at_it_has_a_deadline() -> None:
+    line = ScriptedLine()
+    line.is_silent = True
+    async with open_scene(line, rpc_deadline_s=0.01) as scene:
+        assert not is_offered(scene)
+
+
+async def test_a_chain_that_is_away_withdraws_its_rail_too() -> None:
+    line = ScriptedLine()
+    async with open_scene(line) as scene:
+        scene.pass_time(LOOKS_UNTIL_STALE * scene.limits.gas_refresh_s + 1)
+        assert not is_offered(scene)
+        await scene.tank.refresh()
+        assert is_offered(scene)

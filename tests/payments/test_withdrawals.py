@@ -10,6 +10,7 @@ from structlog.testing import capture_logs
 from tollway.limits import DEFAULT_LIMITS
 from tollway.money import TokenDomain
 from tollway.payments.gas_tank import LOOKS_UNTIL_STALE
+from tollway.payments.remote_facilitator import RemoteFacilitator
 from tollway.payments.settlement import Settled
 from tollway.payments.settling_notes import SettlingNotes, WithdrawalReason
 from tollway.payments.withdrawals import Withdrawal, Withdrawals
@@ -18,6 +19,7 @@ from tollway.testing.memory_tokens import authorizing_token
 from tollway.testing.settling_scene import (
     LISTING,
     TOKEN,
+    ScriptedLine,
     SettlingScene,
     facilitator_at,
     make_gas_key,
@@ -120,8 +122,24 @@ async def test_a_network_whose_budget_is_spent_is_told() -> None:
 
 
 async def test_where_a_facilitator_settles_gas_is_its_own_business() -> None:
-    async with SettlingScene(rules=settlement_rules(gas_keys=(), facilitator=facilitator_at())) as scene:
+    rules, line = settlement_rules(gas_keys=(), facilitator=facilitator_at()), ScriptedLine()
+    facilitators = {CHAIN: RemoteFacilitator(facilitator_at(), line)}
+    async with SettlingScene(rules=rules, facilitators=facilitators) as scene:
+        scene.chain.set_fees(CHAIN, base_fee_wei=10**15, tip_wei=1)
+        await scene.tank.refresh()
+        assert withdrawn(scene) == set()
         lose_sight(scene)
+        await scene.tank.refresh()
+        assert withdrawn(scene) == {WithdrawalReason.GAS_UNKNOWN}
+
+
+async def test_a_facilitator_that_does_not_answer_withdraws_its_network() -> None:
+    rules, line = settlement_rules(gas_keys=(), facilitator=facilitator_at()), ScriptedLine()
+    facilitators = {CHAIN: RemoteFacilitator(facilitator_at(), line)}
+    line.status = None
+    async with SettlingScene(rules=rules, facilitators=facilitators) as scene:
+        assert withdrawn(scene) == {WithdrawalReason.FACILITATOR_AWAY}
+        line.status = 200
         await scene.tank.refresh()
         assert withdrawn(scene) == set()
 

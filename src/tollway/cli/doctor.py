@@ -25,7 +25,7 @@ _READ_CLOCK = bytes.fromhex("4260005260206000f3")
 """TIMESTAMP, MSTORE, RETURN: run as deployment code, it returns the time of the latest block."""
 _CLOCK_GAS = 100_000
 _DEADLINE_S = 5.0
-_READY = 200
+_READY, _SERVER_ERROR = 200, 500
 
 _DOMAIN_FAULTS = {
     DomainFault.NO_AUTHORIZATIONS: "takes no authorisations (EIP-3009) at that address",
@@ -67,7 +67,7 @@ async def examine(
         )
     for network in settings.networks:
         findings.append(await _examine_chain(network, chains, now_s))
-        findings.append(await _examine_settlement(settings, network, chains))
+        findings.append(await _examine_settlement(settings, network, chains, fetch_status))
     findings.append(await _examine_gateway(settings, fetch_status))
     return tuple(findings)
 
@@ -156,7 +156,7 @@ async def _examine_chain(network: NetworkSettings, chains: SettlementChain, now_
 
 
 async def _examine_settlement(
-    settings: Settings, network: NetworkSettings, chains: SettlementChain
+    settings: Settings, network: NetworkSettings, chains: SettlementChain, fetch_status: FetchStatus
 ) -> Finding:
     """Whether payments by authorisation (x402, MPP) are offered on a network, and why not."""
     check, rules = f"settlement_{network.rules.chain_id}", network.settlement
@@ -171,7 +171,7 @@ async def _examine_settlement(
     if silent is not None:
         return Finding(check=check, level="note", detail=f"{network.name}: no authorised payments: {silent}")
     try:
-        faults = [fault async for fault in _find_faults(rules, tokens, chains)]
+        faults = [fault async for fault in _find_faults(rules, tokens, chains, fetch_status)]
     except ChainUnavailable as exc:
         return Finding(check=check, level="failed", detail=f"{network.name}: {exc}")
     if faults:
@@ -185,7 +185,7 @@ async def _examine_settlement(
 
 
 async def _find_faults(
-    rules: SettlementRules, tokens: list[Asset], chains: SettlementChain
+    rules: SettlementRules, tokens: list[Asset], chains: SettlementChain, fetch_status: FetchStatus
 ) -> AsyncIterator[str]:
     """What withdraws the rail, or a part of it, right now. Raises ChainUnavailable."""
     for asset in tokens:
@@ -193,6 +193,9 @@ async def _find_faults(
         if fault is not None:
             yield f"{asset.symbol} {_DOMAIN_FAULTS[fault]}"
     if rules.facilitator is not None:
+        status = await fetch_status(rules.facilitator.url.rstrip("/") + "/supported")
+        if status is None or status >= _SERVER_ERROR:
+            yield "the facilitator does not answer" if status is None else f"the facilitator answers {status}"
         return
     fees = await chains.fetch_fees(rules.chain_id)
     price_wei = fees.base_fee_wei + fees.tip_wei

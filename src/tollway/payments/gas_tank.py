@@ -9,6 +9,7 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import structlog
 
@@ -22,6 +23,7 @@ from tollway.ledger.gas import GasBook
 from tollway.limits import Limits
 from tollway.money import Asset
 from tollway.payments.gas_lane import GasLane
+from tollway.payments.remote_facilitator import RemoteFacilitator
 from tollway.payments.settlement_rules import SettlementRules
 from tollway.payments.settling_notes import SILENT, SettlingNotes, WithdrawalReason
 from tollway.payments.withdrawals import Withdrawal, Withdrawals
@@ -35,6 +37,8 @@ COSTS_KEPT = 10_000
 BUDGET_PAUSE_FACTOR = 20
 """The books are asked what was spent again after so many times as long as they took: the more, the seldomer."""
 TROUBLE_PAUSE_S = 1.0
+
+_NO_FACILITATORS: Mapping[ChainId, RemoteFacilitator] = MappingProxyType({})
 
 _log = structlog.get_logger(__name__)
 
@@ -92,6 +96,7 @@ class GasTank:
         limits: Limits,
         clock: Callable[[], float],
         now_ms: Callable[[], int],
+        facilitators: Mapping[ChainId, RemoteFacilitator] = _NO_FACILITATORS,
         notes: SettlingNotes = SILENT,
     ) -> None:
         self._rules = {chain_id: one for chain_id, one in rules.items() if one.has_rail}
@@ -101,6 +106,7 @@ class GasTank:
         self._limits = limits
         self._clock = clock
         self._now_ms = now_ms
+        self._facilitators = facilitators
         self._gauges = {chain_id: _Gauge() for chain_id in self._rules}
         self._lanes = {
             chain_id: tuple(GasLane(chain_id, key) for key in one.gas_keys)
@@ -124,7 +130,7 @@ class GasTank:
         if asset.token in gauge.strange:
             return False
         if rules.facilitator is not None:
-            return True  # whoever settles pays for it
+            return self.is_in_sight(asset.chain_id)  # whoever settles pays for it
         return (
             self._is_affordable(rules, gauge)
             and self._choose(asset.chain_id, floor_wei=rules.gas_floor_wei) is not None
@@ -157,9 +163,10 @@ class GasTank:
         return None if gauge is None or self._is_stale(gauge) else gauge.fees
 
     def is_in_sight(self, chain_id: ChainId) -> bool:
-        """Whether a network where authorisations may be taken has answered lately; others are always in sight."""
+        """Whether a network where authorisations may be taken has answered lately, and its facilitator where there is one;
+        others are always in sight."""
         gauge = self._gauges.get(chain_id)
-        return gauge is None or not self._is_stale(gauge)
+        return gauge is None or not (self._is_stale(gauge) or self._is_left_alone(chain_id))
 
     def price_max_wei(self, chain_id: ChainId) -> int:
         """Nothing is signed for a higher price of gas."""
@@ -213,6 +220,8 @@ class GasTank:
         async with asyncio.TaskGroup() as group:
             for chain_id in self._rules:
                 group.create_task(self._look(chain_id))
+            for facilitator in self._facilitators.values():
+                group.create_task(facilitator.look(deadline_s=self._limits.rpc_deadline_s))
         await self._refresh_budgets()
         self._withdrawals.update(self._find_withdrawals())
 
@@ -305,7 +314,7 @@ class GasTank:
             gauge = self._gauges[chain_id]
             for token in gauge.strange:
                 yield Withdrawal(chain_id, WithdrawalReason.TOKEN, str(token))
-            reason = None if rules.facilitator is not None else self._find_reason(rules, gauge)
+            reason = self._find_reason(rules, gauge)
             if reason is not None:
                 yield Withdrawal(chain_id, reason)
             for listing_id, spent_wei in self._spent[chain_id].by_listing.items():
@@ -313,8 +322,12 @@ class GasTank:
                     yield Withdrawal(chain_id, WithdrawalReason.LISTING_BUDGET, listing_id)
 
     def _find_reason(self, rules: SettlementRules, gauge: _Gauge) -> WithdrawalReason | None:
-        """Why nothing at all is offered on a network that is settled by keys of our own."""
-        if self._is_stale(gauge) or gauge.fees is None or not gauge.accounts:
+        """Why nothing at all is offered on a network. Gas is the business of whoever settles."""
+        if self._is_stale(gauge) or gauge.fees is None:
+            return WithdrawalReason.GAS_UNKNOWN
+        if rules.facilitator is not None:
+            return WithdrawalReason.FACILITATOR_AWAY if self._is_left_alone(rules.chain_id) else None
+        if not gauge.accounts:
             return WithdrawalReason.GAS_UNKNOWN
         if not self._is_affordable(rules, gauge):
             return WithdrawalReason.GAS_TOO_DEAR
@@ -323,6 +336,12 @@ class GasTank:
         if self._spent[rules.chain_id].total_wei >= rules.network_budget_wei:
             return WithdrawalReason.NETWORK_BUDGET
         return None
+
+    def _is_left_alone(self, chain_id: ChainId) -> bool:
+        """A facilitator is to settle, and does not answer."""
+        facilitator = self._facilitators.get(chain_id)
+        is_delegated = self._rules[chain_id].facilitator is not None
+        return is_delegated and (facilitator is None or not facilitator.is_well)
 
     def _is_stale(self, gauge: _Gauge) -> bool:
         return self._clock() - gauge.seen_s > LOOKS_UNTIL_STALE * self._limits.gas_refresh_s

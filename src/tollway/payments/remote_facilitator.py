@@ -1,9 +1,11 @@
-"""A facilitator by URL: asked whether it would settle an authorisation, and told to.
+"""A facilitator by URL: asked whether it would settle an authorisation, and told to; and whether it answers at all.
 
 What it says of the outcome decides nothing: only the token's own state and the chain's logs do. It sees the
 authorisation, never the request that is paid with it. The line to it is a port; `outbound/facilitator_line.py` is one.
 """
 
+import asyncio
+import contextlib
 import json
 from typing import Any, Protocol
 
@@ -26,7 +28,12 @@ class FacilitatorLine(Protocol):
     """One bounded request to a facilitator. Safe to use from many tasks at once."""
 
     async def post(self, url: str, content: bytes, *, headers: tuple[tuple[str, str], ...]) -> bytes:
-        """The body of the answer, whatever its status, within a deadline and a maximum. Raises `ChainUnavailable`."""
+        """The body of the answer within a deadline and a maximum. Raises `ChainUnavailable`, also for an error of the
+        server's own (5xx); any other status is as good as 200."""
+        ...
+
+    async def fetch_status(self, url: str, *, headers: tuple[tuple[str, str], ...]) -> int:
+        """The status that a GET is answered with. Raises `ChainUnavailable` as `post` does."""
         ...
 
 
@@ -36,10 +43,37 @@ class RemoteFacilitator:
     def __init__(self, rules: FacilitatorRules, line: FacilitatorLine) -> None:
         self._rules = rules
         self._line = line
+        self._is_well = False
+
+    @property
+    def is_well(self) -> bool:
+        """Whether it answered when it was last asked; not before it was asked anything. What it answered does not matter,
+        or whoever makes it stumble over his own payment would close the rail for others. Nor does it matter how long it
+        takes to settle."""
+        return self._is_well
+
+    async def look(self, *, deadline_s: float) -> None:
+        """Where it is not well: whether it is now, by any answer but an error of its own to `GET /supported`. Never
+        raises."""
+        if self._is_well:
+            return
+        with contextlib.suppress(ChainUnavailable, TimeoutError):
+            async with asyncio.timeout(deadline_s):
+                await self._line.fetch_status(self._locate("supported"), headers=self._rules.verify_headers)
+            self._is_well = True
 
     async def verify(self, authorization: Authorization, asset: Asset, *, timeout_s: int) -> str | None:
         """Why it would not settle this, or None when it would. Raises `ChainUnavailable` when it does not say."""
-        told = await self._ask("verify", authorization, asset, timeout_s, self._rules.verify_headers)
+        content = _encode(authorization, asset, timeout_s)
+        try:
+            answer = await self._line.post(
+                self._locate("verify"), content, headers=self._rules.verify_headers
+            )
+        except ChainUnavailable:
+            self._is_well = False
+            raise
+        self._is_well = True
+        told = _parse(answer)
         if told.get("isValid") is True:
             return None
         if told.get("isValid") is not False:
@@ -49,8 +83,12 @@ class RemoteFacilitator:
     async def settle(self, authorization: Authorization, asset: Asset, *, timeout_s: int) -> TxHash | None:
         """Tells it to settle. The transaction that it names, which proves nothing; None when it names none. Never raises
         for what it does or leaves undone: from here on money may move."""
+        content = _encode(authorization, asset, timeout_s)
         try:
-            told = await self._ask("settle", authorization, asset, timeout_s, self._rules.settle_headers)
+            answer = await self._line.post(
+                self._locate("settle"), content, headers=self._rules.settle_headers
+            )
+            told = _parse(answer)
             tx_hash = TxHash.parse(str(told.get("transaction")))
         except (ChainUnavailable, ValueError) as exc:
             _log.warning("facilitator_unclear", detail=str(exc)[:REASON_LENGTH_MAX])
@@ -59,23 +97,23 @@ class RemoteFacilitator:
             _log.warning("facilitator_says_failed", reason=_text(told.get("errorReason")))
         return tx_hash
 
-    async def _ask(
-        self,
-        verb: str,
-        authorization: Authorization,
-        asset: Asset,
-        timeout_s: int,
-        headers: tuple[tuple[str, str], ...],
-    ) -> dict[str, Any]:
-        content = json.dumps(describe_payment(authorization, asset, timeout_s=timeout_s)).encode()
-        answer = await self._line.post(f"{self._rules.url.rstrip('/')}/{verb}", content, headers=headers)
-        try:
-            told = from_json(answer, allow_inf_nan=False)  # it refuses deep nesting by itself
-        except ValueError as exc:
-            raise ChainUnavailable("the facilitator gave no usable answer") from exc
-        if not isinstance(told, dict):
-            raise ChainUnavailable("the facilitator gave no usable answer")
-        return told
+    def _locate(self, verb: str) -> str:
+        return f"{self._rules.url.rstrip('/')}/{verb}"
+
+
+def _encode(authorization: Authorization, asset: Asset, timeout_s: int) -> bytes:
+    return json.dumps(describe_payment(authorization, asset, timeout_s=timeout_s)).encode()
+
+
+def _parse(answer: bytes) -> dict[str, Any]:
+    """Raises `ChainUnavailable` on what is no JSON object."""
+    try:
+        told = from_json(answer, allow_inf_nan=False)  # it refuses deep nesting by itself
+    except ValueError as exc:
+        raise ChainUnavailable("the facilitator gave no usable answer") from exc
+    if not isinstance(told, dict):
+        raise ChainUnavailable("the facilitator gave no usable answer")
+    return told
 
 
 def describe_payment(authorization: Authorization, asset: Asset, *, timeout_s: int) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Settling an authorisation: simulate -> sign -> into the books -> broadcast -> follow the receipt -> conclude.
 
 Money may move from the commit on that stores the signed transaction, and never before it. What cannot be found out is
-undecided; failed is only what was refused in simulation and never broadcast. Nothing that a payer composed is ever
+undecided; failed is only what was refused in simulation and never left this gateway. Nothing that a payer composed is ever
 sent: the transaction is built here from the signed fields alone.
 """
 
@@ -198,11 +198,11 @@ class Settlement:
             return await self._leave(order)
         if facts.is_used:
             return await self._settle_used(order)
-        if facts.simulation.reverted:
-            return await self._fail(order, name_failure(order.authorization, facts))
         facilitator = self._facilitators.get(chain_id)
         if facilitator is not None:
-            return await self._delegate(order, facilitator, from_block=facts.head_number)
+            return await self._delegate(order, facilitator, facts)
+        if facts.simulation.reverted:
+            return await self._fail(order, name_failure(order.authorization, facts))
         if lane is None or facts.gas_estimate is None:
             return await self._leave(order)
         gas = limit_gas(facts.gas_estimate, gas_max=self._limits.settlement_gas_max)
@@ -371,18 +371,19 @@ class Settlement:
     # ---- By a facilitator.
 
     async def _delegate(
-        self, order: SettlementOrder, facilitator: RemoteFacilitator, *, from_block: int
+        self, order: SettlementOrder, facilitator: RemoteFacilitator, facts: AuthorizationFacts
     ) -> SettlementOutcome:
-        """It has no hash before it broadcasts, and its word on the outcome is not asked for: the token's is."""
+        """It has no hash before it broadcasts, and its word on the outcome is not asked for: the token's is. It has seen
+        the authorisation when it verified it, so a simulation that fails now is no proof that it never lands."""
         left = await self._leave(order)
-        if isinstance(left, FencedOff):
+        if isinstance(left, FencedOff) or facts.simulation.reverted:
             return left
         timeout_s = max(1, order.authorization.valid_before - self._now_ms() // 1000)
         clock = asyncio.get_running_loop().time
         deadline = clock() + self._tank.wait_s(order.asset.chain_id, depth=self._depth(order))
         await facilitator.settle(order.authorization, order.asset, timeout_s=timeout_s)
         while True:
-            outcome = await self._conclude_use(order, from_block=from_block)
+            outcome = await self._conclude_use(order, from_block=facts.head_number)
             if not isinstance(outcome, Undecided) or clock() + ASK_AGAIN_S > deadline:
                 return outcome
             await asyncio.sleep(ASK_AGAIN_S)

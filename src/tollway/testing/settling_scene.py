@@ -3,6 +3,7 @@ them. Nothing in it decides anything.
 """
 
 import asyncio
+import json
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -10,9 +11,11 @@ from types import TracebackType
 from typing import Any, Self
 
 from eth_account import Account
+from pydantic_core import from_json
 
 from tollway.chain.gas_key import GasKey
 from tollway.chain.rules import ChainRules, ConfirmationSteps
+from tollway.errors import ChainUnavailable
 from tollway.identifiers import Address, ChainId, ListingId, keccak256
 from tollway.ledger.authorization import Authorization
 from tollway.ledger.book import Claim, Claimed
@@ -96,6 +99,7 @@ class SettlingScene:
             limits=self.limits,
             clock=lambda: self.now_ms / 1000,
             now_ms=self.read_clock,
+            facilitators=self._facilitators,
             notes=notes,
         )
         self.follower = Follower(self.chain, (CHAIN,), pause_min_s=0.001, pause_max_s=0.005)
@@ -217,6 +221,45 @@ class ClaimedCall:
             base_units=self.authorization.base_units,
             nonce=self.authorization.nonce,
         )
+
+
+class ScriptedLine:
+    """A line to a facilitator: notes what was asked, and answers as told, after doing what a facilitator does. An answer
+    that is an exception is raised; `status`: of any GET, None where nobody answers."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, Any, dict[str, str]]] = []
+        self.looks: list[str] = []
+        self.answers: dict[str, object] = {
+            "verify": {"isValid": True},
+            "settle": {"success": True, "transaction": "0x" + "12" * 32},
+        }
+        self.settling: ClaimedCall | None = None
+        self.status: int | None = 200
+        self.is_silent = False
+
+    @property
+    def told(self) -> list[str]:
+        """How often it was told to settle."""
+        return [url for url, *_ in self.asked if url.endswith("/settle")]
+
+    async def post(self, url: str, content: bytes, *, headers: tuple[tuple[str, str], ...]) -> bytes:
+        verb = url.rpartition("/")[2]
+        self.asked.append((url, from_json(content), dict(headers)))
+        if verb == "settle" and self.settling is not None:
+            self.settling.land()
+        answer = self.answers[verb]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+
+    async def fetch_status(self, url: str, *, headers: tuple[tuple[str, str], ...]) -> int:
+        self.looks.append(url)
+        if self.is_silent:
+            await asyncio.Event().wait()
+        if self.status is None:
+            raise ChainUnavailable("the facilitator does not answer")
+        return self.status
 
 
 def facilitator_at(url: str = "https://facilitator.example") -> FacilitatorRules:
