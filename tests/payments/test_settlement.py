@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from tollway.chain.reader import SendFault, SendRefused
 from tollway.chain.rules import UNIT_NANO
@@ -18,6 +19,7 @@ from tollway.limits import DEFAULT_LIMITS
 from tollway.payments.authorization_reasons import AuthorizationReason
 from tollway.payments.settlement import FencedOff, NotSettled, Settled, Undecided
 from tollway.testing.authorization_samples import CHAIN, TIMEOUT_S, USDC, Payer, requirement_of
+from tollway.testing.book_samples import close_of
 from tollway.testing.memory_transfers import parse_sent
 from tollway.testing.settling_scene import (
     HASTY,
@@ -355,6 +357,36 @@ async def check(scene: SettlingScene, payer: Payer, address: str = "192.0.2.1") 
     return await scene.settlement.check(
         payer.authorize(), requirement_of(), timeout_s=TIMEOUT_S, client_address=address
     )
+
+
+@pytest.mark.parametrize("end", ["settled", "failed", "undecided", "undecided before it was sent"])
+async def test_each_outcome_is_one_line_in_the_log_without_secrets(hasty: SettlingScene, end: str) -> None:
+    call = await hasty.claim(hasty.payer(balance=0 if end == "failed" else 10**9))
+    hasty.chain.is_automining = end == "settled"
+    if end == "undecided before it was sent":
+        hasty.chain.take_away(CHAIN)
+    with capture_logs() as lines:
+        outcome = await settle(call)
+    (line,) = [line for line in lines if line["event"] == "settlement_ended"]
+    attempts = await hasty.book.attempts_of(call.claim.call_id)
+    assert line == {
+        "event": "settlement_ended",
+        "log_level": "info",
+        "outcome": end.split()[0],
+        "call_id": call.claim.call_id,
+        "network": USDC.network,
+        "transaction": str(attempts[0].tx_hash) if attempts else None,
+        "reason": outcome.reason if isinstance(outcome, NotSettled) else None,
+    }
+    assert call.authorization.signature.hex() not in str(lines)
+
+
+async def test_what_somebody_else_moved_on_is_not_told_as_an_end(scene: SettlingScene) -> None:
+    call = await scene.claim()
+    await scene.book.close(close_of(call.claim, CallState.RELEASED))
+    with capture_logs() as lines:
+        assert isinstance(await settle(call), FencedOff)
+    assert [line for line in lines if line["event"] == "settlement_ended"] == []
 
 
 async def test_a_good_authorisation_is_covered_after_one_question(scene: SettlingScene) -> None:

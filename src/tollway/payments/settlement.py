@@ -45,6 +45,7 @@ from tollway.payments.settlement_outcome import (
     SettlementOrder,
     SettlementOutcome,
     Undecided,
+    describe_end,
     name_end,
 )
 from tollway.payments.settlement_signing import Carriage, encode_call, limit_gas, offer_fee, sign_attempt
@@ -187,6 +188,8 @@ class Settlement:
             self._strays.note(order.close, is_waited_for=True)
         if (end := name_end(outcome)) is not None:
             self._notes.end(order.asset.chain_id, end)
+            told = describe_end(outcome)
+            _log.info("settlement_ended", call_id=order.close.call_id, network=order.asset.network, **told)
         return outcome
 
     async def _settle(self, order: SettlementOrder) -> SettlementOutcome:
@@ -321,7 +324,7 @@ class Settlement:
     ) -> SettlementOutcome:
         facts = await self._wait_mined(order, attempt)
         if facts is None:
-            return Undecided()
+            return Undecided(tx_hash=attempt.tx_hash)
         self._notes.mined(attempt.chain_id, (self._now_ms() - attempt.created_ms) / 1000)
         transfer = find_transfer(facts, order.authorization)
         if facts.fee_wei is not None:
@@ -329,7 +332,8 @@ class Settlement:
         if transfer is not None:
             return await self._conclude(order, transfer)
         # It reverted. The authorisation is public now, and anyone can still land it: only its use tells.
-        return await self._conclude_use(order, from_block=from_block)
+        outcome = await self._conclude_use(order, from_block=from_block)
+        return Undecided(tx_hash=attempt.tx_hash) if isinstance(outcome, Undecided) else outcome
 
     async def _wait_mined(self, order: SettlementOrder, attempt: SettlementAttempt) -> ChainFacts | None:
         depth = self._depth(order)

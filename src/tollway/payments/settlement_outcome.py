@@ -1,9 +1,9 @@
 """An order to settle, and what came of it: a closed set of outcomes. Pure records."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import assert_never
 
-from tollway.identifiers import ListingId
+from tollway.identifiers import ListingId, TxHash
 from tollway.ledger.authorization import Authorization, SettledTransfer
 from tollway.ledger.book import Close
 from tollway.money import Asset
@@ -44,7 +44,10 @@ class NotSettled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Undecided:
-    """The call stays in `settling`; the sweeper finishes it once it is adrift."""
+    """The call stays in `settling`; the sweeper finishes it once it is adrift. `tx_hash`: what was broadcast for it so far,
+    for the log."""
+
+    tx_hash: TxHash | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,3 +71,16 @@ def name_end(outcome: SettlementOutcome) -> SettlementEnd | None:
             return None
         case _:
             assert_never(outcome)
+
+
+def describe_end(outcome: SettlementOutcome) -> dict[str, str | None]:
+    """The same for the log: nothing in it is a secret."""
+    end = name_end(outcome)
+    tx_hash = outcome.tx_hash if isinstance(outcome, Undecided) else None
+    if isinstance(outcome, Settled):
+        tx_hash = outcome.transfer.tx_hash
+    return {
+        "outcome": None if end is None else end.value,
+        "transaction": None if tx_hash is None else str(tx_hash),
+        "reason": outcome.reason if isinstance(outcome, NotSettled) else None,
+    }
