@@ -156,7 +156,9 @@ async def test_a_settlement_that_only_changes_its_block_stays_paid(trouble: Trou
     raw = await driver.rpc("eth_getRawTransactionByHash", str(moved))
     before = await driver.wait_receipt(moved)
 
-    await driver.reorg(1, [(bytes.fromhex(raw[2:]), 0)])
+    # One block later: alone, at the same height and in the same second, it would be mined into the very same block.
+    await driver.mine(1)
+    await driver.reorg(2, [(bytes.fromhex(raw[2:]), 1)])
 
     assert (await driver.wait_receipt(moved)).block_hash != before.block_hash
     again = trouble.stall.sign(call.wallet, "/echo/moved-next")
