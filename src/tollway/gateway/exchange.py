@@ -1,6 +1,6 @@
 """One request and its answer, free of the server's protocol: what the door hands in, what the passage hands back."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Protocol
@@ -105,7 +105,12 @@ class Offer:
     shelf: Shelf
     price: Price
     expires_ms: int
-    requirements: tuple[Requirement, ...] = ()
+    quote: Callable[[], tuple[Requirement, ...]] = tuple
+
+    @property
+    def requirements(self) -> tuple[Requirement, ...]:
+        """Worked out only where somebody is asked to pay: most calls are not."""
+        return self.quote()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -144,9 +144,7 @@ def check_price_max(call: IncomingCall, price: Price, asset: Asset) -> Problem |
 
 def ask_payment(offer: Offer) -> Problem:
     listing = offer.shelf.listing
-    other = (
-        " Or sign an x402 payment and repeat the call with PAYMENT-SIGNATURE." if offer.requirements else ""
-    )
+    other = " Or let a client of x402 or MPP sign for it: the headers say how." if offer.requirements else ""
     return Problem(
         code=Code.PAYMENT_REQUIRED,
         detail=f"This call costs {offer.price.text} {listing.currency}. Send the amount to payTo on one of the networks "

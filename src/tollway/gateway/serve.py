@@ -178,7 +178,7 @@ class Gateway:
             shelf=opening.shelf,
             price=tariff.price,
             expires_ms=call.received_ms + self._limits.price_memory_s * 1000,
-            requirements=self._cashier.quote(tariff, listing),
+            quote=partial(self._cashier.quote, tariff, listing),
         )
         if proof is None:
             return await self._serve_authorized(call, opening, offer, shown)
