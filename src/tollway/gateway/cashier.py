@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import assert_never
 
-import structlog
-
 from tollway.chain.rules import ChainRules
 from tollway.errors import ChainUnavailable, Code, Problem
 from tollway.gateway.exchange import Answer, Declined, IncomingCall
@@ -53,8 +51,6 @@ from tollway.payments.requirement import Requirement, current_requirements, list
 from tollway.payments.settlement import Settlement
 from tollway.payments.terms import Tariff
 from tollway.registry.listing import Listing
-
-_log = structlog.get_logger(__name__)
 
 PATH_LENGTH_MAX = 2_048
 

@@ -229,7 +229,7 @@ class Settlement:
         close = replace(
             order.close,
             after=CallState.RELEASED,
-            http_status=order.failed_status,
+            http_status=None,  # not the upstream's: its answer reaches nobody
             error=Code.PAYMENT_SETTLEMENT_FAILED.value,
         )
         closed = await self._book.close(close)

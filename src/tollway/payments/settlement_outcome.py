@@ -13,14 +13,13 @@ from tollway.payments.settling_notes import SettlementEnd
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettlementOrder:
     """A call whose upstream's head costs. `close`: into `settling`. `digest`: instead of the claim's, where the body's
-    hash is known only now. `failed_status`: what the books note as answered when it surely failed."""
+    hash is known only now."""
 
     authorization: Authorization
     asset: Asset
     close: Close
     listing_id: ListingId
     digest: bytes | None
-    failed_status: int | None = None
 
     @property
     def units(self) -> int:

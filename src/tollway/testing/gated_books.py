@@ -54,7 +54,7 @@ class Desk:
         self.sizes: list[int] = []
         self.gate = Gate(database)
         self.book: Any = BookStore(
-            self.gate,  # type: ignore[arg-type]
+            self.gate,  # type: ignore[arg-type]  # it stands in for a database
             owner_id=owner_id,
             now_ms=lambda: NOW_MS,
             limits=limits,
