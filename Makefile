@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMPS := .stamps
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check format bench lock clean
+.PHONY: help install demo test torture mutants check format bench lock clean
 
 help:            ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -32,6 +32,9 @@ demo: install    ## the main job, running: chain, provider, gateway, one paid ca
 
 test: install    ## all tests (options: ARGS="-k replay")
 	$(BIN)/python -m pytest $(ARGS)
+
+torture: install ## the worst days, long form, at most 20 minutes (options: TORTURE_SEED=7 ARGS="-k kill")
+	TORTURE=long $(BIN)/python -m pytest -p no:cacheprovider --timeout=1200 tests/live/torture $(ARGS)
 
 check: install   ## format, lint, types, import contracts, docs
 	$(BIN)/ruff format --check .
