@@ -20,7 +20,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from sqlalchemy import Connection, Engine, MetaData, create_engine, event, make_url, text
 from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import QueuePool, StaticPool
 
 from tollway.errors import StorageUnavailable
@@ -225,6 +225,15 @@ class PostgresDatabase:
             raise
         except (SQLAlchemyError, OSError, TimeoutError) as exc:
             raise StorageUnavailable from exc
+
+    @contextlib.asynccontextmanager
+    async def hold(self) -> AsyncIterator[AsyncConnection]:
+        """A connection outside the pool, for what lives as long as its session; closed for good at the end. Each
+        statement is a transaction of its own. What fails in the body is translated too."""
+        async with self._translated(), self._engine.connect() as connection:
+            alone = await connection.execution_options(isolation_level="AUTOCOMMIT")
+            await alone.run_sync(lambda inner: inner.detach())
+            yield alone
 
     def listen_address(self) -> str:
         return f"postgresql:{self._url.host or 'local'}:{self._url.port or 5432}/{self._url.database}"
