@@ -13,14 +13,14 @@ import asyncio
 import contextlib
 import fcntl
 import sqlite3 as stdlib_sqlite3
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
-from sqlalchemy import Connection, Engine, MetaData, create_engine, event, make_url, text
+from sqlalchemy import Connection, Engine, Executable, MetaData, create_engine, event, make_url, text
 from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import QueuePool, StaticPool
 
 from tollway.errors import StorageUnavailable
@@ -32,6 +32,8 @@ except ImportError:
 
 T = TypeVar("T")
 Work = Callable[[Connection], T]
+Ask = Callable[[Executable], Awaitable[Any]]
+"""Runs one statement; the first value that it answers."""
 
 metadata = MetaData(
     naming_convention={
@@ -227,13 +229,20 @@ class PostgresDatabase:
             raise StorageUnavailable from exc
 
     @contextlib.asynccontextmanager
-    async def hold(self) -> AsyncIterator[AsyncConnection]:
-        """A connection outside the pool, for what lives as long as its session; closed for good at the end. Each
-        statement is a transaction of its own. What fails in the body is translated too."""
-        async with self._translated(), self._engine.connect() as connection:
-            alone = await connection.execution_options(isolation_level="AUTOCOMMIT")
-            await alone.run_sync(lambda inner: inner.detach())
-            yield alone
+    async def hold(self) -> AsyncIterator[Ask]:
+        """A session outside the pool, for what lives as long as it does; closed for good at the end. Each question is a
+        transaction of its own. Opening and asking raise `StorageUnavailable`."""
+        async with contextlib.AsyncExitStack() as stack:
+            async with self._translated():
+                connection = await stack.enter_async_context(self._engine.connect())
+                alone = await connection.execution_options(isolation_level="AUTOCOMMIT")
+                await alone.run_sync(lambda inner: inner.detach())
+
+            async def ask(question: Executable) -> Any:
+                async with self._translated():
+                    return await alone.scalar(question)
+
+            yield ask
 
     def listen_address(self) -> str:
         return f"postgresql:{self._url.host or 'local'}:{self._url.port or 5432}/{self._url.database}"
