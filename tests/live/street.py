@@ -148,20 +148,8 @@ class Street:
         """A gateway that is ready; killed on the way out if it still runs. Its log is shown when the test fails."""
         number, port = next(_NUMBERS), find_free_port()
         public_url = public_url or f"http://127.0.0.1:{port}"
-        env = {
-            **{name: value for name, value in os.environ.items() if not name.startswith("TOLLWAY_")},
-            "PYTHONFAULTHANDLER": "1",
-            "TOLLWAY_RPC_LOCAL": self.driver.rpc_url,
-            "TOLLWAY_DATABASE_URL": database_url or f"sqlite:///{self.folder}/gateway-{number}.sqlite3",
-            "TOLLWAY_SECRET_KEY": _SECRET_KEY,
-            "TOLLWAY_PUBLIC_URL": public_url,
-            "TOLLWAY_LISTEN": f"127.0.0.1:{port}",
-            "TOLLWAY_ADMIN_LISTEN": "off",
-            "TOLLWAY_ALLOW_PRIVATE_ENDPOINTS": "true",
-            "TOLLWAY_LIMIT_LOOKUPS_PER_MINUTE": "100000",
-            "TOLLWAY_LIMIT_FAILED_CALLS_PER_WINDOW": "100000",
-            **(settings or {}),
-        }
+        url = database_url or f"sqlite:///{self.folder}/gateway-{number}.sqlite3"
+        env = self.environment(database_url=url, public_url=public_url, port=port, settings=settings)
         log = self.folder / f"gateway-{number}.log"
         with log.open("wb") as output:
             process = subprocess.Popen(
@@ -174,7 +162,7 @@ class Street:
             )
         gateway = Gateway(process, port=port, public_url=public_url, env=env, log=log)
         try:
-            await self._wait_ready(gateway)
+            await self.wait_ready(gateway)
             yield gateway
         except BaseException:
             print(f"---- log of {gateway.base_url}, exit code {process.poll()}\n{gateway.read_log()[-8000:]}")
@@ -184,7 +172,26 @@ class Street:
                 process.kill()
             process.wait(STOP_DEADLINE_S)
 
-    async def _wait_ready(self, gateway: Gateway) -> None:
+    def environment(
+        self, *, database_url: str, public_url: str, port: int, settings: dict[str, str] | None = None
+    ) -> dict[str, str]:
+        """The settings of a gateway on this street, as its process gets them."""
+        return {
+            **{name: value for name, value in os.environ.items() if not name.startswith("TOLLWAY_")},
+            "PYTHONFAULTHANDLER": "1",
+            "TOLLWAY_RPC_LOCAL": self.driver.rpc_url,
+            "TOLLWAY_DATABASE_URL": database_url,
+            "TOLLWAY_SECRET_KEY": _SECRET_KEY,
+            "TOLLWAY_PUBLIC_URL": public_url,
+            "TOLLWAY_LISTEN": f"127.0.0.1:{port}",
+            "TOLLWAY_ADMIN_LISTEN": "off",
+            "TOLLWAY_ALLOW_PRIVATE_ENDPOINTS": "true",
+            "TOLLWAY_LIMIT_LOOKUPS_PER_MINUTE": "100000",
+            "TOLLWAY_LIMIT_FAILED_CALLS_PER_WINDOW": "100000",
+            **(settings or {}),
+        }
+
+    async def wait_ready(self, gateway: Gateway) -> None:
         async def is_ready() -> bool:
             assert gateway.is_running, "the gateway stopped at once"
             try:
