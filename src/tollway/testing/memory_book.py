@@ -171,6 +171,7 @@ class MemoryBook(MemoryRelocation):
         self._move(call, CallState.FORWARDING)
         call.epoch += 1
         call.attempts += 1
+        call.clock_releases = True
         call.owner_id, call.finish, call.completed_ms = self._owner_id, None, None
         return Claimed(epoch=call.epoch, rest_units=self._rest_of(call) or 0, rail=call.rail, before=before)
 
@@ -189,6 +190,7 @@ class MemoryBook(MemoryRelocation):
     async def renew_ownership(self, *, now_ms: int) -> None:
         self._answer()
         self._rows.seen_ms[self._owner_id] = now_ms
+        self._rows.lives.setdefault(self._owner_id, self._rows.life)
 
     async def recover(self, *, now_ms: int) -> int:
         self._answer()
@@ -204,13 +206,17 @@ class MemoryBook(MemoryRelocation):
             for call in self._rows.calls.values()
             if call.state is CallState.UNKNOWN
             and call.moved_ms <= now_ms - hold_ms
+            and call.clock_releases
             and not is_unpaid(call)  # a sweeper looks at the chain first
         ]
         for call in stranded:
             self._move(call, CallState.UNKNOWN)
+            # The machine died since: the call may have ended without a trace.
+            call.clock_releases = self._rows.lives.get(call.owner_id, 0) == self._rows.life
             call.completed_ms = now_ms
         for call in expired:
             self._move(call, CallState.RELEASED)
+        self._rows.lives[self._owner_id] = self._rows.life
         return len(stranded) + len(expired) + self._cast_adrift({*living, self._owner_id})
 
     async def audit(self) -> AuditReport:

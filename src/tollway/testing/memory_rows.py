@@ -25,6 +25,7 @@ class MemoryCall:
     epoch: int = 1
     attempts: int = 1
     cut: str = ""
+    clock_releases: bool = True
     close: Close | None = None
     finish: Finish | None = None
     completed_ms: int | None = None
@@ -66,7 +67,9 @@ class MemoryAnswer:
 
 @dataclass(slots=True, kw_only=True)
 class MemoryRows:
-    """What all gateways share. A payment is kept with its value on the chain, also when it is gone."""
+    """What all gateways share. A payment is kept with its value on the chain, also when it is gone.
+
+    `life`: of the machine that keeps the books; `lives`: in which one each gateway was last looked after."""
 
     payments: dict[int, Payment] = field(default_factory=dict)
     checked_ms: dict[int, int] = field(default_factory=dict)
@@ -77,6 +80,8 @@ class MemoryRows:
     lanes: dict[tuple[ChainId, Address], int] = field(default_factory=dict)
     answers: dict[CallId, MemoryAnswer] = field(default_factory=dict)
     seen_ms: dict[str, int] = field(default_factory=dict)
+    life: int = 0
+    lives: dict[str, int] = field(default_factory=dict)
     admitted: set[TxHash] = field(default_factory=set)
     ready_ms: int | None = None
     outages: list[tuple[int, int]] = field(default_factory=list)
