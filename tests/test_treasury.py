@@ -15,6 +15,7 @@ from tollway.limits import DEFAULT_LIMITS
 from tollway.payments.settlement import Settled, Undecided
 from tollway.payments.settling_notes import SILENT, SettlingNotes
 from tollway.storage.database import SqliteDatabase
+from tollway.storage.leadership import Duty, Leadership
 from tollway.storage.migrate import upgrade
 from tollway.storage.sealer import Sealer
 from tollway.telemetry import Metrics
@@ -48,6 +49,10 @@ def treasury_of(scene: SettlingScene, database: SqliteDatabase, *, notes: Settli
     )
 
 
+def sweeping(database: SqliteDatabase) -> Leadership:
+    return Leadership(database, duty=Duty.SWEEPER, limits=LIMITS, note=lambda duty, is_leading: None)
+
+
 async def test_the_sweeper_looks_again_and_again(database: SqliteDatabase) -> None:
     async with SettlingScene() as scene, asyncio.timeout(20):
         call = await scene.claim()
@@ -57,7 +62,7 @@ async def test_the_sweeper_looks_again_and_again(database: SqliteDatabase) -> No
         treasury = treasury_of(scene, database)
         await treasury.open()
         async with Chores() as chores:
-            treasury.start(chores)
+            treasury.start(chores, sweeping=sweeping(database))
             looks = scene.chain.questions
             while scene.chain.questions < looks + 3:
                 await asyncio.sleep(0.001)
@@ -73,7 +78,7 @@ async def test_what_settles_is_counted(database: SqliteDatabase) -> None:
         treasury = treasury_of(scene, database, notes=make_notes(metrics))
         await treasury.open()
         async with Chores() as chores:
-            treasury.start(chores)
+            treasury.start(chores, sweeping=sweeping(database))
             call = await scene.claim()
             assert isinstance(await treasury.settlement.settle(call.order()), Settled)
         await treasury.close()
@@ -95,7 +100,7 @@ async def test_it_offers_and_settles_once_it_runs(database: SqliteDatabase) -> N
         assert not treasury.settlement.is_offered(USDC, 10_000, LISTING)
         await treasury.open()
         async with Chores() as chores:
-            treasury.start(chores)
+            treasury.start(chores, sweeping=sweeping(database))
             while not treasury.settlement.is_offered(USDC, 10_000, LISTING):
                 await asyncio.sleep(0.001)
             call = await scene.claim()

@@ -44,10 +44,11 @@ class Chores:
         return task
 
     def every(self, interval_s: float, job: Callable[[], Awaitable[object]]) -> None:
-        self.start(_repeat(interval_s, job))
+        self.start(repeat(interval_s, job))
 
 
-async def _repeat(interval_s: float, job: Callable[[], Awaitable[object]]) -> None:
+async def repeat(interval_s: float, job: Callable[[], Awaitable[object]]) -> None:
+    """Does it again and again, whatever fails, until it is cancelled."""
     while True:
         try:
             await job()

@@ -42,6 +42,7 @@ from tollway.settings import Settings, ensure_secret_key
 from tollway.storage.book_store import BookStore
 from tollway.storage.catalog_store import CatalogStore
 from tollway.storage.database import Database, ProcessLock, SqliteDatabase, connect_database
+from tollway.storage.leadership import Duty, Leadership
 from tollway.storage.migrate import schema_state, upgrade
 from tollway.storage.moderation_store import ModerationStore
 from tollway.storage.sealer import Sealer
@@ -55,7 +56,7 @@ _log = structlog.get_logger(__name__)
 
 CHAIN_CHECK_INTERVAL_S = 60.0
 PRUNE_INTERVAL_S = 300.0
-MODERATION_INTERVAL_S = 1.0
+MODERATION_INTERVAL_S = 0.5  # a block reaches every gateway within a second
 READY_NOTE_INTERVAL_S = 20.0
 CUT_DEADLINE_S = 3.0  # for the outcomes of calls whose connections were just cut: a few commits
 
@@ -240,10 +241,17 @@ class House:
         chores.every(PRUNE_INTERVAL_S, self._prune)
         chores.every(MODERATION_INTERVAL_S, self.moderation.refresh)
         chores.every(READY_NOTE_INTERVAL_S, self._note_ready)
-        chores.start(self.watcher.run())
-        self.treasury.start(chores)
+        chores.start(self._leadership(Duty.WATCHER).lead(self.watcher.run))
+        self.treasury.start(chores, sweeping=self._leadership(Duty.SWEEPER))
         writing = chores.start(self.book.run())
         self._stack.push_async_callback(self._stop_writing, writing)
+
+    def _leadership(self, duty: Duty) -> Leadership:
+        self._note_leading(duty, False)
+        return Leadership(self.database, duty=duty, limits=self.settings.limits, note=self._note_leading)
+
+    def _note_leading(self, duty: Duty, is_leading: bool) -> None:
+        self.metrics.leading.labels(duty.label).set(is_leading)
 
     async def _stop_writing(self, writing: asyncio.Task[None]) -> None:
         """Calls that outlived the drain are cut and written as what they are, and everything that was promised is

@@ -112,6 +112,8 @@ class Limits:
     owner_lease_s: float = 30.0  # a gateway that has not renewed for this long is dead to the others
     owner_renew_s: float = 3.0
     recovery_interval_s: float = 10.0
+    leader_poll_s: float = 1.0  # how often one that leads makes sure, and the others look whether nobody does
+    leader_lease_s: float = 10.0  # a leader that was silent for this long leads no more
 
 
 DEFAULT_LIMITS = Limits()

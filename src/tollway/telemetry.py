@@ -27,6 +27,7 @@ GAS_KEY_BALANCE = "tollway_gas_key_balance_wei"
 GAS_LANE_LENGTH = "tollway_gas_lane_length"
 CALLS_ADRIFT = "tollway_calls_adrift"
 RAILS_WITHDRAWN = "tollway_rails_withdrawn"
+LEADING = "tollway_leading"
 
 DURATION_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
 """OpenTelemetry's semantic conventions for `http.server.request.duration`."""
@@ -77,6 +78,9 @@ class Metrics:
         self.calls_in_flight = Gauge(CALLS_IN_FLIGHT, "Requests that run now.", registry=registry)
         self.lease_lapses = Counter(
             LEASE_LAPSES, "Times that this gateway was silent for longer than its lease.", registry=registry
+        )
+        self.leading = Gauge(
+            LEADING, "1 where this gateway does what one does for all.", ("duty",), registry=registry
         )
         self._add_settling(registry)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from tollway.chain.reader import SettlementChain
 from tollway.chain.rules import ChainRules
-from tollway.chores import Chores
+from tollway.chores import Chores, repeat
 from tollway.identifiers import ChainId, format_network
 from tollway.identity.public_origin import PublicOrigin
 from tollway.ledger.book import Book
@@ -27,6 +27,7 @@ from tollway.payments.sweeper import Sweeper
 from tollway.storage.answer_store import AnswerStore
 from tollway.storage.database import Database
 from tollway.storage.gas_store import GasStore
+from tollway.storage.leadership import Leadership
 from tollway.storage.sealer import Sealer
 from tollway.telemetry import Metrics
 
@@ -51,6 +52,7 @@ class Treasury:
     ) -> None:
         self._now_ms = now_ms
         self._limits = limits
+        self._notes = notes
         self._line = FacilitatorLine(limits=limits)
         self.answers = AnswerStore(database, sealer=sealer, limits=limits)
         gas = GasStore(database)
@@ -103,16 +105,19 @@ class Treasury:
     async def close(self) -> None:
         await self._line.close()
 
-    def start(self, chores: Chores) -> None:
-        """What has to run beside the calls."""
+    def start(self, chores: Chores, *, sweeping: Leadership) -> None:
+        """What has to run beside the calls. Its own strays each gateway sets adrift itself; one sweeps for all."""
         chores.start(self.tank.run())
         chores.start(self._follower.run())
-        chores.every(self._limits.sweep_interval_s, self._sweep)
+        chores.every(self._limits.sweep_interval_s, self.settlement.mend)
+        chores.start(sweeping.lead(self._sweep))
         chores.every(PRUNE_INTERVAL_S, self._prune)
 
     async def _sweep(self) -> None:
-        await self.settlement.mend()
-        await self._sweeper.run_once()
+        try:
+            await repeat(self._limits.sweep_interval_s, self._sweeper.run_once)
+        finally:
+            self._notes.adrift(0)  # whoever sweeps next counts them
 
     async def _prune(self) -> None:
         await self.answers.prune(now_ms=self._now_ms())

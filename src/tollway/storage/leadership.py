@@ -1,0 +1,168 @@
+"""Which of many gateways does what only one has to do: it leads as long as its session with PostgreSQL holds a lock.
+
+A lock of a session ends with the session: at once when its process dies, after `leader_lease_s` when the process or the
+machine is only silent (the server ends an idle session by itself). On SQLite there is one gateway, and it leads.
+
+Nothing may rest on there being one leader alone: one that was stalled goes on for a moment after another has taken over.
+What leaders do is guarded by the books, each move by the state that it expects. This saves work and decides nothing.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+
+import structlog
+from sqlalchemy import func, select, text
+
+from tollway.errors import StorageUnavailable
+from tollway.limits import Limits
+from tollway.storage.database import Ask, Database, PostgresDatabase
+
+_SPACE = 0x746F6C6D
+"""The upper half of our locks' numbers. Migrations and claims have spaces of their own."""
+
+_log = structlog.get_logger(__name__)
+
+
+class Duty(IntEnum):
+    """What one gateway does for all. The number is the lower half of the lock's."""
+
+    SWEEPER = 1
+    WATCHER = 2
+
+    @property
+    def label(self) -> str:
+        return self.name.lower()
+
+    @property
+    def lock(self) -> int:
+        return _SPACE << 32 | self.value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leader:
+    """`address`: of the gateway, as PostgreSQL sees it; None on a socket of the same machine."""
+
+    address: str | None
+    server_process: int
+
+
+class Leadership:
+    """One gateway's candidature for one duty. `note` hears of every change."""
+
+    def __init__(
+        self, database: Database, *, duty: Duty, limits: Limits, note: Callable[[Duty, bool], None]
+    ) -> None:
+        self._database = database
+        self._duty = duty
+        self._limits = limits
+        self._note_change = note
+        self.is_leading = False
+
+    async def lead(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
+        """Runs `work` while this gateway leads, until this is cancelled. Where the lead is lost, `work` is cancelled;
+        it begins anew with the next lead. It is to run until then; what it raises ends this too."""
+        if not isinstance(self._database, PostgresDatabase):
+            self._note(is_leading=True)
+            try:
+                await work()
+            finally:
+                self._note(is_leading=False)
+            return
+        while True:
+            try:
+                if await self._is_vacant():
+                    await self._serve(self._database, work)
+            except StorageUnavailable as exc:
+                # Nobody can lead without the books; whoever asks them says so.
+                _log.debug("leadership_unknown", duty=self._duty.label, detail=str(exc))
+            await asyncio.sleep(self._limits.leader_poll_s)
+
+    async def _is_vacant(self) -> bool:
+        """Asked on a connection of the pool, so that those who wait hold none of their own."""
+        question = select(func.pg_try_advisory_xact_lock_shared(self._duty.lock))
+        return bool(await self._database.read(lambda connection: connection.scalar(question)))
+
+    async def _serve(
+        self, database: PostgresDatabase, work: Callable[[], Coroutine[None, None, None]]
+    ) -> None:
+        async with database.hold() as ask:
+            session = await self._take(ask)
+            if session is None:
+                return
+            self._note(is_leading=True)
+            try:
+                async with asyncio.TaskGroup() as group:
+                    working = group.create_task(work())
+                    await self._keep(ask, session)
+                    working.cancel()
+            finally:
+                self._note(is_leading=False)
+
+    async def _take(self, ask: Ask) -> int | None:
+        """The server's process that holds the lock for us; None when another leads."""
+        lease_ms = round(self._limits.leader_lease_s * 1000)
+        await ask(_EXPIRE.bindparams(lease_ms=str(lease_ms), lease_s=str(max(1, lease_ms // 3000))))
+        taken: int | None = await ask(_TAKE.bindparams(lock=self._duty.lock))
+        return taken
+
+    async def _keep(self, ask: Ask, session: int) -> None:
+        """Returns when the lock is lost, or may be."""
+        while True:
+            await asyncio.sleep(self._limits.leader_poll_s)
+            try:
+                async with asyncio.timeout(self._limits.leader_lease_s / 2):
+                    found = await ask(_KEPT)
+            except (StorageUnavailable, TimeoutError) as exc:
+                _log.warning("leadership_lost", duty=self._duty.label, detail=str(exc.__cause__ or exc))
+                return
+            if found != session:
+                # A pooler has put us into another session, or the server is no primary any more.
+                _log.error("leadership_lost", duty=self._duty.label, detail="the session is another one")
+                return
+
+    def _note(self, *, is_leading: bool) -> None:
+        self.is_leading = is_leading
+        _log.info("leadership_gained" if is_leading else "leadership_ended", duty=self._duty.label)
+        self._note_change(self._duty, is_leading)
+
+
+# Only what this server knows: `idle_session_timeout` is of version 14.
+_EXPIRE = text(
+    "SELECT count(set_config(wish.name, wish.value, false)) FROM (VALUES ('idle_session_timeout', :lease_ms), "
+    "('tcp_user_timeout', :lease_ms), ('tcp_keepalives_idle', :lease_s), ('tcp_keepalives_interval', :lease_s), "
+    "('tcp_keepalives_count', '2')) AS wish (name, value) JOIN pg_settings USING (name)"
+)
+_TAKE = text(
+    "SELECT CASE WHEN NOT pg_is_in_recovery() AND pg_try_advisory_lock(:lock) THEN pg_backend_pid() END"
+)
+_KEPT = text("SELECT CASE WHEN NOT pg_is_in_recovery() THEN pg_backend_pid() END")
+_LEADERS = text(
+    "SELECT objid, host(client_addr) AS address, pid FROM pg_locks JOIN pg_stat_activity USING (pid) "
+    "WHERE locktype = 'advisory' AND mode = 'ExclusiveLock' AND granted AND classid = :space AND objsubid = 1 "
+    "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+)
+
+
+async def find_leaders(database: Database) -> Mapping[Duty, Leader]:
+    """Who leads now; nobody has to on SQLite. Raises StorageUnavailable."""
+    if not isinstance(database, PostgresDatabase):
+        return {}
+    rows = await database.read(lambda connection: connection.execute(_LEADERS.bindparams(space=_SPACE)).all())
+    known = {duty.value: duty for duty in Duty}
+    return {
+        known[row.objid]: Leader(address=row.address, server_process=row.pid)
+        for row in rows
+        if row.objid in known
+    }
+
+
+async def are_sessions_shared(database: PostgresDatabase) -> bool:
+    """True when a pooler between us and the server lends a session for one transaction only: then a lock of a session
+    is nobody's. Raises StorageUnavailable."""
+    process = select(func.pg_backend_pid())
+    async with database.hold() as ask:
+        before = await ask(process)
+        # A transaction beside it takes the session that was just used, if sessions are lent.
+        return bool(await database.read(lambda connection: connection.scalar(process)) == before)
