@@ -1,0 +1,244 @@
+"""Who leads: one gateway at a time, another one soon after it is gone, and on SQLite the only one there is."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from typing import TypeVar
+
+import asyncpg
+import pytest
+from prometheus_client import CollectorRegistry
+
+from tollway.errors import StorageUnavailable
+from tollway.limits import DEFAULT_LIMITS
+from tollway.storage.database import Database, PostgresDatabase, Work, connect_database
+from tollway.storage.leadership import Duty, Leadership, are_sessions_shared, find_leaders
+from tollway.telemetry import Metrics
+
+QUICK = replace(DEFAULT_LIMITS, leader_poll_s=0.01, leader_lease_s=5.0)
+DEADLINE_S = 20.0
+
+T = TypeVar("T")
+
+
+class Candidate:
+    """One gateway that would sweep."""
+
+    def __init__(self, database: Database, *, duty: Duty = Duty.SWEEPER, lease_s: float = 5.0) -> None:
+        self.terms = 0
+        self.is_working = False
+        self.heard: list[bool] = []
+        limits = replace(QUICK, leader_lease_s=lease_s)
+        self.leadership = Leadership(
+            database, duty=duty, limits=limits, note=lambda duty, is_leading: self.heard.append(is_leading)
+        )
+
+    async def work(self) -> None:
+        self.terms += 1
+        self.is_working = True
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.is_working = False
+
+    @contextlib.asynccontextmanager
+    async def standing(self) -> AsyncIterator["Candidate"]:
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(self.leadership.lead(self.work))
+            yield self
+            running.cancel()
+
+
+class AwayAtFirst(PostgresDatabase):
+    """Answers nothing until it is said to be back."""
+
+    is_away = True
+    asked = 0
+
+    async def read(self, work: Work[T]) -> T:
+        self.asked += 1
+        if self.is_away:
+            raise StorageUnavailable
+        return await super().read(work)
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not is_so():
+            await asyncio.sleep(0.001)
+
+
+@pytest.fixture
+async def databases(postgres_url: str) -> AsyncIterator[list[PostgresDatabase]]:
+    """The same database, as three gateways open it."""
+    opened = [PostgresDatabase(postgres_url) for _ in range(3)]
+    for database in opened:
+        await database.open()
+    yield opened
+    for database in opened:
+        await database.close()
+
+
+async def leader_process(database: Database, duty: Duty = Duty.SWEEPER) -> int | None:
+    leader = (await find_leaders(database)).get(duty)
+    return None if leader is None else leader.server_process
+
+
+async def test_whoever_is_alone_leads(database: Database) -> None:
+    async with Candidate(database).standing() as one:
+        await until(lambda: one.is_working)
+        assert one.leadership.is_leading
+    assert not one.is_working
+    assert one.heard == [True, False]
+
+
+@pytest.mark.postgres
+async def test_one_of_many_leads(databases: list[PostgresDatabase]) -> None:
+    everybody = [Candidate(database) for database in databases]
+    async with contextlib.AsyncExitStack() as stack:
+        for one in everybody:
+            await stack.enter_async_context(one.standing())
+        await until(lambda: any(one.is_working for one in everybody))
+        polled = asyncio.Event()
+        asyncio.get_running_loop().call_later(20 * QUICK.leader_poll_s, polled.set)
+        while not polled.is_set():
+            assert sum(one.is_working for one in everybody) == 1
+            await asyncio.sleep(0)
+
+
+@pytest.mark.postgres
+async def test_each_duty_has_a_leader_of_its_own(databases: list[PostgresDatabase]) -> None:
+    sweeper, watcher = Candidate(databases[0]), Candidate(databases[1], duty=Duty.WATCHER)
+    async with sweeper.standing(), watcher.standing():
+        await until(lambda: sweeper.is_working and watcher.is_working)
+        assert set(await find_leaders(databases[2])) == {Duty.SWEEPER, Duty.WATCHER}
+    assert await find_leaders(databases[2]) == {}
+
+
+@pytest.mark.postgres
+async def test_who_leaves_hands_over_at_once(databases: list[PostgresDatabase]) -> None:
+    one, two = Candidate(databases[0]), Candidate(databases[1])
+    async with contextlib.AsyncExitStack() as stack:
+        async with one.standing():
+            await until(lambda: one.is_working)
+            await stack.enter_async_context(two.standing())
+        await until(lambda: two.is_working)
+    assert one.heard == two.heard == [True, False]
+
+
+@pytest.mark.postgres
+async def test_another_takes_over_when_the_leader_is_gone(
+    databases: list[PostgresDatabase], postgres_url: str
+) -> None:
+    """The kernel closes the connection of a process that was killed; the server does the same to a session that an
+    operator ends."""
+    one, two = Candidate(databases[0]), Candidate(databases[1])
+    async with one.standing():
+        await until(lambda: one.is_working)
+        async with two.standing():
+            await end_session(postgres_url, await leader_process(databases[2]))
+            await until(lambda: one.heard[:2] == [True, False])
+            await until(lambda: one.is_working or two.is_working)
+            assert one.is_working != two.is_working
+
+
+@pytest.mark.postgres
+async def test_a_leader_that_stalls_loses_its_lead_to_another(databases: list[PostgresDatabase]) -> None:
+    """Its process is there and its connection too, but it says nothing: the server ends its session."""
+    duty = Duty.SWEEPER
+    stalled = Leadership(
+        databases[0],
+        duty=duty,
+        limits=replace(QUICK, leader_poll_s=3600.0, leader_lease_s=0.05),  # never makes sure that it leads
+        note=lambda duty, is_leading: None,
+    )
+    forever = asyncio.Event()
+
+    async def work() -> None:
+        await forever.wait()
+
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(stalled.lead(work))
+        await until(lambda: stalled.is_leading)
+        two = Candidate(databases[1])
+        async with two.standing():
+            await until(lambda: two.is_working)
+            assert stalled.is_leading  # it does not know yet: two for a moment
+        running.cancel()
+
+
+@pytest.mark.postgres
+async def test_a_stalled_leader_stops_its_work_once_it_looks(
+    databases: list[PostgresDatabase], postgres_url: str
+) -> None:
+    one = Candidate(databases[0])
+    async with one.standing():
+        await until(lambda: one.is_working)
+        first = await leader_process(databases[2])
+        await end_session(postgres_url, first)
+        await until(lambda: one.terms == 2 and one.is_working)  # nobody else is there: it leads again
+        assert await leader_process(databases[2]) != first
+    assert one.heard == [True, False, True, False]
+
+
+@pytest.mark.postgres
+async def test_a_leader_keeps_its_lead_by_making_sure(databases: list[PostgresDatabase]) -> None:
+    """Far beyond its lease."""
+    one = Candidate(databases[0], lease_s=0.5)
+    async with one.standing():
+        await until(lambda: one.is_working)
+        first = await leader_process(databases[2])
+        later = asyncio.Event()
+        asyncio.get_running_loop().call_later(1.2, later.set)
+        await later.wait()
+        assert await leader_process(databases[2]) == first
+        assert one.heard == [True]
+
+
+@pytest.mark.postgres
+async def test_nobody_leads_while_the_database_is_away_and_somebody_does_after_it(postgres_url: str) -> None:
+    database = AwayAtFirst(postgres_url)
+    one = Candidate(database)
+    async with one.standing():
+        await until(lambda: database.asked > 2)
+        assert not one.is_working
+        database.is_away = False
+        await until(lambda: one.is_working)
+    await database.close()
+
+
+@pytest.mark.postgres
+async def test_the_leaders_are_told_by_name(databases: list[PostgresDatabase]) -> None:
+    assert await find_leaders(databases[0]) == {}
+    async with Candidate(databases[0], duty=Duty.WATCHER).standing() as one:
+        await until(lambda: one.is_working)
+        told = await find_leaders(databases[1])
+    assert list(told) == [Duty.WATCHER]
+
+
+async def test_a_leader_on_sqlite_is_nobody_elses_business(sqlite_url: str) -> None:
+    database = connect_database(sqlite_url)
+    await database.open()
+    assert await find_leaders(database) == {}
+    await database.close()
+
+
+@pytest.mark.postgres
+async def test_sessions_of_a_server_without_a_pooler_are_our_own(databases: list[PostgresDatabase]) -> None:
+    assert await are_sessions_shared(databases[0]) is False
+
+
+def test_each_duty_has_a_lock_of_its_own_within_64_bits() -> None:
+    locks = {duty.lock for duty in Duty}
+    assert len(locks) == len(Duty)
+    assert all(0 < lock < 2**63 for lock in locks)
+    assert {Metrics(CollectorRegistry()).leading.labels(duty.label) is not None for duty in Duty} == {True}
+
+
+async def end_session(url: str, process: int | None) -> None:
+    connection = await asyncpg.connect(url)
+    try:
+        await connection.execute("SELECT pg_terminate_backend($1)", process)
+    finally:
+        await connection.close()
