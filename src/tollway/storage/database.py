@@ -13,17 +13,22 @@ import asyncio
 import contextlib
 import fcntl
 import sqlite3 as stdlib_sqlite3
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
+from weakref import WeakSet
 
+import asyncpg
 from sqlalchemy import Connection, Engine, Executable, MetaData, create_engine, event, make_url, text
-from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
-from sqlalchemy.pool import QueuePool, StaticPool
+from sqlalchemy.exc import DBAPIError, DisconnectionError, IntegrityError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
+from sqlalchemy.pool import NullPool, QueuePool, StaticPool
 
 from tollway.errors import StorageUnavailable
+from tollway.storage.outage import READ_ONLY, OutageLog, Use, name_state
+from tollway.storage.postgres_address import PostgresAddress
+from tollway.storage.postgres_line import PostgresLine
 
 try:  # a newer SQLite than most systems have, where its wheel exists
     import pysqlite3.dbapi2 as sqlite_module
@@ -49,7 +54,11 @@ metadata = MetaData(
 WAL_RESET_FIXED = (3, 51, 3)
 READERS = 4
 BUSY_TIMEOUT_MS = 5_000
-COMMAND_TIMEOUT_S = 15.0
+COMMAND_TIMEOUT_S = 5.0
+"""For each statement, and for its commit. A server that is gone says nothing: this is how long it is believed."""
+POOL_TIMEOUT_S = 15.0
+"""Longer than a statement: in a crowd it is a queue, and in an outage whoever holds a connection finds out first."""
+CONNECTIONS, CONNECTIONS_MORE = 10, 10
 
 
 class Database(Protocol):
@@ -61,15 +70,16 @@ class Database(Protocol):
 
     async def close(self) -> None: ...
 
-    async def read(self, work: Work[T]) -> T:
-        """Runs `work` in one read-only snapshot."""
+    async def read(self, work: Work[T], *, is_long: bool = False) -> T:
+        """Runs `work` in one read-only snapshot. `is_long`: without the deadlines of a served request (an audit)."""
         ...
 
-    async def write(self, work: Work[T], *, flush: bool = True) -> T:
+    async def write(self, work: Work[T], *, flush: bool = True, is_long: bool = False) -> T:
         """Runs `work` in one transaction, committed when this returns, rolled back when `work` raises.
 
         `flush` False: the commit survives a crash of the process, not yet of the machine (the next flushed commit
-        makes it durable too). Raises `StorageUnavailable` when the outcome is unknown.
+        makes it durable too). With it, what `work` has seen is as durable as what it wrote. `is_long`: without the
+        deadlines of a served request (a migration). Raises `StorageUnavailable` when the outcome is unknown.
         """
         ...
 
@@ -80,14 +90,14 @@ class Database(Protocol):
 
 def connect_database(url: str) -> Database:
     """`sqlite:///path` or `postgresql://…` -> a database, not yet open. Raises ValueError on another scheme."""
+    if url.startswith(("postgresql://", "postgresql+asyncpg://")):
+        return PostgresDatabase(url)  # several hosts are more than `make_url` can read
     backend = make_url(url).get_backend_name()
     if backend == "sqlite":
         path = make_url(url).database
         if not path or path == ":memory:":
             raise ValueError("SQLite needs a file: sqlite:///tollway.sqlite3")
         return SqliteDatabase(Path(path))
-    if backend == "postgresql":
-        return PostgresDatabase(url)
     raise ValueError(f"{backend} is not supported; use sqlite:///file or postgresql://host/name")
 
 
@@ -109,6 +119,7 @@ class SqliteDatabase:
         self._write_engine = self._create_engine(is_writer=True)
         self._read_engine = self._create_engine(is_writer=False)
         self._is_flushing = True
+        self._outages = OutageLog(self.listen_address())
 
     def _create_engine(self, *, is_writer: bool) -> Engine:
         # The pool classes differ: the writer keeps its one connection for life.
@@ -150,20 +161,23 @@ class SqliteDatabase:
         self._readers.shutdown()
         self._writer.shutdown()
 
-    async def read(self, work: Work[T]) -> T:
-        return await self._run(self._readers, lambda: self._read(work))
+    async def read(self, work: Work[T], *, is_long: bool = False) -> T:
+        return await self._run(self._readers, lambda: self._read(work), use="read")
 
-    async def write(self, work: Work[T], *, flush: bool = True) -> T:
-        return await self._run(self._writer, lambda: self._write(work, flush=flush))
+    async def write(self, work: Work[T], *, flush: bool = True, is_long: bool = False) -> T:
+        return await self._run(self._writer, lambda: self._write(work, flush=flush), use="write")
 
-    async def _run(self, threads: ThreadPoolExecutor, job: Callable[[], T]) -> T:
+    async def _run(self, threads: ThreadPoolExecutor, job: Callable[[], T], *, use: Use) -> T:
         loop = asyncio.get_running_loop()
         try:
-            return await loop.run_in_executor(threads, job)
+            result = await loop.run_in_executor(threads, job)
         except IntegrityError:
             raise
-        except SQLAlchemyError as exc:
+        except (SQLAlchemyError, OSError) as exc:
+            self._outages.note_failure(use, exc)
             raise StorageUnavailable from exc
+        self._outages.note_success(use)
+        return result
 
     def _read(self, work: Work[T]) -> T:
         with self._read_engine.connect() as connection, connection.begin():
@@ -183,24 +197,46 @@ class SqliteDatabase:
         return f"sqlite:{self.path} (SQLite {sqlite_module.sqlite_version})"
 
 
+_FOREIGN = (SQLAlchemyError, OSError, TimeoutError, asyncpg.InternalClientError)
+
+
+class CommitInDoubt(ConnectionError):
+    """The server committed without waiting for its standby, because somebody cancelled the wait."""
+
+
 class PostgresDatabase:
-    """PostgreSQL through asyncpg. Many gateways may share it."""
+    """PostgreSQL through asyncpg. Many gateways may share it. `line` makes its connections; other rooms may dial there
+    for one of their own.
+
+    A connection that an outage has touched is never used again: after a deadline, a read-only answer or a lost
+    connection, those that were made before it are thrown away as they are taken from the pool.
+    """
 
     dialect: Literal["sqlite", "postgresql"] = "postgresql"
 
     def __init__(self, url: str) -> None:
-        self._url = make_url(url).set(drivername="postgresql+asyncpg")
-        self._engine: AsyncEngine = create_async_engine(
-            self._url,
-            pool_size=10,
-            max_overflow=10,
-            pool_timeout=COMMAND_TIMEOUT_S,
-            connect_args={
-                "timeout": COMMAND_TIMEOUT_S,
-                "command_timeout": COMMAND_TIMEOUT_S,
-                "server_settings": {"synchronous_commit": "on", "application_name": "tollway", "jit": "off"},
-            },
+        address = PostgresAddress.parse(url)
+        self.line = PostgresLine(address)
+        self._outages = OutageLog(self.listen_address())
+        self._era = 0
+        self._doubts = 0
+        self._settled_doubts = 0
+        self._warned: WeakSet[Any] = WeakSet()
+        self._engine = create_async_engine(
+            "postgresql+asyncpg://",
+            async_creator=self._dial,
+            pool_size=CONNECTIONS,
+            max_overflow=CONNECTIONS_MORE,
+            pool_timeout=POOL_TIMEOUT_S,
         )
+        self._long_engine = create_async_engine(
+            "postgresql+asyncpg://", async_creator=self._dial_long, poolclass=NullPool
+        )
+        self._lone_engine = create_async_engine(
+            "postgresql+asyncpg://", async_creator=self._dial, poolclass=NullPool
+        )
+        event.listen(self._engine.sync_engine, "connect", self._stamp)
+        event.listen(self._engine.sync_engine, "checkout", self._check_fresh)
 
     async def open(self) -> None:
         await self.read(lambda connection: connection.execute(text("SELECT 1")).scalar())
@@ -208,44 +244,119 @@ class PostgresDatabase:
     async def close(self) -> None:
         await self._engine.dispose()
 
-    async def read(self, work: Work[T]) -> T:
-        async with self._translated(), self._engine.connect() as connection, connection.begin():
+    async def read(self, work: Work[T], *, is_long: bool = False) -> T:
+        async with self._connected("read", is_long=is_long) as connection:
+            await connection.begin()
             await connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            return await connection.run_sync(work)
+            result = await connection.run_sync(work)
+            await connection.rollback()
+            return result
 
-    async def write(self, work: Work[T], *, flush: bool = True) -> T:
-        async with self._translated(), self._engine.begin() as connection:
+    async def write(self, work: Work[T], *, flush: bool = True, is_long: bool = False) -> T:
+        doubts = self._doubts
+        async with self._connected("write", is_long=is_long) as connection:
+            await connection.begin()
             if not flush:
                 await connection.exec_driver_sql("SET LOCAL synchronous_commit = off")
-            return await connection.run_sync(work)
-
-    @contextlib.asynccontextmanager
-    async def _translated(self) -> AsyncIterator[None]:
-        try:
-            yield
-        except IntegrityError:
-            raise
-        except (SQLAlchemyError, OSError, TimeoutError) as exc:
-            raise StorageUnavailable from exc
+            elif doubts != self._settled_doubts:
+                # What this transaction finds there may be on the primary alone. Its own commit then has to wait for the
+                # standby, and it does so only when it has written something.
+                await connection.exec_driver_sql("SELECT pg_logical_emit_message(true, 'tollway', '')")
+            result = await connection.run_sync(work)
+            driver = (await connection.get_raw_connection()).driver_connection
+            await connection.commit()
+            if driver in self._warned:
+                raise CommitInDoubt("the server committed without its standby")
+        if flush and self._doubts == doubts:
+            self._settled_doubts = doubts
+        return result
 
     @contextlib.asynccontextmanager
     async def hold(self) -> AsyncIterator[Ask]:
         """A session outside the pool, for what lives as long as it does; closed for good at the end. Each question is a
         transaction of its own. Opening and asking raise `StorageUnavailable`."""
         async with contextlib.AsyncExitStack() as stack:
-            async with self._translated():
-                connection = await stack.enter_async_context(self._engine.connect())
+            with self._translated("read"):
+                connection = await stack.enter_async_context(self._lone_engine.connect())
                 alone = await connection.execution_options(isolation_level="AUTOCOMMIT")
-                await alone.run_sync(lambda inner: inner.detach())
 
             async def ask(question: Executable) -> Any:
-                async with self._translated():
-                    return await alone.scalar(question)
+                with self._translated("read"):
+                    async with self._watched(alone, "read"):
+                        return await alone.scalar(question)
 
             yield ask
 
+    @contextlib.asynccontextmanager
+    async def _connected(self, use: Use, *, is_long: bool) -> AsyncIterator[AsyncConnection]:
+        """A connection, let go of again."""
+        engine = self._long_engine if is_long else self._engine
+        with self._translated(use):
+            async with engine.connect() as connection, self._watched(connection, use):
+                yield connection
+        self._outages.note_success(use)
+
+    @contextlib.contextmanager
+    def _translated(self, use: Use) -> Iterator[None]:
+        try:
+            yield
+        except IntegrityError:
+            raise
+        except _FOREIGN as exc:
+            self._outages.note_failure(use, exc)
+            raise StorageUnavailable from exc
+
+    @contextlib.asynccontextmanager
+    async def _watched(self, connection: AsyncConnection, use: Use) -> AsyncIterator[None]:
+        try:
+            yield
+        except _FOREIGN as exc:
+            await self._note_touched(connection, use, exc)
+            raise
+
+    async def _note_touched(self, connection: AsyncConnection, use: Use, exc: Exception) -> None:
+        """Throws the connection away where it cannot be trusted any more, at once: a polite end would be waited for."""
+        is_lost = isinstance(exc, DBAPIError) and exc.connection_invalidated
+        is_cut = isinstance(exc, TimeoutError | CommitInDoubt)
+        is_read_only = use == "write" and name_state(exc) == READ_ONLY
+        if not (is_lost or is_cut or is_read_only):
+            return
+        self._era += 1
+        if use == "write":
+            self._doubts += 1
+        if not is_lost:
+            driver = (await connection.get_raw_connection()).driver_connection
+            assert driver is not None
+            driver.terminate()
+            await connection.invalidate()
+
+    async def _dial(self) -> asyncpg.Connection:
+        return await self._attend(statement_deadline_s=COMMAND_TIMEOUT_S)
+
+    async def _dial_long(self) -> asyncpg.Connection:
+        return await self._attend(statement_deadline_s=None)
+
+    async def _attend(self, *, statement_deadline_s: float | None) -> asyncpg.Connection:
+        connection = await self.line.dial(statement_deadline_s=statement_deadline_s)
+        connection.add_log_listener(self._note_warning)
+        return connection
+
+    def _note_warning(self, connection: Any, message: Any) -> None:
+        """A commit whose wait for the standby was cancelled says so in a warning, and nowhere else. Called before the
+        answer to the statement is given out: both are queued, in the order in which they came."""
+        if message.severity_en == "WARNING" and message.query in ("COMMIT", "COMMIT;"):
+            self._warned.add(connection)
+
+    def _stamp(self, _connection: Any, record: Any) -> None:
+        record.info["era"] = self._era
+
+    def _check_fresh(self, connection: Any, record: Any, _fairy: Any) -> None:
+        if record.info.get("era") != self._era or connection.driver_connection.is_closed():
+            connection.driver_connection.terminate()
+            raise DisconnectionError("made before the last outage")
+
     def listen_address(self) -> str:
-        return f"postgresql:{self._url.host or 'local'}:{self._url.port or 5432}/{self._url.database}"
+        return f"postgresql:{self.line.address}"
 
 
 def is_retryable(exc: StorageUnavailable) -> bool:

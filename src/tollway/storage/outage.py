@@ -1,0 +1,106 @@
+"""Says once that the database is away, why, and once that it is back: one line in the log each, not one for each request.
+
+It decides nothing, and it never repeats what a statement said: that may hold a secret.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Literal
+
+import structlog
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+_log = structlog.get_logger(__name__)
+
+Use = Literal["read", "write"]
+
+QUIET_S = 10.0
+"""Where some writes fail and others do not (a disk that is nearly full), the same cause is told this often at most."""
+
+READ_ONLY = "25006"
+_ROLLED_BACK = ("40001", "40P01")
+_BY_STATE = {
+    READ_ONLY: "read_only",
+    "53100": "disk_full",
+    "53200": "out_of_memory",
+    "53300": "too_many_connections",
+    "53400": "limit_of_the_server",
+    "55P03": "lock_not_available",
+    "57014": "statement_cancelled",
+    "57P01": "server_stopping",
+    "57P02": "server_crashed",
+    "57P03": "server_starting_or_stopping",
+    "58030": "disk_error",
+    "42501": "permission_denied",
+    "25P03": "transaction_idle_too_long",
+}
+_BY_SQLITE = (
+    ("SQLITE_FULL", "disk_full"),
+    ("SQLITE_READONLY", "read_only"),
+    ("SQLITE_IOERR", "disk_error"),
+    ("SQLITE_CANTOPEN", "file_cannot_be_opened"),
+    ("SQLITE_PERM", "permission_denied"),
+    ("SQLITE_BUSY", "locked_by_another_process"),
+    ("SQLITE_LOCKED", "locked_by_another_process"),
+    ("SQLITE_CORRUPT", "corrupt"),
+    ("SQLITE_NOTADB", "not_a_database"),
+)
+
+
+def name_state(exc: BaseException) -> str | None:
+    """The SQLSTATE that the server gave, where it gave one."""
+    source = exc.orig if isinstance(exc, DBAPIError) else exc
+    state = getattr(source, "sqlstate", None)
+    return state if isinstance(state, str) else None
+
+
+def name_cause(exc: BaseException) -> str:
+    """A word for what is wrong with the database; `failed` for anything else."""
+    state = name_state(exc)
+    if state is not None:
+        return _BY_STATE.get(state, "connection_lost" if state.startswith("08") else "failed")
+    if isinstance(exc, DBAPIError):
+        name = getattr(exc.orig, "sqlite_errorname", None) or ""
+        for start, cause in _BY_SQLITE:
+            if name.startswith(start):
+                return cause
+        return "connection_lost" if exc.connection_invalidated else "failed"
+    if isinstance(exc, PoolTimeout):
+        return "no_connection_free"
+    if isinstance(exc, TimeoutError):
+        return "no_answer_in_time"
+    return "unreachable" if isinstance(exc, OSError) else "failed"
+
+
+class OutageLog:
+    """Reads and writes are told apart: a full disk can still be read. From one event loop or thread at a time."""
+
+    def __init__(self, where: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._where = where
+        self._clock = clock
+        self._away: dict[Use, tuple[str, float]] = {}
+        self._told: dict[tuple[Use, str], float] = {}
+
+    def note_failure(self, use: Use, exc: BaseException) -> None:
+        if name_state(exc) in _ROLLED_BACK:
+            return
+        cause, now_s = name_cause(exc), self._clock()
+        before = self._away.get(use)
+        if before is not None and before[0] == cause:
+            return
+        self._away[use] = (cause, before[1] if before else now_s)
+        told_s = self._told.get((use, cause))
+        if told_s is not None and now_s - told_s < QUIET_S:
+            return
+        self._told[use, cause] = now_s
+        # What a server or a disk says names files and addresses, never the values of a statement.
+        detail = str(exc.orig if isinstance(exc, DBAPIError) else exc)[:300]
+        _log.error("storage_away", use=use, cause=cause, detail=detail, database=self._where)
+
+    def note_success(self, use: Use) -> None:
+        if use not in self._away:
+            return
+        cause, since_s = self._away.pop(use)
+        away_s = round(self._clock() - since_s, 1)
+        _log.info("storage_back", use=use, cause=cause, away_s=away_s, database=self._where)
