@@ -6,33 +6,36 @@ from limits import RateLimitItemPerMinute
 from tollway.gateway.meters import Meters
 from tollway.identifiers import ListingId
 from tollway.limits import Limits
-from tollway.rates import Rates, name_crowd
+from tollway.rates import Rates, Room, name_crowd
 from tollway.web.load_gauge import LoadGauge
 
 TWICE = RateLimitItemPerMinute(2)
 
 
-def test_one_too_many_waits_and_does_not_count() -> None:
+async def test_one_too_many_waits_and_does_not_count() -> None:
     rates = Rates()
-    assert [rates.hit(TWICE, "a") for _ in range(2)] == [None, None]
-    waits = [rates.hit(TWICE, "a") for _ in range(3)]
+    assert [await rates.hit(TWICE, "a") for _ in range(2)] == [None, None]
+    waits = [await rates.hit(TWICE, "a") for _ in range(3)]
     assert all(wait is not None and 1 <= wait <= 60 for wait in waits)
-    assert rates.hit(TWICE, "b") is None
+    assert await rates.hit(TWICE, "b") is None
 
 
-def test_asking_counts_nothing() -> None:
+async def test_looking_counts_nothing() -> None:
     rates = Rates()
-    assert [rates.wait_s(TWICE, "a") for _ in range(5)] == [None] * 5
-    rates.hit(TWICE, "a")
-    rates.hit(TWICE, "a")
-    assert rates.wait_s(TWICE, "a") is not None
+    assert [await rates.look(TWICE, "a") for _ in range(5)] == [Room(left=2, wait_s=None)] * 5
+    await rates.hit(TWICE, "a")
+    assert await rates.look(TWICE, "a") == Room(left=1, wait_s=None)
+    await rates.hit(TWICE, "a")
+    room = await rates.look(TWICE, "a")
+    assert (room.left, room.wait_s is not None) == (0, True)
+    assert (await rates.look(TWICE, "b")).left == 2
 
 
-def test_tells_how_many_are_left() -> None:
+async def test_what_is_noted_counts() -> None:
     rates = Rates()
-    assert rates.left(TWICE, "a") == 2
-    rates.hit(TWICE, "a")
-    assert (rates.left(TWICE, "a"), rates.left(TWICE, "b")) == (1, 2)
+    for _ in range(3):
+        rates.note(TWICE, "a")
+    assert await rates.hit(TWICE, "a") is not None
 
 
 @pytest.mark.parametrize(
@@ -49,10 +52,10 @@ def test_a_whole_ipv6_network_is_one_client(address: str, crowd: str) -> None:
     assert name_crowd(address) == crowd
 
 
-def test_neighbours_in_one_ipv6_network_share_their_look_ups_and_free_calls() -> None:
-    meters = Meters(limits=Limits(lookups_per_minute=2, free_calls_per_minute=2))
-    looked = [meters.charge(client_address=f"2001:db8::{n}", signer=f"s{n}") for n in range(1, 4)]
-    called = [meters.charge_free_call(f"2001:db8::{n}", ListingId("api_1")) for n in range(1, 4)]
+async def test_neighbours_in_one_ipv6_network_share_their_look_ups_and_free_calls() -> None:
+    meters = Meters(limits=Limits(lookups_per_minute=2, free_calls_per_minute=2), rates=Rates())
+    looked = [await meters.charge(client_address=f"2001:db8::{n}", signer=f"s{n}") for n in range(1, 4)]
+    called = [await meters.charge_free_call(f"2001:db8::{n}", ListingId("api_1")) for n in range(1, 4)]
     for waits in (looked, called):
         assert waits[:2] == [None, None]
         assert waits[2] is not None

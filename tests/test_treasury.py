@@ -14,6 +14,7 @@ from tollway.ledger.call import CallState
 from tollway.limits import DEFAULT_LIMITS
 from tollway.payments.settlement import Settled, Undecided
 from tollway.payments.settling_notes import SILENT, SettlingNotes
+from tollway.rates import Rates
 from tollway.storage.database import SqliteDatabase
 from tollway.storage.leadership import Duty, Leadership
 from tollway.storage.migrate import upgrade
@@ -45,6 +46,7 @@ def treasury_of(scene: SettlingScene, database: SqliteDatabase, *, notes: Settli
         settlement_rules={CHAIN: scene.settlement_rules},
         limits=LIMITS,
         now_ms=scene.read_clock,
+        rates=Rates(),
         notes=notes,
     )
 

@@ -27,6 +27,7 @@ from tollway.outbound.dialer import Dialer
 from tollway.outbound.inquirer import Inquirer
 from tollway.payments.sighting import Lookout
 from tollway.payments.till import Till
+from tollway.rates import Rates
 from tollway.registry.draft_rules import DraftRules
 from tollway.settings import Settings
 from tollway.storage.book_store import BookStore
@@ -65,6 +66,7 @@ class Rooms:
     dialer: Dialer
     inquirer: Inquirer
     meters: Meters
+    rates: Rates
     till: Till
     treasury: Treasury
     desk: FrontDesk
@@ -93,7 +95,7 @@ class Frontage:
             rooms.sessions, rooms.desk, origin=self._origin, limits=limits, now_ms=self._now_ms
         )
         wallet = wallet_dependency(authenticator, body_bytes_max=limits.control_body_bytes_max)
-        nonce_meter = NonceMeter(limits=limits)
+        nonce_meter = NonceMeter(limits=limits, rates=rooms.rates)
         return build_app(
             call_app=self._calls(),
             routers=[
@@ -229,6 +231,7 @@ class Frontage:
             allowlist=settings.allowlist if settings.registration == "allowlist" else None,
             now_ms=self._now_ms,
             entropy=secrets.token_bytes,
+            rates=rooms.rates,
             is_unprotected=rooms.inquirer.is_unprotected,
             fetch_document=rooms.inquirer.fetch_document,
         )

@@ -37,6 +37,7 @@ from tollway.outbound.dialer import Dialer
 from tollway.outbound.inquirer import Inquirer
 from tollway.payments.settlement_rules import SettlementRules
 from tollway.payments.till import Till
+from tollway.rates import Rates
 from tollway.registry.listing import Shelf
 from tollway.settings import Settings, ensure_secret_key
 from tollway.storage.book_store import BookStore
@@ -73,6 +74,7 @@ class House:
             network.rules.chain_id: network.rules for network in settings.networks
         }
         self.metrics = Metrics(CollectorRegistry())
+        self.rates = Rates()
         self._stack = contextlib.AsyncExitStack()
         self._wire()
 
@@ -100,7 +102,7 @@ class House:
         self.roll_call = RollCall(self.chains, self.rules)
         self.dialer = self._make_dialer(origin)
         self.inquirer = Inquirer(self.dialer)
-        self.meters = Meters(limits=limits)
+        self.meters = Meters(limits=limits, rates=self.rates)
         judge = SignatureJudge(self.chains, limits=limits)
         self.till = Till(
             book=self.book,
@@ -122,6 +124,7 @@ class House:
             settlement_rules=self._settlement_rules(),
             limits=limits,
             now_ms=now_ms,
+            rates=self.rates,
             notes=make_notes(self.metrics),
         )
         self.watcher = Watcher(
@@ -155,6 +158,7 @@ class House:
             dialer=self.dialer,
             inquirer=self.inquirer,
             meters=self.meters,
+            rates=self.rates,
             till=self.till,
             treasury=self.treasury,
             desk=self.desk,

@@ -1,37 +1,79 @@
-"""Sliding windows: how often somebody did something lately, and how long to wait. Per process, never about money.
+"""Sliding windows: how often somebody did something lately, and how long to wait. Never about money.
 
-Who counts whom, and what for, is the business of the meters that stand on it.
+Every process has windows of its own. Where gateways share a server for them as well, a thing is allowed when both say
+so: what the server does not know, because it was away, this process does. Without an answer the windows here decide
+alone. Who counts whom, and what for, is the business of the meters that stand on it.
 """
 
 import ipaddress
 import math
 import time
+from dataclasses import dataclass
 
 from limits import RateLimitItem
 from limits.storage import MemoryStorage
 from limits.strategies import MovingWindowRateLimiter
 
+from tollway.shared_windows import SharedWindows, Standing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """How many more are allowed now; where none is, the seconds until one is."""
+
+    left: int
+    wait_s: int | None
+
 
 class Rates:
-    """Windows in the memory of this process (`limits` package). Safe to use from many tasks at once."""
+    """One per process. Safe to use from many tasks at once."""
 
-    def __init__(self) -> None:
-        self._limiter = MovingWindowRateLimiter(MemoryStorage())
+    def __init__(self, shared: SharedWindows | None = None) -> None:
+        self._own = MovingWindowRateLimiter(MemoryStorage())
+        self._shared = shared
 
-    def hit(self, item: RateLimitItem, *key: str) -> int | None:
+    async def hit(self, item: RateLimitItem, *key: str) -> int | None:
         """One more. None when it is allowed, else the seconds to wait; a refused one does not count."""
-        return None if self._limiter.hit(item, *key) else self._count_down_s(item, *key)
+        if self._shared is None:
+            return self._hit_own(item, key)
+        own = self._look_own(item, key)
+        if own.wait_s is not None:
+            return own.wait_s
+        is_allowed = await self._shared.hit(item, *key)
+        if is_allowed is False:
+            return (await self.look(item, *key)).wait_s or 1
+        wait_s = self._hit_own(item, key)
+        return wait_s if is_allowed is None else None
 
-    def wait_s(self, item: RateLimitItem, *key: str) -> int | None:
-        """The seconds until one more is allowed, without counting one; None when it is allowed now."""
-        return None if self._limiter.test(item, *key) else self._count_down_s(item, *key)
+    async def look(self, item: RateLimitItem, *key: str) -> Room:
+        """How many more are allowed now. Counts nothing."""
+        standing = None if self._shared is None else await self._shared.look(item, *key)
+        own = self._look_own(item, key)
+        if standing is None:
+            return own
+        shared = _room(item, standing)
+        return min(shared, own, key=lambda room: (room.left, -(room.wait_s or 0)))
 
-    def left(self, item: RateLimitItem, *key: str) -> int:
-        """How many more are allowed now."""
-        return self._limiter.get_window_stats(item, *key).remaining
+    def note(self, item: RateLimitItem, *key: str) -> None:
+        """One more, whose asker waits for no answer. Counted here at once, and by the others soon after."""
+        self._hit_own(item, key)
+        if self._shared is not None:
+            self._shared.note(item, *key)
 
-    def _count_down_s(self, item: RateLimitItem, *key: str) -> int:
-        return max(1, math.ceil(self._limiter.get_window_stats(item, *key).reset_time - time.time()))
+    def _hit_own(self, item: RateLimitItem, key: tuple[str, ...]) -> int | None:
+        return None if self._own.hit(item, *key) else self._look_own(item, key).wait_s or 1
+
+    def _look_own(self, item: RateLimitItem, key: tuple[str, ...]) -> Room:
+        stats = self._own.get_window_stats(item, *key)
+        return _room(item, Standing(left=stats.remaining, reset_s=stats.reset_time))
+
+
+def _room(item: RateLimitItem, standing: Standing) -> Room:
+    if standing.left > 0:
+        return Room(left=standing.left, wait_s=None)
+    # A clock that was set back, here or at another gateway, must not tell anybody to wait for longer than a window.
+    wait_s = min(math.ceil(standing.reset_s - time.time()), item.get_expiry())
+    return Room(left=0, wait_s=max(1, wait_s))
 
 
 def name_crowd(client_address: str) -> str:

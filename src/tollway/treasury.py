@@ -24,6 +24,7 @@ from tollway.payments.settlement import Settlement
 from tollway.payments.settlement_rules import SettlementRules
 from tollway.payments.settling_notes import SILENT, SettlingNotes
 from tollway.payments.sweeper import Sweeper
+from tollway.rates import Rates
 from tollway.storage.answer_store import AnswerStore
 from tollway.storage.database import Database
 from tollway.storage.gas_store import GasStore
@@ -48,6 +49,7 @@ class Treasury:
         settlement_rules: Mapping[ChainId, SettlementRules],
         limits: Limits,
         now_ms: Callable[[], int],
+        rates: Rates,
         notes: SettlingNotes = SILENT,
     ) -> None:
         self._now_ms = now_ms
@@ -83,6 +85,7 @@ class Treasury:
             facilitators=facilitators,
             limits=limits,
             now_ms=now_ms,
+            rates=rates,
             notes=notes,
         )
         self._sweeper = Sweeper(

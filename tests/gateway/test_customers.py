@@ -14,6 +14,7 @@ from tollway.gateway.target import Target
 from tollway.identifiers import Address, ListingId
 from tollway.limits import DEFAULT_LIMITS
 from tollway.money import Price
+from tollway.rates import Rates
 from tollway.registry.listing import Listing, RateLimit
 from tollway.testing.loopback import LoopbackUpstream
 from tollway.testing.small_crowd import Buyer
@@ -40,7 +41,10 @@ def call(client: str = "203.0.113.5", **headers: str) -> IncomingCall:
 
 def customers(*blocked: Address) -> Customers:
     return Customers(
-        Meters(limits=LIMITS), limits=LIMITS, is_blocked=blocked.__contains__, now_ms=lambda: NOW_MS
+        Meters(limits=LIMITS, rates=Rates()),
+        limits=LIMITS,
+        is_blocked=blocked.__contains__,
+        now_ms=lambda: NOW_MS,
     )
 
 
@@ -143,15 +147,15 @@ async def test_a_listings_rate_is_counted_by_payer_when_all_else_is_well() -> No
     assert await check(desk, listing=limited, payer=OTHER) is None
 
 
-def test_free_calls_have_a_rate_by_address_and_listing() -> None:
+async def test_free_calls_have_a_rate_by_address_and_listing() -> None:
     desk = customers()
-    others: list[Any] = [desk.check_free(call(), LISTING) for _ in range(2)]
+    others: list[Any] = [await desk.check_free(call(), LISTING) for _ in range(2)]
     assert others == [None, None]
-    problem = desk.check_free(call(), LISTING)
+    problem = await desk.check_free(call(), LISTING)
     assert problem is not None
     assert (problem.code, problem.payment_state) == (Code.RATE_LIMITED, "none")
-    assert desk.check_free(call("198.51.100.9"), LISTING) is None
-    assert desk.check_free(call(), replace(LISTING, id=ListingId("api_others"))) is None
+    assert await desk.check_free(call("198.51.100.9"), LISTING) is None
+    assert await desk.check_free(call(), replace(LISTING, id=ListingId("api_others"))) is None
 
 
 async def test_a_call_that_runs_counts_until_its_visit_ends() -> None:

@@ -10,6 +10,7 @@ import pytest
 from tollway.gateway import patience as room
 from tollway.gateway.patience import Patience
 from tollway.limits import DEFAULT_LIMITS
+from tollway.rates import Rates
 from tollway.testing.asgi_exchange import Exchange
 from tollway.testing.loopback import Arrived, plain, until
 from tollway.testing.small_gateway import NOW_MS, SmallGateway, open_gateway
@@ -30,7 +31,7 @@ class Clock:
 
 
 def patience(clock: Clock | None = None, **limits: Any) -> Patience:
-    return Patience(limits=replace(LIMITS, **limits), now_ms=clock or Clock())
+    return Patience(limits=replace(LIMITS, **limits), rates=Rates(), now_ms=clock or Clock())
 
 
 async def let_in(desk: Patience, keys: tuple[str, ...] = ONE, *, tries: int = 10) -> int:

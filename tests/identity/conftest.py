@@ -58,7 +58,7 @@ class FakeMeter:
     charged: list[tuple[str, str]] = field(default_factory=list)
     lookups_per_minute: int = 30
 
-    def charge(self, *, client_address: str, signer: str) -> int | None:
+    async def charge(self, *, client_address: str, signer: str) -> int | None:
         self.charged.append((client_address, signer))
         return self.wait_s
 

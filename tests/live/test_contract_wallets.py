@@ -134,7 +134,7 @@ async def test_a_node_that_is_gone_is_not_a_no(chain_id) -> None:
 class Unmetered:
     lookups_per_minute = 30
 
-    def charge(self, *, client_address: str, signer: str) -> int | None:
+    async def charge(self, *, client_address: str, signer: str) -> int | None:
         return None
 
 

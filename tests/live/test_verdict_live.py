@@ -35,7 +35,7 @@ FAILED = Code.PAYMENT_VERIFICATION_FAILED
 class FreeMeter:
     lookups_per_minute = 30
 
-    def charge(self, *, client_address: str, signer: str) -> int | None:
+    async def charge(self, *, client_address: str, signer: str) -> int | None:
         return None
 
 

@@ -51,7 +51,7 @@ class Meter:
     charged: list[tuple[str, str]] = field(default_factory=list)
     lookups_per_minute: int = 30
 
-    def charge(self, *, client_address: str, signer: str) -> int | None:
+    async def charge(self, *, client_address: str, signer: str) -> int | None:
         if self.left <= 0:
             return 17
         self.left -= 1

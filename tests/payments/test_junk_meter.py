@@ -5,6 +5,7 @@ import pytest
 from tollway.errors import Code
 from tollway.limits import Limits
 from tollway.payments.junk_meter import JunkMeter
+from tollway.rates import Rates
 
 
 @pytest.mark.parametrize(
@@ -16,12 +17,12 @@ from tollway.payments.junk_meter import JunkMeter
         ("192.0.2.2", "0xb", False),
     ],
 )
-def test_counts_per_address_and_per_wallet(address: str, signer: str, is_refused: bool) -> None:
-    meter = JunkMeter(limits=Limits(lookups_per_minute=2))
+async def test_counts_per_address_and_per_wallet(address: str, signer: str, is_refused: bool) -> None:
+    meter = JunkMeter(limits=Limits(lookups_per_minute=2), rates=Rates())
     for _ in range(2):
-        assert meter.refuse(client_address="192.0.2.1", signer="0xa") is None
+        assert await meter.refuse(client_address="192.0.2.1", signer="0xa") is None
         meter.note(client_address="192.0.2.1", signer="0xa")
-    refusal = meter.refuse(client_address=address, signer=signer)
+    refusal = await meter.refuse(client_address=address, signer=signer)
     assert (refusal is not None) is is_refused
     if refusal is not None:
         assert refusal.code is Code.RATE_LIMITED
@@ -29,6 +30,6 @@ def test_counts_per_address_and_per_wallet(address: str, signer: str, is_refused
         assert 0 < (refusal.retry_after_s or 0) <= 60
 
 
-def test_asking_alone_never_counts() -> None:
-    meter = JunkMeter(limits=Limits(lookups_per_minute=1))
-    assert [meter.refuse(client_address="a", signer="b") for _ in range(5)] == [None] * 5
+async def test_asking_alone_never_counts() -> None:
+    meter = JunkMeter(limits=Limits(lookups_per_minute=1), rates=Rates())
+    assert [await meter.refuse(client_address="a", signer="b") for _ in range(5)] == [None] * 5

@@ -19,23 +19,23 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-def test_a_charge_is_taken_once(stall, charge) -> None:
+async def test_a_charge_is_taken_once(stall, charge) -> None:
     one = charge()
-    one.take()
-    one.take()
+    await one.take()
+    await one.take()
     assert stall.meter.charged == [("192.0.2.7", "somebody")]
 
 
-def test_a_refused_charge_says_how_long_to_wait_and_may_be_tried_again(stall, charge) -> None:
+async def test_a_refused_charge_says_how_long_to_wait_and_may_be_tried_again(stall, charge) -> None:
     stall.meter.left = 0
     one = charge()
     with pytest.raises(Refusal) as refused:
-        one.take()
+        await one.take()
     assert refused.value.problem.code is Code.RATE_LIMITED
     assert refused.value.problem.retry_after_s == 17
     assert refused.value.problem.members == describe_rate("lookups", limit=30, window_s=60)
     stall.meter.left = 1
-    one.take()
+    await one.take()
     assert len(stall.meter.charged) == 1
 
 

@@ -14,6 +14,7 @@ from tollway.identifiers import Address, ChainId, ListingId
 from tollway.limits import Limits
 from tollway.money import Asset
 from tollway.outbound.policy import Endpoint
+from tollway.rates import Rates
 from tollway.registry.draft_rules import DraftRules
 from tollway.registry.listing import Listing
 from tollway.testing.memory_catalog import MemoryCatalog
@@ -144,6 +145,7 @@ async def door(request: pytest.FixtureRequest) -> AsyncIterator[Door]:
             allowlist=None,
             now_ms=lambda: door.now_ms,
             entropy=lambda size: next(numbers).to_bytes(size, "big"),
+            rates=Rates(),
             is_unprotected=is_unprotected,
             fetch_document=fetch,
         )

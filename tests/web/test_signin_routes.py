@@ -21,6 +21,7 @@ from tollway.identity.http_signature import SignedRequest, signature_headers
 from tollway.identity.public_origin import parse_origin
 from tollway.identity.signatures import SignatureJudge
 from tollway.limits import Limits
+from tollway.rates import Rates
 from tollway.testing.memory_sessions import MemorySessions
 from tollway.web.authentication import make_challenge, wallet_dependency, wallet_of_x402_client
 from tollway.web.nonce_meter import NonceMeter
@@ -46,7 +47,7 @@ class NoChain:
 class Unmetered:
     lookups_per_minute = 30
 
-    def charge(self, *, client_address: str, signer: str) -> int | None:
+    async def charge(self, *, client_address: str, signer: str) -> int | None:
         return None
 
 
@@ -76,7 +77,7 @@ def app(store: MemorySessions) -> FastAPI:
         entropy=lambda size: next(numbers).to_bytes(size, "big"),
     )
     authenticator = Authenticator(store, desk, origin=ORIGIN, limits=LIMITS, now_ms=lambda: NOW_MS)
-    meter = NonceMeter(limits=LIMITS)
+    meter = NonceMeter(limits=LIMITS, rates=Rates())
     app = FastAPI(redirect_slashes=False)
     wallet = wallet_dependency(authenticator, body_bytes_max=LIMITS.control_body_bytes_max)
 

@@ -9,6 +9,6 @@ class LookupMeter(Protocol):
     @property
     def lookups_per_minute(self) -> int: ...
 
-    def charge(self, *, client_address: str, signer: str) -> int | None:
+    async def charge(self, *, client_address: str, signer: str) -> int | None:
         """One more. None when it is allowed, else the seconds to wait."""
         ...

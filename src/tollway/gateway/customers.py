@@ -41,15 +41,15 @@ class Customers:
         is_blocked: Callable[[Address], bool],
         now_ms: Callable[[], int],
     ) -> None:
-        patience = Patience(limits=limits, now_ms=now_ms)
+        patience = Patience(limits=limits, rates=meters.rates, now_ms=now_ms)
         self._desk = _Desk(meters=meters, patience=patience, limits=limits, is_blocked=is_blocked)
 
     def receive(self, call: IncomingCall, listing: Listing, *, is_settled_here: bool = False) -> "Visit":
         """A paid call, for as long as it runs. `is_settled_here`: its money moves at this gateway's expense."""
         return Visit(self._desk, call, listing, is_settled_here=is_settled_here)
 
-    def check_free(self, call: IncomingCall, listing: Listing) -> Problem | None:
-        wait_s = self._desk.meters.charge_free_call(call.client_address, listing.id)
+    async def check_free(self, call: IncomingCall, listing: Listing) -> Problem | None:
+        wait_s = await self._desk.meters.charge_free_call(call.client_address, listing.id)
         if wait_s is None:
             return None
         most = self._desk.limits.free_calls_per_minute
@@ -94,7 +94,7 @@ class Visit:
         if wait_s is not None:
             return self._say_exhausted(wait_s)
         self._running = keys
-        return self._charge_rate(payer)
+        return await self._charge_rate(payer)
 
     def note(self, payer: Address, outcome: Outcome) -> None:
         """Runs that ended unbilled or unknown count against a budget: they cost the provider and pay nobody. Those that
@@ -131,9 +131,11 @@ class Visit:
             ),
         )
 
-    def _charge_rate(self, payer: Address) -> Problem | None:
+    async def _charge_rate(self, payer: Address) -> Problem | None:
         rate = self._listing.rate_limit
-        wait_s = None if rate is None else self._desk.meters.charge_listing(rate, self._listing.id, payer)
+        wait_s = (
+            None if rate is None else await self._desk.meters.charge_listing(rate, self._listing.id, payer)
+        )
         if rate is None or wait_s is None:
             return None
         return Problem(

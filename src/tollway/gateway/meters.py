@@ -12,23 +12,23 @@ from tollway.registry.listing import RateLimit
 
 
 class Meters:
-    """Counts per process. Not for money."""
+    """Not for money."""
 
-    def __init__(self, *, limits: Limits) -> None:
+    def __init__(self, *, limits: Limits, rates: Rates) -> None:
         self.lookups_per_minute = limits.lookups_per_minute
-        self._rates = Rates()
+        self.rates = rates
         self._lookups = RateLimitItemPerMinute(limits.lookups_per_minute, namespace="lookup")
         self._free = RateLimitItemPerMinute(limits.free_calls_per_minute, namespace="free")
 
-    def charge(self, *, client_address: str, signer: str) -> int | None:
+    async def charge(self, *, client_address: str, signer: str) -> int | None:
         """One look-up on a chain, per client address and per signer. Seconds to wait, or None when it is allowed."""
-        return self._rates.hit(self._lookups, f"address:{name_crowd(client_address)}") or self._rates.hit(
-            self._lookups, f"signer:{signer}"
-        )
+        return await self.rates.hit(
+            self._lookups, f"address:{name_crowd(client_address)}"
+        ) or await self.rates.hit(self._lookups, f"signer:{signer}")
 
-    def charge_free_call(self, client_address: str, listing_id: ListingId) -> int | None:
-        return self._rates.hit(self._free, name_crowd(client_address), listing_id)
+    async def charge_free_call(self, client_address: str, listing_id: ListingId) -> int | None:
+        return await self.rates.hit(self._free, name_crowd(client_address), listing_id)
 
-    def charge_listing(self, rate: RateLimit, listing_id: ListingId, payer: Address) -> int | None:
+    async def charge_listing(self, rate: RateLimit, listing_id: ListingId, payer: Address) -> int | None:
         item = RateLimitItemPerSecond(rate.calls, rate.per_s, namespace="listing")
-        return self._rates.hit(item, listing_id, str(payer))
+        return await self.rates.hit(item, listing_id, str(payer))

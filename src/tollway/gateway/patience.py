@@ -3,7 +3,8 @@
 A call counts as failed from its start until its end says otherwise; else a hundred that start at once would all pass
 before the first of them is known to have failed. Whoever comes while too many run waits a moment for one to end, and
 each call that was paid lately lets one more run: an honest caller has soon as many at once as he likes, and is refused
-none. Per process, and never about money.
+none. Failures are counted with those at other gateways, where these share their rates; what runs is counted here
+alone: a caller may have as many running at each gateway. Never about money.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from limits import RateLimitItemPerSecond
 
 from tollway.limits import Limits
-from tollway.rates import Rates
+from tollway.rates import Rates, Room
 
 KEYS_MAX = 100_000
 RETRY_S = 1  # after waiting in vain for a call to end
@@ -39,15 +40,16 @@ class _Standing:
 class Patience:
     """Counts callers by whatever keys they are known by. Safe to use from many tasks at once."""
 
-    def __init__(self, *, limits: Limits, now_ms: Callable[[], int]) -> None:
+    def __init__(self, *, limits: Limits, rates: Rates, now_ms: Callable[[], int]) -> None:
         self._limits = limits
         self._now_ms = now_ms
-        self._rates = Rates()
+        self._rates = rates
         self._failed = RateLimitItemPerSecond(
             limits.failed_calls_per_window, limits.failed_calls_window_s, namespace="failed"
         )
-        # Only a key that failed lately is worth asking the limiter about: most never have.
-        self._failing: OrderedDict[str, None] = OrderedDict()
+        # Only a key that failed here lately is worth asking the limiter about: most never have, and a call that is
+        # paid asks no server. Whoever failed elsewhere is known for it after the first failure here.
+        self._failing: OrderedDict[str, int] = OrderedDict()  # its last failure, in ms
         self._standings: OrderedDict[str, _Standing] = OrderedDict()
 
     async def enter(self, keys: Sequence[str]) -> int | None:
@@ -55,10 +57,11 @@ class Patience:
         counts for nothing. Waits at most `failed_calls_wait_s` for others to end."""
         until = asyncio.get_running_loop().time() + self._limits.failed_calls_wait_s
         while True:
-            wait_s = self._find_wait_s(keys)
-            if wait_s is not None:
-                return wait_s
-            full = next((key for key in keys if self._is_full(key)), None)
+            rooms = {key: await self._rates.look(self._failed, key) for key in keys if self._is_failing(key)}
+            waits = [room.wait_s for room in rooms.values() if room.wait_s is not None]
+            if waits:
+                return max(waits)  # until calls are accepted again
+            full = next((key for key in keys if self._is_full(key, rooms.get(key))), None)
             if full is None:
                 break
             if not await self._wait_ended(full, until):
@@ -82,22 +85,24 @@ class Patience:
 
     def note_failed(self, keys: Sequence[str]) -> None:
         for key in keys:
-            self._failing[key] = None
+            self._failing[key] = self._now_ms()
             self._failing.move_to_end(key)
-            self._rates.hit(self._failed, key)
+            self._rates.note(self._failed, key)
         while len(self._failing) > KEYS_MAX:
             self._failing.popitem(last=False)
 
-    def _find_wait_s(self, keys: Sequence[str]) -> int | None:
-        """Until calls are accepted again, where too many have failed."""
-        waits = [self._rates.wait_s(self._failed, key) for key in keys if key in self._failing]
-        return max((wait_s for wait_s in waits if wait_s is not None), default=None)
+    def _is_failing(self, key: str) -> bool:
+        failed_ms = self._failing.get(key)
+        if failed_ms is None:
+            return False
+        if self._now_ms() - failed_ms > self._limits.failed_calls_window_s * 1000:
+            del self._failing[key]
+            return False
+        return True
 
-    def _is_full(self, key: str) -> bool:
+    def _is_full(self, key: str, room: Room | None) -> bool:
         standing = self._stand(key)
-        failures_left = self._limits.failed_calls_per_window
-        if key in self._failing:
-            failures_left = self._rates.left(self._failed, key)
+        failures_left = self._limits.failed_calls_per_window if room is None else room.left
         return standing.running >= failures_left + standing.paid + standing.paid_before
 
     async def _wait_ended(self, key: str, until: float) -> bool:

@@ -329,7 +329,7 @@ class Gateway:
 
     async def _serve_free(self, call: IncomingCall, opening: Opening, shown: _Seen) -> Outcome:
         listing = opening.listing
-        problem = self._customers.check_free(call, listing)
+        problem = await self._customers.check_free(call, listing)
         if problem is not None:
             return Declined(problem=problem)
         problem = check_size(call.body, self._limits) or check_idempotency_key(call)

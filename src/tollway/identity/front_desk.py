@@ -178,7 +178,7 @@ class FrontDesk:
         """Key, contract or contract to be. Only a question to a chain is counted, and refused (`rate_limited`) when there
         were too many of that client or about that wallet. Raises `ChainUnavailable`."""
         if self._judge.is_chain_needed(address, digest, signature, [chain_id]):
-            wait_s = self._meter.charge(client_address=client_address, signer=str(address))
+            wait_s = await self._meter.charge(client_address=client_address, signer=str(address))
             if wait_s is not None:
                 raise Refusal(
                     Problem(

@@ -21,11 +21,11 @@ class Charge:
         self._signer = signer
         self._is_taken = False
 
-    def take(self) -> None:
+    async def take(self) -> None:
         """Raises Refusal (`rate_limited`) when the address or the signer has asked too much lately."""
         if self._is_taken:
             return
-        wait_s = self._meter.charge(client_address=self._client_address, signer=self._signer)
+        wait_s = await self._meter.charge(client_address=self._client_address, signer=self._signer)
         if wait_s is not None:
             raise Refusal(
                 Problem(
@@ -53,9 +53,9 @@ class Lookups:
             told = await asyncio.shield(flight)
             if told is not None:
                 return told
-        charge.take()
         flight = self._flights[key] = asyncio.get_running_loop().create_future()
         try:
+            await charge.take()
             told = await self._chains.fetch_facts(chain_id, tx_hash)
         except ChainUnavailable as exc:
             flight.set_exception(ChainUnavailable(problem=exc.problem))

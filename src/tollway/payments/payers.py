@@ -126,7 +126,7 @@ class Payers:
         signature = showing.proof.signature
         for digest in showing.digests(chain_id):
             if (chain_id, payer) not in self._wallets:
-                showing.charge.take()
+                await showing.charge.take()
             if await self._judge.is_signed_by(payer, digest, signature, (chain_id,)):
                 return True
         return False

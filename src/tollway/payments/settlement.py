@@ -51,6 +51,7 @@ from tollway.payments.settlement_outcome import (
 from tollway.payments.settlement_signing import Carriage, encode_call, limit_gas, offer_fee, sign_attempt
 from tollway.payments.settling_notes import SILENT, SettlingNotes
 from tollway.payments.strays import Strays
+from tollway.rates import Rates
 
 __all__ = [
     "FencedOff",
@@ -88,6 +89,7 @@ class Settlement:
         facilitators: Mapping[ChainId, RemoteFacilitator],
         limits: Limits,
         now_ms: Callable[[], int],
+        rates: Rates,
         notes: SettlingNotes = SILENT,
     ) -> None:
         self._book = book
@@ -101,7 +103,7 @@ class Settlement:
         self._now_ms = now_ms
         self._notes = notes
         self._consents = Consents(chains, facilitators, limits=limits)
-        self._junk = JunkMeter(limits=limits)
+        self._junk = JunkMeter(limits=limits, rates=rates)
         self._strays = Strays(book, now_ms=now_ms)
 
     def is_offered(self, asset: Asset, units: int, listing_id: ListingId) -> bool:
@@ -144,7 +146,7 @@ class Settlement:
         # Whoever shows junk in a wallet's name must not use up the patience that its owner has here.
         is_owner = signer == authorization.payer
         name = str(authorization.payer) if is_owner else f"{authorization.payer} from {client_address}"
-        refusal = self._junk.refuse(client_address=client_address, signer=name)
+        refusal = await self._junk.refuse(client_address=client_address, signer=name)
         if refusal is not None:
             return refusal
         facts = await self._simulate(authorization, self._tank.choose_lane(asset.chain_id))

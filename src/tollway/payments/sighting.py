@@ -31,7 +31,7 @@ class Lookout:
 
     async def sight(self, tx_hash: TxHash, payer: Address) -> Sighting | None:
         """None when not every chain could be asked and none knew it. Raises Refusal (`rate_limited`)."""
-        wait_s = self._meter.charge(client_address=f"wallet {payer}", signer=str(payer))
+        wait_s = await self._meter.charge(client_address=f"wallet {payer}", signer=str(payer))
         if wait_s is not None:
             raise Refusal(
                 Problem(

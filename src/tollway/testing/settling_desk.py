@@ -26,6 +26,7 @@ from tollway.payments.gas_tank import GasTank
 from tollway.payments.settlement import Settlement, SettlementOrder, SettlementOutcome
 from tollway.payments.settlement_rules import SettlementRules
 from tollway.payments.sweeper import Sweeper
+from tollway.rates import Rates
 from tollway.storage.book_store import BookStore
 from tollway.storage.database import SqliteDatabase
 from tollway.storage.gas_store import GasStore
@@ -101,7 +102,7 @@ class SettlingDesk:
             "limits": limits,
             "now_ms": self.read_clock,
         }
-        self.settlement = Settlement(follower=self.follower, **shared)
+        self.settlement = Settlement(follower=self.follower, rates=Rates(), **shared)
         self.sweeper = Sweeper(**shared)
         self._stack = AsyncExitStack()
 

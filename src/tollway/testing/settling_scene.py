@@ -28,6 +28,7 @@ from tollway.payments.settlement import Settlement, SettlementOrder
 from tollway.payments.settlement_rules import FacilitatorRules, SettlementRules
 from tollway.payments.settling_notes import SettlingNotes
 from tollway.payments.sweeper import Sweeper
+from tollway.rates import Rates
 from tollway.testing.authorization_samples import CHAIN, NOW_S, USDC, Payer
 from tollway.testing.book_samples import authorized_claim, close_of
 from tollway.testing.memory_book import MemoryBook
@@ -113,6 +114,7 @@ class SettlingScene:
             facilitators=self._facilitators,
             limits=self.limits,
             now_ms=self.read_clock,
+            rates=Rates(),
             notes=notes,
         )
         self.sweeper = Sweeper(

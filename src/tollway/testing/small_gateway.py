@@ -25,6 +25,7 @@ from tollway.money import Price
 from tollway.outbound.dialer import Dialer
 from tollway.payments.proof import Binding, format_binding
 from tollway.payments.till import Till
+from tollway.rates import Rates
 from tollway.registry.listing import ChargeOn, Listing, Shelf
 from tollway.testing.asgi_exchange import Exchange
 from tollway.testing.loopback import LoopbackUpstream, run_upstream
@@ -73,7 +74,7 @@ class SmallGateway:
         self.buyer = Buyer.named("buyer")
         self._numbers = itertools.count(1)
         self.dialer = Dialer(limits=limits, allow_private=True, lookup=lambda host, port: ["127.0.0.1"])
-        self.meters = Meters(limits=limits)
+        self.meters = Meters(limits=limits, rates=Rates())
         self.rules: dict[ChainId, ChainRules] = {CHAIN: RULES}
         self.till = Till(
             book=self.book,

@@ -17,6 +17,7 @@ from tollway.payments.mpp import Challenger
 from tollway.payments.settlement import Settlement
 from tollway.payments.settlement_rules import SettlementRules
 from tollway.payments.sweeper import Sweeper
+from tollway.rates import Rates
 from tollway.testing.memory_answers import MemoryAnswers
 from tollway.testing.memory_book import MemoryBook
 from tollway.testing.memory_chain import MemoryChain
@@ -69,6 +70,7 @@ class SmallSettlement:
             facilitators={},
             limits=limits,
             now_ms=now_ms,
+            rates=Rates(),
         )
         self.sweeper = Sweeper(
             book=book,

@@ -86,6 +86,7 @@ class ListingDesk:
     allowlist: frozenset[Address] | None
     now_ms: Callable[[], int]
     entropy: Callable[[int], bytes]
+    rates: Rates
     is_unprotected: Callable[[Endpoint], Awaitable[bool]] | None = None
     fetch_document: Callable[[str], Awaitable[bytes]] | None = None
 
@@ -119,7 +120,7 @@ class ListingRoutes:
 
     def __init__(self, desk: ListingDesk) -> None:
         self._desk = desk
-        self._meter = RegistrationMeter(per_hour=desk.limits.registrations_per_hour)
+        self._meter = RegistrationMeter(per_hour=desk.limits.registrations_per_hour, rates=desk.rates)
 
     async def list_page(self, request: Request) -> Response:
         raw: bytes = request.scope["query_string"]
@@ -154,7 +155,7 @@ class ListingRoutes:
         listing_id = ListingId(format_id("api", now_ms=now_ms, entropy=self._desk.entropy(10)))
         listing = open_listing(draft, listing_id=listing_id, provider=provider, now_ms=now_ms)
         warnings = await self._advise(listing)
-        self._meter.charge(provider)
+        await self._meter.charge(provider)
         await self._desk.catalog.publish(listing)
         headers = {"Location": self._desk.shape.url_of(listing.id)}
         return self._show_written(listing, warnings, headers, status=201)
@@ -288,16 +289,16 @@ class ListingRoutes:
 
 
 class RegistrationMeter:
-    """Listings created per wallet in a sliding hour. Per process; only created ones count."""
+    """Listings created per wallet in a sliding hour. Only created ones count."""
 
-    def __init__(self, *, per_hour: int) -> None:
+    def __init__(self, *, per_hour: int, rates: Rates) -> None:
         self._per_hour = per_hour
-        self._rates = Rates()
+        self._rates = rates
         self._item = RateLimitItemPerHour(per_hour, namespace="registration")
 
-    def charge(self, wallet: Address) -> None:
+    async def charge(self, wallet: Address) -> None:
         """Counts one. Raises Refusal (429) when the wallet has created its share."""
-        wait_s = self._rates.hit(self._item, wallet.hex())
+        wait_s = await self._rates.hit(self._item, wallet.hex())
         if wait_s is not None:
             raise Refusal(
                 Problem(

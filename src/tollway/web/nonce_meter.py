@@ -1,4 +1,4 @@
-"""Counts, per client address, what sign-in gives away: nonces, challenges, attempts. Per process; never about money."""
+"""Counts, per client address, what sign-in gives away: nonces, challenges, attempts. Never about money."""
 
 from limits import RateLimitItemPerMinute
 
@@ -9,11 +9,11 @@ from tollway.rates import Rates, name_crowd
 class NonceMeter:
     """A sliding minute for each client and each kind of thing."""
 
-    def __init__(self, *, limits: Limits) -> None:
+    def __init__(self, *, limits: Limits, rates: Rates) -> None:
         self.per_minute = limits.nonces_per_minute
-        self._rates = Rates()
+        self._rates = rates
         self._item = RateLimitItemPerMinute(self.per_minute, namespace="signin")
 
-    def charge(self, kind: str, *, client_address: str) -> int | None:
+    async def charge(self, kind: str, *, client_address: str) -> int | None:
         """One more of that kind. Seconds to wait, or None when it is allowed."""
-        return self._rates.hit(self._item, kind, name_crowd(client_address))
+        return await self._rates.hit(self._item, kind, name_crowd(client_address))

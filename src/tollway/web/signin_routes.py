@@ -27,7 +27,7 @@ def signin_router(desk: FrontDesk, meter: NonceMeter, *, limits: Limits) -> APIR
 
     @router.post("/auth/nonce")
     async def issue_nonce(request: Request) -> Response:
-        _charge(meter, "nonce", request)
+        await _charge(meter, "nonce", request)
         members = await _read_members(request, limits=limits, known=("address", "chainId", "uri"))
         reader = _Members(members)
         address = reader.address("address")
@@ -52,7 +52,7 @@ def signin_router(desk: FrontDesk, meter: NonceMeter, *, limits: Limits) -> APIR
 
     @router.post("/auth/session", status_code=201)
     async def open_session(request: Request) -> Response:
-        _charge(meter, "session", request)
+        await _charge(meter, "session", request)
         members = await _read_members(request, limits=limits, known=("message", "signature"))
         reader = _Members(members)
         text = reader.text("message", is_required=True) or ""
@@ -82,8 +82,8 @@ def signin_router(desk: FrontDesk, meter: NonceMeter, *, limits: Limits) -> APIR
     return router
 
 
-def _charge(meter: NonceMeter, kind: str, request: Request) -> None:
-    wait_s = meter.charge(kind, client_address=client_address_of(request))
+async def _charge(meter: NonceMeter, kind: str, request: Request) -> None:
+    wait_s = await meter.charge(kind, client_address=client_address_of(request))
     if wait_s is not None:
         raise Refusal(
             Problem(
