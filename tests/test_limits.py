@@ -73,6 +73,7 @@ HELD_BY = {
     "free_calls_per_minute": "gateway/test_meters.py::test_free_calls_count_per_address_and_listing",
     "registrations_per_hour": "web/test_listing_routes.py::"
     "test_a_wallet_creates_its_share_an_hour_and_only_created_ones_count",
+    "creation_keys_max": "contracts/test_creations.py::test_a_wallet_has_so_many_keys_and_no_more",
     "nonces_per_minute": "web/test_signin_routes.py::test_is_metered_per_client",
     "failed_calls_per_window": "gateway/test_patience.py::test_bears_so_many_failures_of_a_key_and_no_more",
     "failed_calls_window_s": "gateway/test_patience.py::test_bears_so_many_failures_of_a_key_and_no_more",
@@ -92,6 +93,8 @@ HELD_BY = {
     "answers_per_payer_bytes_max": "contracts/test_answers.py::test_the_oldest_of_a_payer_goes_first",
     "answers_bytes_max": "contracts/test_answers.py::test_the_oldest_of_all_goes_where_the_house_is_full",
     "answer_ttl_s": "contracts/test_answers.py::test_an_answer_is_kept_for_a_day",
+    "creation_lease_s": "contracts/test_creations.py::test_a_key_whose_creation_died_is_free_after_its_lease",
+    "creation_key_ttl_s": "contracts/test_creations.py::test_a_key_is_remembered_for_a_day",
     "answer_collect_s": "gateway/test_relay.py::test_an_answer_that_trickles_is_not_waited_for",
     "drain_deadline_s": "web/test_server.py::test_stopping_does_not_wait_for_ever",
     "owner_lease_s": "contracts/test_recovery.py::test_a_gateway_that_renews_is_alive_whatever_its_clock_says",
@@ -150,6 +153,7 @@ PROMISED = {
     "answers_per_payer_bytes_max": 64 * MIB,
     "answers_bytes_max": 1024 * MIB,
     "answer_ttl_s": 24 * 3600,
+    "creation_key_ttl_s": 24 * 3600,
     "recovery_interval_s": 10,
 }
 """What the contract promises; the other limits are our own."""

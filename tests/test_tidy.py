@@ -59,6 +59,7 @@ TESTED_ELSEWHERE: dict[str, tuple[str, ...]] = {
         "storage/catalog_search.py",
         "storage/catalog_tables.py",
     ),
+    "contracts/test_creations.py": ("registry/creation.py", "storage/creation_store.py"),
     "contracts/test_sessions.py": ("identity/sessions.py", "storage/session_store.py"),
     "contracts/test_migrations.py": ("storage/migrate.py",),
     "chain/test_rpc.py": ("chain/node_panel.py", "chain/questions.py", "chain/reader.py"),

@@ -32,6 +32,7 @@ from tollway.registry.draft_rules import DraftRules
 from tollway.settings import Settings
 from tollway.storage.book_store import BookStore
 from tollway.storage.catalog_store import CatalogStore
+from tollway.storage.creation_store import CreationStore
 from tollway.storage.moderation_store import ModerationStore
 from tollway.storage.session_store import SqlSessions
 from tollway.telemetry import Metrics
@@ -40,6 +41,7 @@ from tollway.web.app import build_app
 from tollway.web.authentication import make_challenge, wallet_dependency
 from tollway.web.bazaar_routes import BazaarDesk, bazaar_router
 from tollway.web.call_routes import CallRoutes
+from tollway.web.creation_desk import CreationDesk
 from tollway.web.did_routes import did_router
 from tollway.web.health_routes import health_router
 from tollway.web.history_routes import history_router, x402_history_router
@@ -59,6 +61,7 @@ class Rooms:
     settings: Settings
     rules: dict[ChainId, ChainRules]
     catalog: CatalogStore
+    creations: CreationStore
     book: BookStore
     sessions: SqlSessions
     moderation: ModerationStore
@@ -227,6 +230,7 @@ class Frontage:
             limits=settings.limits,
             authenticate=wallet,
             probe=rooms.dialer.probe,
+            creations=CreationDesk(rooms.creations, limits=settings.limits, entropy=secrets.token_bytes),
             is_blocked=rooms.moderation.is_blocked,
             allowlist=settings.allowlist if settings.registration == "allowlist" else None,
             now_ms=self._now_ms,

@@ -42,6 +42,7 @@ from tollway.registry.listing import Shelf
 from tollway.settings import Settings, ensure_secret_key
 from tollway.storage.book_store import BookStore
 from tollway.storage.catalog_store import CatalogStore
+from tollway.storage.creation_store import CreationStore
 from tollway.storage.database import Database, ProcessLock, SqliteDatabase, connect_database
 from tollway.storage.leadership import Duty, Leadership
 from tollway.storage.migrate import schema_state, upgrade
@@ -86,13 +87,16 @@ class House:
         origin = parse_origin(settings.public_url)
         self.sealer = Sealer(settings.secret_key.reveal(), entropy=secrets.token_bytes)
         self.catalog = CatalogStore(self.database, sealer=self.sealer, now_ms=now_ms)
+        self.creations = CreationStore(self.database, now_ms=now_ms, limits=limits)
         self.book = self._make_book()
         self.sessions = SqlSessions(self.database)
         self.moderation = ModerationStore(self.database)
         self.chains = RpcReader(
             {
                 network.rules.chain_id: ChainEndpoints(
-                    urls=tuple(url.reveal() for url in network.rpc_urls), agreement_min=network.agreement_min
+                    urls=tuple(url.reveal() for url in network.rpc_urls),
+                    agreement_min=network.agreement_min,
+                    is_by_value=network.rules.agreement_above is not None,
                 )
                 for network in settings.networks
             },
@@ -151,6 +155,7 @@ class House:
             settings=self.settings,
             rules=self.rules,
             catalog=self.catalog,
+            creations=self.creations,
             book=self.book,
             sessions=self.sessions,
             moderation=self.moderation,
@@ -280,8 +285,15 @@ class House:
     async def _prepare_schema(self) -> None:
         state = await schema_state(self.database)
         if state == "foreign":
-            raise SettingsInvalid(["database_url: the database was written by a newer version of Tollway"])
-        if state == "current":
+            raise SettingsInvalid(
+                ["database_url: the database needs a newer version of Tollway than this one"]
+            )
+        if state == "ahead":
+            _log.warning("schema_ahead", hint="this gateway is older than its tables; it can serve from them")
+        if state in ("current", "ahead"):
+            return
+        if state == "serviceable" and self.database.dialect != "sqlite":
+            _log.warning("schema_serviceable", hint="the tables are one release old; run tollway migrate")
             return
         if self.database.dialect != "sqlite":
             raise SettingsInvalid(
@@ -339,6 +351,7 @@ class House:
 
     async def _prune(self) -> None:
         await self.sessions.prune(now_ms=now_ms())
+        await self.creations.prune()
 
     async def _note_ready(self) -> None:
         if all((await self.check_ready()).values()):

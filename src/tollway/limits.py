@@ -80,6 +80,7 @@ class Limits:
     # Rates.
     free_calls_per_minute: int = 60  # per client address and listing
     registrations_per_hour: int = 100  # per wallet; only created listings count
+    creation_keys_max: int = 1_000  # idempotency keys of created listings, per wallet
     nonces_per_minute: int = 60  # sign-in nonces per client address
     failed_calls_per_window: int = 20  # per wallet and per address, on one listing; running ones too
     failed_calls_window_s: int = 600
@@ -105,6 +106,8 @@ class Limits:
     answers_per_payer_bytes_max: int = 64 * MIB
     answers_bytes_max: int = 1024 * MIB
     answer_ttl_s: int = 86_400
+    creation_lease_s: float = 60.0  # a creation that takes longer has lost its idempotency key to a repeat
+    creation_key_ttl_s: int = 86_400
     answer_collect_s: float = 30.0  # reading an answer to its end while its caller waits for "unknown"
 
     # Life of the process.

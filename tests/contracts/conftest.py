@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import count
@@ -15,6 +15,7 @@ from typing import Any
 
 import asyncpg
 import pytest
+from alembic.script import ScriptDirectory
 from sqlalchemy import make_url
 
 from tollway.limits import DEFAULT_LIMITS
@@ -22,7 +23,7 @@ from tollway.storage.answer_store import AnswerStore
 from tollway.storage.book_store import BookStore
 from tollway.storage.database import Database, connect_database
 from tollway.storage.gas_store import GasStore
-from tollway.storage.migrate import upgrade
+from tollway.storage.migrate import MIGRATIONS, upgrade
 from tollway.storage.sealer import Sealer
 from tollway.testing.book_samples import NOW_MS
 from tollway.testing.memory_answers import MemoryAnswers
@@ -88,6 +89,39 @@ async def database(request: pytest.FixtureRequest) -> AsyncIterator[Database]:
         request.getfixturevalue({"sqlite": "sqlite_url"}.get(request.param, "postgres_url"))
     ) as it:
         yield it
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+async def empty_database(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Database]:
+    """An open database without tables; the test runs once on each dialect."""
+    if request.param == "sqlite":
+        async with opened(f"sqlite:///{tmp_path}/empty.sqlite3") as it:
+            yield it
+        return
+    server: str = request.getfixturevalue("postgres_server")
+    name = f"empty_{next(_NUMBERS)}"
+    _run(_create_database(server, name, template=None))
+    async with opened(_named(server, name)) as it:
+        yield it
+    _run(_execute(server, f"DROP DATABASE {name} WITH (FORCE)"))
+
+
+@pytest.fixture
+def newer(tmp_path: Path) -> Callable[[str], Path]:
+    """Gives the migrations of a release after this one, by its floor."""
+    written: dict[str, Path] = {}
+
+    def write(floor: str) -> Path:
+        if floor not in written:
+            written[floor] = write_newer_migrations(tmp_path, floor=floor)
+        return written[floor]
+
+    return write
+
+
+@pytest.fixture
+def open_database() -> Callable[[str], contextlib.AbstractAsyncContextManager[Database]]:
+    return opened
 
 
 class Clock:
@@ -189,6 +223,36 @@ async def books(request: pytest.FixtureRequest) -> AsyncIterator[Books]:
 async def book(books: Books) -> Any:
     """The books as the one gateway sees them."""
     return await books.gateway("one")
+
+
+NEWER = """
+import sqlalchemy as sa
+from alembic import op
+
+revision = "9001_newer"
+down_revision = "{down}"
+branch_labels = None
+depends_on = None
+
+
+def upgrade():
+    op.add_column("call", sa.Column("colour", sa.Text(), nullable=True))
+    op.add_column("listing", sa.Column("rank", sa.Integer(), nullable=False, server_default="0"))
+    op.create_table("parcel", sa.Column("id", sa.Integer(), primary_key=True), sa.Column("note", sa.Text()))
+    op.create_index("ix_call_colour", "call", ["colour"])
+    if {floor!r}:
+        op.execute("UPDATE schema_floor SET revision = '{floor}'")
+"""
+
+
+def write_newer_migrations(folder: Path, *, floor: str = "") -> Path:
+    """The migrations of the release after this one, as a release should be: it only adds. `floor`: the oldest revision
+    whose code may still serve; none when it leaves that alone."""
+    folder = folder / f"newer-{floor}"
+    shutil.copytree(MIGRATIONS, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    (head,) = ScriptDirectory(str(folder)).get_heads()
+    (folder / "versions" / "9001_newer.py").write_text(NEWER.format(down=head, floor=floor))
+    return folder
 
 
 @contextlib.asynccontextmanager

@@ -2,16 +2,21 @@
 
 import importlib
 import pkgutil
+from collections.abc import Callable
+from pathlib import Path
 
+import asyncpg
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import Connection, text
+from alembic.util import CommandError
+from sqlalchemy import Connection, inspect, text
 from sqlalchemy.exc import IntegrityError
 
 import tollway.storage
-from tollway.storage.database import Database, metadata
-from tollway.storage.migrate import schema_state, upgrade
+from tollway.errors import StorageUnavailable
+from tollway.storage.database import Database, connect_database, metadata
+from tollway.storage.migrate import OLDEST_SERVICEABLE, schema_state, upgrade
 
 for module in pkgutil.iter_modules(tollway.storage.__path__, "tollway.storage."):
     importlib.import_module(module.name)  # every room's tables
@@ -35,9 +40,88 @@ async def test_upgrade_twice_changes_nothing(database: Database) -> None:
     assert await schema_state(database) == "current"
 
 
-async def test_a_newer_database_is_foreign(database: Database) -> None:
-    await database.write(lambda c: c.execute(text("UPDATE alembic_version SET version_num = '9999_later'")))
+async def call_it(database: Database, revision: str) -> None:
+    rename = text("UPDATE alembic_version SET version_num = :revision")
+    await database.write(lambda connection: connection.execute(rename, {"revision": revision}))
+
+
+@pytest.mark.parametrize("floor", ["", "0007_gas_by_network", "0008_rolling"])
+async def test_newer_tables_whose_floor_this_version_reaches_are_ahead_and_stay_as_they_are(
+    database: Database, newer: Callable[[str], Path], floor: str
+) -> None:
+    await upgrade(database, migrations=newer(floor))
+    assert await schema_state(database) == "ahead"
+    await upgrade(database)
+    assert await schema_state(database) == "ahead"
+    assert await schema_state(database, migrations=newer(floor)) == "current"
+
+
+async def test_newer_tables_whose_floor_is_above_this_version_are_foreign(
+    database: Database, newer: Callable[[str], Path]
+) -> None:
+    await upgrade(database, migrations=newer("9001_newer"))
     assert await schema_state(database) == "foreign"
+    with pytest.raises(CommandError):
+        await upgrade(database)
+
+
+async def test_newer_tables_without_a_floor_are_foreign(database: Database) -> None:
+    await call_it(database, "9999_later")
+    await database.write(lambda connection: connection.execute(text("DELETE FROM schema_floor")))
+    assert await schema_state(database) == "foreign"
+    await database.write(lambda connection: connection.execute(text("DROP TABLE schema_floor")))
+    assert await schema_state(database) == "foreign"
+
+
+async def test_the_tables_of_the_release_before_are_serviceable_and_older_ones_are_not(
+    empty_database: Database,
+) -> None:
+    await upgrade(empty_database, revision=OLDEST_SERVICEABLE)
+    assert await schema_state(empty_database) == "serviceable"
+    await call_it(empty_database, "0006_settled_by_chain")
+    assert await schema_state(empty_database) == "behind"
+    await call_it(empty_database, OLDEST_SERVICEABLE)
+    await upgrade(empty_database)
+    assert await schema_state(empty_database) == "current"
+
+
+async def test_each_migration_of_this_release_only_adds(empty_database: Database) -> None:
+    """Whatever older code writes and reads is still there, unchanged, and nothing new is demanded of it."""
+
+    def columns(connection: Connection) -> dict[tuple[str, str], str]:
+        tables = inspect(connection)
+        return {
+            (table, str(column["name"])): repr((column["type"], column["nullable"], column["default"]))
+            for table in tables.get_table_names()
+            for column in tables.get_columns(table)
+        }
+
+    await upgrade(empty_database, revision=OLDEST_SERVICEABLE)
+    before = await empty_database.read(columns)
+    await upgrade(empty_database)
+    after = await empty_database.read(columns)
+    assert {name: after.get(name) for name in before} == before
+    known = {table for table, _ in before}
+    added = {name: after[name] for name in after if name not in before and name[0] in known}
+    assert {name: told for name, told in added.items() if "False, None" in told} == {}
+
+
+@pytest.mark.postgres
+async def test_a_migration_does_not_make_a_busy_gateway_wait_for_long(
+    newer: Callable[[str], Path], postgres_url: str
+) -> None:
+    """Whoever asks for a table that a migration waits for waits behind it: so the migration gives up first."""
+    connection = await asyncpg.connect(postgres_url)
+    database = connect_database(postgres_url)
+    try:
+        async with connection.transaction():
+            await connection.execute('LOCK TABLE "call" IN ROW EXCLUSIVE MODE')
+            with pytest.raises(StorageUnavailable):
+                await upgrade(database, migrations=newer(""))
+            assert await schema_state(database) == "current"
+    finally:
+        await database.close()
+        await connection.close()
 
 
 async def test_a_database_without_tables_is_empty(database: Database) -> None:

@@ -1,6 +1,7 @@
 """The registry's routes over a catalog in memory: who may do what, what is answered, and in which order it is refused."""
 
-from collections.abc import AsyncIterator, Mapping
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,6 +21,7 @@ from tollway.registry.listing import Listing
 from tollway.testing.memory_catalog import MemoryCatalog
 from tollway.web.app import build_app
 from tollway.web.authentication import read_body
+from tollway.web.creation_desk import CreationDesk
 from tollway.web.listing_routes import ListingDesk, endpoint_judge, listing_router
 from tollway.web.listing_wire import ListingShape
 from tollway.web.load_gauge import LoadGauge
@@ -60,6 +62,7 @@ class Door:
     documents: dict[str, bytes] = field(default_factory=dict)
     blocked: set[Address] = field(default_factory=set)
     denied_hosts: set[str] = field(default_factory=set)
+    on_probe: Callable[[Endpoint], Awaitable[None]] | None = None
     open_hosts: set[str] = field(default_factory=set)
     now_ms: int = 1_700_000_000_123
 
@@ -112,6 +115,8 @@ async def door(request: pytest.FixtureRequest) -> AsyncIterator[Door]:
 
         async def probe(endpoint: Endpoint) -> None:
             door.probed.append(endpoint.href)
+            if door.on_probe is not None:
+                await door.on_probe(endpoint)
             if endpoint.host in door.denied_hosts:
                 raise EndpointNotAllowed("The endpoint leads to addresses that this gateway does not call.")
 
@@ -144,6 +149,7 @@ async def door(request: pytest.FixtureRequest) -> AsyncIterator[Door]:
             is_blocked=lambda wallet: wallet in door.blocked,
             allowlist=None,
             now_ms=lambda: door.now_ms,
+            creations=CreationDesk(catalog.creations, limits=Limits(), entropy=os.urandom),
             entropy=lambda size: next(numbers).to_bytes(size, "big"),
             rates=Rates(),
             is_unprotected=is_unprotected,
@@ -691,3 +697,99 @@ async def test_other_methods_are_named(door: Door) -> None:
     assert answer.headers["allow"] == "GET, HEAD, POST"
     answer = await door.send("POST", f"{APIS}/api_x", BODY)
     assert answer.headers["allow"] == "GET, HEAD, PUT, DELETE"
+
+
+# ---- The same creation twice.
+
+
+def keyed(key: str = "order-1") -> dict[str, str]:
+    return {"idempotency-key": key}
+
+
+async def test_the_same_creation_twice_is_one_listing_and_one_answer(door: Door) -> None:
+    first = await door.send("POST", APIS, BODY, headers=keyed())
+    second = await door.send("POST", APIS, BODY, headers=keyed())
+    assert (first.status_code, second.status_code) == (201, 201)
+    assert second.content == first.content
+    for name in ("location", "etag", "content-type", "cache-control"):
+        assert second.headers[name] == first.headers[name]
+    assert "idempotency-replayed" not in first.headers
+    assert second.headers["idempotency-replayed"] == "true"
+    assert (await door.send("GET", APIS)).json()["total"] == 1
+    assert len(door.probed) == 1, "nothing is looked at again"
+
+
+async def test_a_repeat_of_a_creation_counts_for_no_rate_and_knows_of_no_edit(door: Door) -> None:
+    first = await door.send("POST", APIS, BODY, headers=keyed())
+    await door.send("PUT", f"{APIS}/{first.json()['id']}", {**BODY, "name": "Other"})
+    for _ in range(5):  # three may be created in an hour
+        assert (await door.send("POST", APIS, BODY, headers=keyed())).content == first.content
+
+
+async def test_another_body_under_the_key_creates_nothing(door: Door) -> None:
+    await door.send("POST", APIS, BODY, headers=keyed())
+    answer = await door.send("POST", APIS, {**BODY, "name": "Other"}, headers=keyed())
+    assert (answer.status_code, code_of(answer)) == (422, "idempotency_key_reused")
+    assert (await door.send("GET", APIS)).json()["total"] == 1
+
+
+async def test_a_key_belongs_to_one_wallet(door: Door) -> None:
+    first = await door.send("POST", APIS, BODY, headers=keyed())
+    second = await door.send("POST", APIS, BODY, headers=keyed(), wallet=BOB)
+    assert (second.status_code, second.json()["provider"]) == (201, str(BOB))
+    assert second.json()["id"] != first.json()["id"]
+
+
+async def test_a_creation_that_was_refused_keeps_no_key(door: Door) -> None:
+    door.denied_hosts.add("api.example.com")
+    assert (await door.send("POST", APIS, BODY, headers=keyed())).status_code == 422
+    door.denied_hosts.clear()
+    assert (await door.send("POST", APIS, {**BODY, "name": 7}, headers=keyed())).status_code == 422
+    assert (await door.send("POST", APIS, BODY, headers=keyed())).status_code == 201
+
+
+async def test_a_dry_run_keeps_nothing_under_its_key(door: Door) -> None:
+    path = APIS + "?dryRun=true"
+    assert (await door.send("POST", path, {**BODY, "name": "Other"}, headers=keyed())).status_code == 200
+    created = await door.send("POST", APIS, BODY, headers=keyed())
+    assert created.status_code == 201
+    assert (await door.send("POST", path, BODY, headers=keyed())).json()["dryRun"] is True
+
+
+async def test_while_a_creation_runs_its_repeat_is_told_so(door: Door) -> None:
+    answers = []
+
+    async def ask_again(endpoint: Endpoint) -> None:
+        answers.append(await door.send("POST", APIS, BODY, headers=keyed()))
+
+    door.on_probe = ask_again
+    assert (await door.send("POST", APIS, BODY, headers=keyed())).status_code == 201
+    (repeat,) = answers
+    assert (repeat.status_code, code_of(repeat)) == (409, "idempotency_in_progress")
+    assert repeat.headers["retry-after"] == "60"
+    assert (await door.send("GET", APIS)).json()["total"] == 1
+
+
+async def test_a_creation_that_lost_its_key_creates_nothing(door: Door) -> None:
+    async def take_the_key(endpoint: Endpoint) -> None:
+        door.catalog.creations._kept.clear()
+
+    door.on_probe = take_the_key
+    answer = await door.send("POST", APIS, BODY, headers=keyed())
+    assert (answer.status_code, code_of(answer)) == (409, "idempotency_in_progress")
+    assert (await door.send("GET", APIS)).json()["total"] == 0
+
+
+async def test_where_keys_are_not_known_yet_only_creations_with_a_key_are_refused(door: Door) -> None:
+    door.catalog.creations.is_away = True
+    answer = await door.send("POST", APIS, BODY, headers=keyed())
+    assert (answer.status_code, code_of(answer)) == (503, "storage_unavailable")
+    assert (await door.send("GET", APIS)).json()["total"] == 0
+    assert (await door.send("POST", APIS, BODY)).status_code == 201
+
+
+@pytest.mark.parametrize("key", ["", "x" * 256])
+async def test_a_malformed_key_is_refused(door: Door, key: str) -> None:
+    answer = await door.send("POST", APIS, BODY, headers=keyed(key))
+    assert (answer.status_code, code_of(answer)) == (400, "invalid_request")
+    assert places_of(answer) == ["Idempotency-Key"]

@@ -116,11 +116,18 @@ async def _examine_database(settings: Settings, database: Database) -> Finding:
     if state == "current":
         return Finding(check="database", level="ok", detail=f"{where}, up to date")
     if state == "foreign":
-        return Finding(check="database", level="failed", detail=f"{where} is from a newer version")
+        detail = f"{where} needs a newer version than this one"
+        return Finding(check="database", level="failed", detail=detail)
+    if state == "ahead":
+        detail = f"{where} is from a newer version; this one can serve from it"
+        return Finding(check="database", level="warning", detail=detail)
     if settings.is_sqlite:
         return Finding(
             check="database", level="note", detail=f"{where} will be migrated when the gateway starts"
         )
+    if state == "serviceable":
+        detail = f"{where} is from the release before; this one can serve from it, but run tollway migrate"
+        return Finding(check="database", level="warning", detail=detail)
     return Finding(check="database", level="failed", detail=f"{where} is {state}; run tollway migrate")
 
 

@@ -122,9 +122,10 @@ def _register_running(app: typer.Typer, premises: Premises) -> None:
         async def work(desk: Desk) -> None:
             state = await schema_state(desk.database)
             if state == "foreign":
-                raise CommandFailed("the database was written by a newer version of Tollway")
+                raise CommandFailed("the database needs a newer version of Tollway than this one")
             await upgrade(desk.database)
-            _show({"before": state, "now": "current"}, [f"database: {state} -> current"], as_json)
+            now = await schema_state(desk.database)
+            _show({"before": state, "now": now}, [f"database: {state} -> {now}"], as_json)
 
         _run(work, premises, config, as_json=as_json, access="write")
 

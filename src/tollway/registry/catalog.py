@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from tollway.identifiers import Address, ChainId, ListingId
+from tollway.registry.creation import Begun, CreationAnswer
 from tollway.registry.listing import Listing, Shelf, Terms
 
 TOTAL_EXACT_MAX = 10_000
@@ -92,6 +93,11 @@ class Catalog(Protocol):
 
     async def publish(self, listing: Listing) -> None:
         """Adds a listing and its first terms."""
+        ...
+
+    async def publish_once(self, listing: Listing, *, under: Begun, answer: CreationAnswer) -> bool:
+        """`publish`, and in the same transaction the answer under its idempotency key. False when the key is somebody
+        else's by now: then nothing was written."""
         ...
 
     async def revise(self, listing: Listing, *, expected_revision: int) -> Revised | Stale:

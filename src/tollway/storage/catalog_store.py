@@ -18,6 +18,7 @@ from tollway.registry.catalog import (
     Revised,
     Stale,
 )
+from tollway.registry.creation import Begun, CreationAnswer
 from tollway.registry.listing import Listing, Shelf, Terms
 from tollway.registry.words import fold, matched_fields, query_words
 from tollway.storage.catalog_rows import (
@@ -38,7 +39,8 @@ from tollway.storage.catalog_tables import (
     terms_table,
     total_table,
 )
-from tollway.storage.database import Database
+from tollway.storage.creation_store import finish_creation
+from tollway.storage.database import Database, T, Work
 from tollway.storage.sealer import Sealer
 from tollway.storage.shelf_cache import ShelfCache
 
@@ -56,12 +58,18 @@ class CatalogStore:
 
     async def publish(self, listing: Listing) -> None:
         sealed = self._seal(listing)
-        try:
-            await self._database.write(lambda connection: _publish(connection, listing, sealed))
-        except IntegrityError as exc:
-            raise StorageUnavailable("The listing's id is taken.") from exc
-        finally:
-            self._cache.forget(listing.id)
+        await self._add(listing, lambda connection: _publish(connection, listing, sealed))
+
+    async def publish_once(self, listing: Listing, *, under: Begun, answer: CreationAnswer) -> bool:
+        sealed = self._seal(listing)
+
+        def work(connection: Connection) -> bool:
+            if not finish_creation(connection, under, answer):
+                return False
+            _publish(connection, listing, sealed)
+            return True
+
+        return await self._add(listing, work)
 
     async def revise(self, listing: Listing, *, expected_revision: int) -> Revised | Stale:
         sealed = self._seal(listing)
@@ -123,6 +131,14 @@ class CatalogStore:
             lambda connection: connection.scalar(select(exists().where(*others)))
         )
         return bool(found)
+
+    async def _add(self, listing: Listing, work: Work[T]) -> T:
+        try:
+            return await self._database.write(work)
+        except IntegrityError as exc:
+            raise StorageUnavailable("The listing's id is taken.") from exc
+        finally:
+            self._cache.forget(listing.id)
 
     def _seal(self, listing: Listing) -> bytes | None:
         auth = listing.upstream_auth

@@ -1,4 +1,10 @@
-"""Brings the tables of a database to this version, each step whole or not at all, on both dialects.
+"""Brings the tables of a database to this version, each step whole or not at all, on both dialects; and says whether
+this version may serve from the tables that it finds.
+
+Releases overlap while they are rolled out, so both ways have to work for one release: new code on the tables of the
+release before, and old code on the tables of the release after. A migration therefore only adds; what it adds, older
+code can ignore. `schema_floor` names the oldest revision whose code may serve from the tables; only a migration that
+takes something away raises it. Nothing here decides on what it reads from any other table.
 
 On PostgreSQL many gateways may start at once: an advisory lock lets one of them do the work.
 """
@@ -10,48 +16,76 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, text
+from sqlalchemy import CheckConstraint, Column, Connection, Integer, String, Table, inspect, select, text
 
-from tollway.storage.database import Database
+from tollway.storage.database import Database, metadata
 
 MIGRATIONS = Path(__file__).parent / "migrations"
+OLDEST_SERVICEABLE = "0007_gas_by_network"
+"""The oldest tables from which this code can serve. What is missing there fails alone: keyed creations answer
+`storage_unavailable`."""
+
 _LOCK_KEY = 0x746F6C6C  # any constant of ours
+_LOCK_WAIT_S = 3
+"""While a migration waits for a table, everybody who asks for that table waits behind it."""
 
-SchemaState = Literal["empty", "behind", "current", "foreign"]
-"""`foreign`: written by a newer version, or by something else; do not touch it."""
+SchemaState = Literal["empty", "behind", "serviceable", "current", "ahead", "foreign"]
+"""`serviceable`: older than this version, and it can serve. `ahead`: newer, and this version may serve from it.
+`behind` and `foreign` (a version too new, or something else altogether): it must not."""
+
+schema_floor_table = Table(
+    "schema_floor",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("revision", String(32), nullable=False),
+    CheckConstraint("id = 1", name="one_row"),
+)
 
 
-async def upgrade(database: Database) -> None:
-    """Runs the missing migrations in one transaction. Raises `StorageUnavailable` when the database is away."""
-    await database.write(_upgrade)
+async def upgrade(database: Database, *, revision: str = "head", migrations: Path = MIGRATIONS) -> None:
+    """Runs the missing migrations, up to `revision`, in one transaction; tables that are ahead are left alone. Raises
+    `StorageUnavailable` when the database is away, or too busy on PostgreSQL: then nothing has changed."""
+    await database.write(lambda connection: _upgrade(connection, revision, migrations))
 
 
-async def schema_state(database: Database) -> SchemaState:
+async def schema_state(database: Database, *, migrations: Path = MIGRATIONS) -> SchemaState:
     """How the tables stand against this version."""
-    return await database.read(_schema_state)
+    return await database.read(lambda connection: _schema_state(connection, migrations))
 
 
-def _upgrade(connection: Connection) -> None:
+def _upgrade(connection: Connection, revision: str, migrations: Path) -> None:
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK_KEY})
-    config = _config()
+        connection.execute(text(f"SET LOCAL lock_timeout = '{_LOCK_WAIT_S}s'"))
+    if _schema_state(connection, migrations) == "ahead":
+        return
+    config = _config(migrations)
     config.attributes["connection"] = connection
-    command.upgrade(config, "head")
+    command.upgrade(config, revision)
 
 
-def _schema_state(connection: Connection) -> SchemaState:
-    scripts = ScriptDirectory.from_config(_config())
-    found = MigrationContext.configure(connection).get_current_heads()
+def _schema_state(connection: Connection, migrations: Path) -> SchemaState:
+    scripts = ScriptDirectory.from_config(_config(migrations))
+    found = set(MigrationContext.configure(connection).get_current_heads())
     if not found:
         return "empty"
-    known = {script.revision for script in scripts.walk_revisions()}
-    if not set(found) <= known:
-        return "foreign"
-    return "current" if set(found) == set(scripts.get_heads()) else "behind"
+    if found == set(scripts.get_heads()):
+        return "current"
+    known = [script.revision for script in scripts.walk_revisions()]  # the newest first
+    if not found <= set(known):
+        return "ahead" if _read_floor(connection) in known else "foreign"
+    can_serve = all(known.index(name) <= known.index(OLDEST_SERVICEABLE) for name in found)
+    return "serviceable" if can_serve else "behind"
 
 
-def _config() -> Config:
+def _read_floor(connection: Connection) -> str | None:
+    if not inspect(connection).has_table(schema_floor_table.name):
+        return None
+    return connection.scalar(select(schema_floor_table.c.revision))
+
+
+def _config(migrations: Path) -> Config:
     config = Config()
-    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+    config.set_main_option("script_location", str(migrations).replace("%", "%%"))
     config.set_main_option("path_separator", "os")
     return config

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from tollway.errors import StorageUnavailable
 from tollway.identifiers import Address, ListingId
 from tollway.registry.catalog import TOTAL_EXACT_MAX, Found, ListingPage, ListingQuery, Market, Revised, Stale
+from tollway.registry.creation import Begun, CreationAnswer
 from tollway.registry.listing import Listing, Shelf, Terms
 from tollway.registry.words import (
     fold,
@@ -15,6 +16,7 @@ from tollway.registry.words import (
     searched_texts,
     split_words,
 )
+from tollway.testing.memory_creations import MemoryCreations
 
 _FIELD_WEIGHTS = (10, 1, 5)  # name, description, tags
 
@@ -29,7 +31,8 @@ class _Kept:
 class MemoryCatalog:
     """Keeps every version of the terms for ever, so `find` needs no clock."""
 
-    def __init__(self) -> None:
+    def __init__(self, creations: MemoryCreations | None = None) -> None:
+        self.creations = creations or MemoryCreations()
         self._kept: dict[ListingId, _Kept] = {}
         self.searches = 0
 
@@ -38,6 +41,14 @@ class MemoryCatalog:
             raise StorageUnavailable("The listing's id is taken.")
         versions = (listing.current_terms(since_ms=listing.created_ms),)
         self._kept[listing.id] = _Kept(seq=len(self._kept) + 1, listing=listing, versions=versions)
+
+    async def publish_once(self, listing: Listing, *, under: Begun, answer: CreationAnswer) -> bool:
+        if listing.id in self._kept:
+            raise StorageUnavailable("The listing's id is taken.")
+        if not self.creations.finish(under, answer):
+            return False
+        await self.publish(listing)
+        return True
 
     async def revise(self, listing: Listing, *, expected_revision: int) -> Revised | Stale:
         kept = self._kept.get(listing.id)

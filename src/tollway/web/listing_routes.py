@@ -29,11 +29,13 @@ from tollway.outbound.policy import Endpoint, EndpointRefused, parse_endpoint
 from tollway.rates import Rates
 from tollway.registry.advice import ENDPOINT_UNPROTECTED, PAYTO_SHARED, Advice, advise
 from tollway.registry.catalog import Catalog, Revised
+from tollway.registry.creation import Begun, CreationAnswer
 from tollway.registry.draft import Draft, edit_listing, open_listing, parse_draft
 from tollway.registry.draft_rules import ENDPOINT_POLICY, DraftRules, EndpointFault
 from tollway.registry.listing import Listing
 from tollway.registry.moderation import BLOCKED, check_registration
 from tollway.registry.upstream_rules import find_document_fault
+from tollway.web.creation_desk import CreationDesk, lost_key
 from tollway.web.json_body import parse_json_object
 from tollway.web.listing_query import parse_listing_query
 from tollway.web.listing_wire import (
@@ -82,6 +84,7 @@ class ListingDesk:
     limits: Limits
     authenticate: Callable[[Request], Awaitable[HasAddress]]
     probe: Callable[[Endpoint], Awaitable[None]]
+    creations: CreationDesk
     is_blocked: Callable[[Address], bool]
     allowlist: frozenset[Address] | None
     now_ms: Callable[[], int]
@@ -147,18 +150,32 @@ class ListingRoutes:
 
     async def create(self, request: Request) -> Response:
         provider = await self._admit(request)
-        is_dry_run = _read_dry_run(request)
+        if _read_dry_run(request):
+            return await self._preview(await self._read_draft(request, previous=None), provider)
+        begun = await self._desk.creations.begin(request, provider)
+        if isinstance(begun, Response):
+            return begun
+        async with self._desk.creations.holding(begun):
+            return await self._create(request, provider, begun)
+
+    async def _create(self, request: Request, provider: Address, begun: Begun | None) -> Response:
         draft = await self._read_draft(request, previous=None)
-        if is_dry_run:
-            return await self._preview(draft, provider)
         now_ms = self._desk.now_ms()
         listing_id = ListingId(format_id("api", now_ms=now_ms, entropy=self._desk.entropy(10)))
         listing = open_listing(draft, listing_id=listing_id, provider=provider, now_ms=now_ms)
         warnings = await self._advise(listing)
         await self._meter.charge(provider)
-        await self._desk.catalog.publish(listing)
-        headers = {"Location": self._desk.shape.url_of(listing.id)}
-        return self._show_written(listing, warnings, headers, status=201)
+        location = self._desk.shape.url_of(listing.id)
+        shown = self._show_written(listing, warnings, {"Location": location}, status=201)
+        if begun is None:
+            await self._desk.catalog.publish(listing)
+            return shown
+        etag, body = shown.headers["etag"], bytes(shown.body)
+        answer = CreationAnswer(listing_id=listing.id, location=location, etag=etag, body=body)
+        answer = self._desk.creations.keep(answer)
+        if not await self._desk.catalog.publish_once(listing, under=begun, answer=answer):
+            raise lost_key()
+        return shown
 
     async def update(self, request: Request) -> Response:
         provider = (await self._desk.authenticate(request)).address

@@ -1,0 +1,173 @@
+"""Idempotency keys of created listings in SQL: what `registry/creation.py` promises, on both dialects.
+
+Leases and ages are measured by the clock that all gateways share: PostgreSQL's own, on SQLite that of the one process.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    ColumnElement,
+    Connection,
+    Index,
+    LargeBinary,
+    Row,
+    String,
+    Table,
+    Text,
+    delete,
+    func,
+    select,
+    update,
+)
+from sqlalchemy.dialects.postgresql import insert as insert_postgresql
+from sqlalchemy.dialects.sqlite import insert as insert_sqlite
+
+from tollway.identifiers import Address, ListingId
+from tollway.limits import DEFAULT_LIMITS, Limits
+from tollway.registry.creation import (
+    Beginning,
+    Begun,
+    CreationAnswer,
+    InProgress,
+    KeyedCreation,
+    OtherRequest,
+    TooManyKeys,
+)
+from tollway.storage.database import Database, metadata
+from tollway.storage.recovery import SharedClock, read_shared_clock
+
+creation_table = Table(
+    "creation_key",
+    metadata,
+    Column("wallet", LargeBinary(20), primary_key=True),
+    Column("idempotency_key", String(255), primary_key=True),
+    Column("fingerprint", LargeBinary(32), nullable=False),
+    Column("claim", LargeBinary(16), nullable=False),
+    Column("lease_until_ms", BigInteger, nullable=False),
+    Column("created_ms", BigInteger, nullable=False),
+    Column("listing_id", String(64)),
+    Column("location", Text),
+    Column("etag", Text),
+    Column("body", LargeBinary),
+    Index("ix_creation_key_created_ms", "created_ms"),
+)
+
+
+class CreationStore:
+    """`Creations` over a `Database`. Safe to call from many tasks and, on PostgreSQL, from many gateways at once."""
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        now_ms: Callable[[], int],
+        limits: Limits = DEFAULT_LIMITS,
+        shared_clock: SharedClock = read_shared_clock,
+    ) -> None:
+        self._database = database
+        self._now_ms = now_ms
+        self._limits = limits
+        self._shared_clock = shared_clock
+
+    async def begin(self, asked: KeyedCreation, *, claim: bytes) -> Beginning:
+        return await self._database.write(lambda connection: self._begin(connection, asked, claim))
+
+    async def give_up(self, begun: Begun) -> None:
+        columns = creation_table.c
+        unused = delete(creation_table).where(*_is_held_by(begun), columns.listing_id.is_(None))
+        await self._database.write(lambda connection: connection.execute(unused))
+
+    async def prune(self) -> int:
+        return await self._database.write(self._prune, flush=False)
+
+    def _begin(self, connection: Connection, asked: KeyedCreation, claim: bytes) -> Beginning:
+        now_ms = self._shared_clock(connection, self._now_ms())
+        begun = Begun(wallet=asked.wallet, key=asked.key, claim=claim)
+        taken = {
+            "fingerprint": asked.fingerprint,
+            "claim": claim,
+            "lease_until_ms": now_ms + self._lease_ms,
+            "created_ms": now_ms,
+        }
+        if _insert_new(connection, begun, taken):
+            if not self._has_too_many(connection, asked.wallet, now_ms):
+                return begun
+            connection.execute(delete(creation_table).where(*_is_held_by(begun)))
+            return TooManyKeys()
+        named = _is_named(begun)
+        row = connection.execute(select(creation_table).where(*named).with_for_update()).one_or_none()
+        if row is None:  # given up in this very moment
+            return InProgress(wait_s=1)
+        if (known := self._recall(row, asked, now_ms)) is not None:
+            return known
+        blank = {"listing_id": None, "location": None, "etag": None, "body": None}
+        connection.execute(update(creation_table).where(*named).values({**taken, **blank}))
+        return begun
+
+    def _recall(self, row: Row[Any], asked: KeyedCreation, now_ms: int) -> Beginning | None:
+        """What is known of a key; None when it is free again."""
+        left_ms = row.lease_until_ms - now_ms
+        # A clock that was set back must not make a lease longer. Whoever loses the key too early is fenced.
+        is_running = row.listing_id is None and 0 < left_ms <= self._lease_ms
+        if row.created_ms <= self._oldest_ms(now_ms) or not (is_running or row.listing_id is not None):
+            return None
+        if row.fingerprint != asked.fingerprint:
+            return OtherRequest()
+        if is_running:
+            return InProgress(wait_s=-(-left_ms // 1000))
+        return CreationAnswer(
+            listing_id=ListingId(row.listing_id), location=row.location, etag=row.etag, body=row.body
+        )
+
+    @property
+    def _lease_ms(self) -> int:
+        return int(self._limits.creation_lease_s * 1000)
+
+    def _has_too_many(self, connection: Connection, wallet: Address, now_ms: int) -> bool:
+        """Two that begin at once may both be the last one; then there is one more."""
+        columns = creation_table.c
+        counted = select(func.count()).where(
+            columns.wallet == bytes(wallet), columns.created_ms > self._oldest_ms(now_ms)
+        )
+        return (connection.scalar(counted) or 0) > self._limits.creation_keys_max
+
+    def _prune(self, connection: Connection) -> int:
+        oldest_ms = self._oldest_ms(self._shared_clock(connection, self._now_ms()))
+        return connection.execute(
+            delete(creation_table).where(creation_table.c.created_ms <= oldest_ms)
+        ).rowcount
+
+    def _oldest_ms(self, now_ms: int) -> int:
+        return now_ms - self._limits.creation_key_ttl_s * 1000
+
+
+def finish_creation(connection: Connection, begun: Begun, answer: CreationAnswer) -> bool:
+    """Writes what is answered, in the transaction that writes the listing. False: the key is somebody else's by now;
+    nothing was written, and the listing must not be either."""
+    written = update(creation_table).where(*_is_held_by(begun), creation_table.c.listing_id.is_(None))
+    values = {
+        "listing_id": answer.listing_id,
+        "location": answer.location,
+        "etag": answer.etag,
+        "body": answer.body,
+    }
+    return connection.execute(written.values(values)).rowcount == 1
+
+
+def _insert_new(connection: Connection, begun: Begun, values: Mapping[str, object]) -> bool:
+    """False when the key is there. On PostgreSQL it first waits for whoever is inserting it at the same time."""
+    insert = insert_postgresql if connection.dialect.name == "postgresql" else insert_sqlite
+    row = {"wallet": bytes(begun.wallet), "idempotency_key": begun.key, **values}
+    return connection.execute(insert(creation_table).values(row).on_conflict_do_nothing()).rowcount == 1
+
+
+def _is_named(begun: Begun) -> tuple[ColumnElement[bool], ...]:
+    columns = creation_table.c
+    return columns.wallet == bytes(begun.wallet), columns.idempotency_key == begun.key
+
+
+def _is_held_by(begun: Begun) -> tuple[ColumnElement[bool], ...]:
+    return *_is_named(begun), creation_table.c.claim == begun.claim

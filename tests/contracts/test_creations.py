@@ -1,0 +1,244 @@
+"""What every keeper of creation keys promises: in memory, on SQLite, on PostgreSQL; one gateway or many."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from tollway.errors import StorageUnavailable
+from tollway.identifiers import Address, ChainId, ListingId
+from tollway.limits import DEFAULT_LIMITS, Limits
+from tollway.money import Price
+from tollway.registry.catalog import Catalog
+from tollway.registry.creation import (
+    Begun,
+    CreationAnswer,
+    Creations,
+    InProgress,
+    KeyedCreation,
+    OtherRequest,
+    TooManyKeys,
+)
+from tollway.registry.listing import ChargeOn, Listing
+from tollway.storage.catalog_store import CatalogStore
+from tollway.storage.creation_store import CreationStore
+from tollway.storage.database import Database
+from tollway.storage.migrate import OLDEST_SERVICEABLE, upgrade
+from tollway.storage.sealer import Sealer
+from tollway.testing.memory_catalog import MemoryCatalog
+from tollway.testing.memory_creations import MemoryCreations
+
+ALICE, BOB = Address(b"\xaa" * 20), Address(b"\xbb" * 20)
+LISTING = Listing(
+    id=ListingId("api_1"),
+    provider=ALICE,
+    name="Weather",
+    description="",
+    endpoint="https://api.example.com",
+    price=Price.parse("0.01"),
+    currency="USDC",
+    pay_to=ALICE,
+    networks=(ChainId(84532),),
+    methods=(),
+    tags=(),
+    operations=(),
+    other_paths="serve",
+    charge_on=ChargeOn.SUCCESS,
+    timeout_s=30,
+    forward_headers=(),
+    upstream_auth=None,
+    openapi=None,
+    openapi_url=None,
+    signature="any",
+    rate_limit=None,
+    status="active",
+    created_ms=1,
+    updated_ms=1,
+    revision=1,
+)
+LEASE_MS = int(DEFAULT_LIMITS.creation_lease_s * 1000)
+DAY_MS = DEFAULT_LIMITS.creation_key_ttl_s * 1000
+
+
+@dataclass
+class Clock:
+    now_ms: int = 1_700_000_000_000
+
+    def __call__(self, *_: object) -> int:
+        return self.now_ms
+
+
+@dataclass
+class Setup:
+    clock: Clock
+    make: Callable[[Limits], tuple[Creations, Catalog]]
+
+    def __post_init__(self) -> None:
+        self.creations, self.catalog = self.make(DEFAULT_LIMITS)
+
+    async def begin(self, *, wallet: Address = ALICE, key: str = "k", body: bytes = b"a") -> Any:
+        asked = KeyedCreation(wallet=wallet, key=key, fingerprint=body * 32)
+        return await self.creations.begin(asked, claim=os.urandom(16))
+
+    async def publish(self, begun: Begun, listing_id: str = "api_1") -> bool:
+        listing = replace(LISTING, id=ListingId(listing_id))
+        return await self.catalog.publish_once(listing, under=begun, answer=answer_for(listing_id))
+
+    async def has(self, listing_id: str) -> bool:
+        return await self.catalog.find(ListingId(listing_id)) is not None
+
+
+def answer_for(listing_id: str, body: bytes | None = b"{}") -> CreationAnswer:
+    return CreationAnswer(listing_id=ListingId(listing_id), location="/there", etag='"r1-x"', body=body)
+
+
+@pytest.fixture(params=["memory", "sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+async def setup(request: pytest.FixtureRequest) -> AsyncIterator[Setup]:
+    clock = Clock()
+    if request.param == "memory":
+
+        def remember(limits: Limits) -> tuple[Creations, Catalog]:
+            catalog = MemoryCatalog(MemoryCreations(now_ms=clock, limits=limits))
+            return catalog.creations, catalog
+
+        yield Setup(clock, remember)
+        return
+    url = request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "postgres_url")
+    async with request.getfixturevalue("open_database")(url) as database:
+
+        def store(limits: Limits) -> tuple[Creations, Catalog]:
+            sealer = Sealer(bytes(32), entropy=os.urandom)
+            catalog = CatalogStore(database, sealer=sealer, now_ms=clock)
+            return CreationStore(database, now_ms=clock, limits=limits, shared_clock=clock), catalog
+
+        yield Setup(clock, store)
+
+
+async def test_what_was_created_under_a_key_is_answered_again(setup: Setup) -> None:
+    begun = await setup.begin()
+    assert isinstance(begun, Begun)
+    assert await setup.publish(begun)
+    assert await setup.begin() == answer_for("api_1")
+    assert await setup.begin(body=b"b") == OtherRequest()
+    assert isinstance(await setup.begin(wallet=BOB), Begun)
+    assert isinstance(await setup.begin(key="other"), Begun)
+
+
+async def test_an_answer_without_a_body_is_known_without_it(setup: Setup) -> None:
+    begun = await setup.begin()
+    assert await setup.catalog.publish_once(LISTING, under=begun, answer=answer_for("api_1", None))
+    assert await setup.begin() == answer_for("api_1", None)
+
+
+async def test_of_many_at_once_one_begins(setup: Setup) -> None:
+    outcomes = await asyncio.gather(*(setup.begin() for _ in range(20)))
+    assert sum(isinstance(outcome, Begun) for outcome in outcomes) == 1
+    assert sum(isinstance(outcome, InProgress) for outcome in outcomes) == 19
+
+
+async def test_one_that_runs_says_how_long_at_most(setup: Setup) -> None:
+    await setup.begin()
+    assert await setup.begin() == InProgress(wait_s=60)
+    assert await setup.begin(body=b"b") == OtherRequest()
+    setup.clock.now_ms += LEASE_MS - 1
+    assert await setup.begin() == InProgress(wait_s=1)
+
+
+async def test_one_that_failed_frees_its_key_for_any_body(setup: Setup) -> None:
+    await setup.creations.give_up(await setup.begin())
+    assert isinstance(await setup.begin(body=b"b"), Begun)
+
+
+async def test_a_key_whose_creation_died_is_free_after_its_lease(setup: Setup) -> None:
+    """And the one that seemed dead can neither create its listing any more nor free the key of the other."""
+    slow = await setup.begin()
+    setup.clock.now_ms += LEASE_MS
+    quick = await setup.begin(body=b"b")
+    assert isinstance(quick, Begun)
+    assert not await setup.publish(slow, "api_slow")
+    assert not await setup.has("api_slow")
+    await setup.creations.give_up(slow)
+    assert await setup.begin(body=b"b") == InProgress(wait_s=60)
+    assert await setup.publish(quick, "api_quick")
+    assert not await setup.publish(slow, "api_slow")
+    assert await setup.has("api_quick")
+    assert not await setup.has("api_slow")
+    assert await setup.begin(body=b"b") == answer_for("api_quick")
+
+
+async def test_a_late_creation_counts_when_nobody_has_taken_its_key(setup: Setup) -> None:
+    begun = await setup.begin()
+    setup.clock.now_ms += 2 * LEASE_MS
+    assert await setup.publish(begun)
+    assert await setup.begin() == answer_for("api_1")
+
+
+async def test_a_clock_that_is_set_back_makes_no_lease_longer(setup: Setup) -> None:
+    await setup.begin()
+    setup.clock.now_ms -= 3_600_000
+    assert isinstance(await setup.begin(), Begun)
+
+
+async def test_a_creation_counts_once(setup: Setup) -> None:
+    begun = await setup.begin()
+    assert await setup.publish(begun, "api_1")
+    assert not await setup.publish(begun, "api_2")
+    assert not await setup.has("api_2")
+    await setup.creations.give_up(begun)
+    assert await setup.begin() == answer_for("api_1")
+
+
+async def test_a_listing_that_cannot_be_written_leaves_no_answer(setup: Setup) -> None:
+    assert await setup.publish(await setup.begin(key="first"), "api_1")
+    begun = await setup.begin()
+    with pytest.raises(StorageUnavailable):
+        await setup.publish(begun, "api_1")
+    assert await setup.begin() == InProgress(wait_s=60)
+
+
+async def test_a_key_is_remembered_for_a_day(setup: Setup) -> None:
+    assert await setup.publish(await setup.begin(), "api_1")
+    setup.clock.now_ms += DAY_MS - 1
+    assert await setup.begin() == answer_for("api_1")
+    assert await setup.creations.prune() == 0
+    setup.clock.now_ms += 1
+    again = await setup.begin(body=b"b")
+    assert isinstance(again, Begun)
+    assert await setup.publish(again, "api_2")
+    setup.clock.now_ms += DAY_MS
+    assert await setup.creations.prune() == 1
+    assert await setup.creations.prune() == 0
+    assert isinstance(await setup.begin(), Begun)
+
+
+async def test_a_wallet_has_so_many_keys_and_no_more(setup: Setup) -> None:
+    setup.creations, setup.catalog = setup.make(replace(DEFAULT_LIMITS, creation_keys_max=2))
+    first, second = await setup.begin(key="1"), await setup.begin(key="2")
+    assert await setup.publish(first, "api_1")
+    assert await setup.begin(key="3") == TooManyKeys()
+    assert await setup.begin(key="1") == answer_for("api_1")
+    assert isinstance(await setup.begin(wallet=BOB), Begun)
+    await setup.creations.give_up(second)
+    assert isinstance(await setup.begin(key="3"), Begun)
+    setup.clock.now_ms += DAY_MS
+    assert isinstance(await setup.begin(key="4"), Begun)
+
+
+async def test_tables_that_know_no_keys_refuse_keyed_creations_and_take_others(
+    empty_database: Database,
+) -> None:
+    """New code on the tables of the release before."""
+    clock = Clock()
+    await upgrade(empty_database, revision=OLDEST_SERVICEABLE)
+    catalog = CatalogStore(empty_database, sealer=Sealer(bytes(32), entropy=os.urandom), now_ms=clock)
+    creations = CreationStore(empty_database, now_ms=clock)
+    asked = KeyedCreation(wallet=ALICE, key="k", fingerprint=bytes(32))
+    with pytest.raises(StorageUnavailable):
+        await creations.begin(asked, claim=bytes(16))
+    await catalog.publish(LISTING)
+    assert await catalog.find(LISTING.id) is not None
+    await upgrade(empty_database)
+    assert isinstance(await creations.begin(asked, claim=bytes(16)), Begun)
