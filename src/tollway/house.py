@@ -40,6 +40,7 @@ from tollway.payments.till import Till
 from tollway.rates import Rates
 from tollway.registry.listing import Shelf
 from tollway.settings import Settings, ensure_secret_key
+from tollway.shared_windows import SharedWindows
 from tollway.storage.book_store import BookStore
 from tollway.storage.catalog_store import CatalogStore
 from tollway.storage.creation_store import CreationStore
@@ -75,8 +76,9 @@ class House:
             network.rules.chain_id: network.rules for network in settings.networks
         }
         self.metrics = Metrics(CollectorRegistry())
-        self.rates = Rates()
         self._stack = contextlib.AsyncExitStack()
+        self.shared_windows = self._make_shared_windows()
+        self.rates = Rates(self.shared_windows)
         self._wire()
 
     # ---- Wiring: bottom up.
@@ -172,6 +174,20 @@ class House:
             check_ready=self.check_ready,
         )
 
+    def _make_shared_windows(self) -> SharedWindows | None:
+        settings, limits = self.settings, self.settings.limits
+        if settings.rate_limit_url is None:
+            return None
+        assert settings.secret_key is not None
+        return SharedWindows(
+            settings.rate_limit_url.reveal(),
+            namespace=settings.public_url,
+            secret=settings.secret_key.reveal(),
+            deadline_s=limits.shared_rates_deadline_s,
+            retry_s=limits.shared_rates_retry_s,
+            on_change=self.metrics.add_shared_rates(),
+        )
+
     def _settlement_rules(self) -> dict[ChainId, SettlementRules]:
         settings = self.settings
         if not (settings.x402 or settings.mpp):
@@ -244,6 +260,11 @@ class House:
             raise SettingsInvalid([f"networks: {stray}" for stray in strays])
         chores = await self._stack.enter_async_context(Chores())
         limits = self.settings.limits
+        if self.shared_windows is not None:
+            await self.shared_windows.open()
+            self._stack.push_async_callback(self.shared_windows.close)
+            chores.every(limits.shared_rates_retry_s, self.shared_windows.mend)
+            chores.start(self.shared_windows.run())
         chores.every(limits.owner_renew_s, self._renew)
         chores.every(limits.recovery_interval_s, self._recover)
         chores.every(CHAIN_CHECK_INTERVAL_S, self.roll_call.ask)

@@ -85,6 +85,8 @@ class Limits:
     failed_calls_per_window: int = 20  # per wallet and per address, on one listing; running ones too
     failed_calls_window_s: int = 600
     failed_calls_wait_s: float = 10.0  # for one of them to end, where as many run as may fail
+    shared_rates_deadline_s: float = 0.1  # one answer of the server that gateways share; then each counts alone
+    shared_rates_retry_s: float = 1.0  # between two looks at whether that server is there
 
     # Proofs.
     nonce_ttl_s: int = 300

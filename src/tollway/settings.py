@@ -40,6 +40,7 @@ from tollway.setting_values import (
     rpc_name,
     suggest,
 )
+from tollway.shared_windows import parse_windows_url
 
 __all__ = ["Listen", "NetworkSettings", "Secret", "Settings", "ensure_secret_key", "load_settings"]
 
@@ -54,6 +55,7 @@ KEYS = (
     "listen",
     "admin_listen",
     "database_url",
+    "rate_limit_url",
     "secret_key",
     "secret_key_file",
     "allow_mixed_networks",
@@ -102,6 +104,7 @@ class Settings:
     secret_key: Secret[bytes] | None
     secret_key_file: Path | None
     networks: tuple[NetworkSettings, ...]
+    rate_limit_url: Secret[str] | None = None
     allow_mixed_networks: bool = False
     allow_private_endpoints: bool = False
     registration: Literal["open", "allowlist"] = "open"
@@ -195,6 +198,7 @@ class _Reader:
             listen=listen,
             admin_listen=admin_listen,
             database_url=database_url,
+            rate_limit_url=self._take("rate_limit_url", _parse_rate_limit_url, None),
             secret_key=key,
             secret_key_file=key_file,
             networks=self._read_networks(),
@@ -331,6 +335,10 @@ class _Reader:
                 "networks: name at least one node to read payments from, such as "
                 "TOLLWAY_RPC_BASE=https://… (presets: " + ", ".join(PRESETS) + ")"
             )
+
+
+def _parse_rate_limit_url(raw: Any) -> Secret[str]:
+    return Secret(parse_windows_url(str(raw)))
 
 
 def _read_gas_keys(raw: Any) -> list[str]:

@@ -8,9 +8,11 @@ writes there is short-lived, and names nobody: keys are keyed hashes.
 import asyncio
 import hashlib
 import hmac
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
+from urllib.parse import parse_qs, urlsplit
 
 import structlog
 from limits import RateLimitItem, RateLimitItemPerSecond
@@ -28,8 +30,14 @@ T = TypeVar("T")
 CONNECTIONS_MAX = 32
 NOTES_MAX = 10_000
 _PROBE = RateLimitItemPerSecond(1_000, namespace="probe")
-_SCHEMES = {"valkey": "redis", "valkeys": "rediss"}
-"""The same protocol by another name; the client knows only the older one."""
+_SCHEMES = {
+    "redis": "redis",
+    "rediss": "rediss",
+    "unix": "unix",
+    "valkey": "redis",
+    "valkeys": "rediss",
+}
+"""The same protocol by two names; the client knows only the older one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,11 +146,28 @@ class SharedWindows:
         return hashlib.blake2b("\0".join(key).encode(), key=self._secret, digest_size=16).hexdigest()
 
 
+def parse_windows_url(text: str) -> str:
+    """Raises ValueError without a word of the URL: it may hold a password."""
+    try:
+        parts = urlsplit(text)
+        query = parse_qs(parts.query, strict_parsing=bool(parts.query))
+        is_somewhere = parts.path.startswith("/") if parts.scheme == "unix" else bool(parts.hostname)
+        is_plain = parts.scheme == "unix" or re.fullmatch(r"(/\d{0,4})?", parts.path) is not None
+        is_known = parts.scheme in _SCHEMES and parts.port != 0 and query.keys() <= {"db"}
+    except ValueError:
+        is_known = is_somewhere = is_plain = False
+    if not (is_known and is_somewhere and is_plain) or any(not db.isdecimal() for db in query.get("db", ())):
+        raise ValueError(
+            "must be redis://user:password@host:port/0 (or rediss, valkey, valkeys), or unix:///path?db=0"
+        )
+    return text
+
+
 def _make_pool(url: str) -> BlockingConnectionPool:
     """Connects when first asked. A failure is not tried again: the windows of the process stand in for it."""
     scheme, separator, rest = url.partition("://")
     return BlockingConnectionPool.from_url(
-        _SCHEMES.get(scheme, scheme) + separator + rest,
+        _SCHEMES[scheme] + separator + rest,
         max_connections=CONNECTIONS_MAX,
         timeout=None,  # whoever asks has a deadline
         retry=Retry(NoBackoff(), 0),

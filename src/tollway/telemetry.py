@@ -5,7 +5,7 @@ have few values. A secret never reaches either, and nothing here is created at i
 import logging
 import re
 import sys
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, Literal, TextIO
 
 import structlog
@@ -27,6 +27,7 @@ GAS_KEY_BALANCE = "tollway_gas_key_balance_wei"
 GAS_LANE_LENGTH = "tollway_gas_lane_length"
 CALLS_ADRIFT = "tollway_calls_adrift"
 RAILS_WITHDRAWN = "tollway_rails_withdrawn"
+SHARED_RATES_UP = "tollway_shared_rates_up"
 LEADING = "tollway_leading"
 
 DURATION_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
@@ -83,6 +84,15 @@ class Metrics:
             LEADING, "1 where this gateway does what one does for all.", ("duty",), registry=registry
         )
         self._add_settling(registry)
+
+    def add_shared_rates(self) -> Callable[[bool], None]:
+        """Only for a gateway that shares its rates: without, 0 would say that something is wrong."""
+        gauge = Gauge(
+            SHARED_RATES_UP,
+            "1 while rates are counted together with other gateways, 0 while each counts alone.",
+            registry=self.registry,
+        )
+        return lambda is_up: gauge.set(int(is_up))
 
     def _add_settling(self, registry: CollectorRegistry) -> None:
         self.settlements = Counter(
