@@ -8,7 +8,7 @@ import pytest
 
 from tollway.errors import Code
 from tollway.limits import DEFAULT_LIMITS, Limits
-from tollway.setting_values import ASSET_KEYS, NETWORK_KEYS
+from tollway.network_settings import ASSET_KEYS, NETWORK_KEYS
 from tollway.settings import KEYS
 from tollway.telemetry import REQUEST_SECONDS, Metrics
 from tollway.web.problems import KINDS

@@ -28,6 +28,7 @@ GAS_KEY = "0x" + "4d" * 32
 RPC_TOKEN = "0x" + "12" * 20
 DEVELOPMENT_KEY = "0xac0974bec39a17e36ba4a6b4d238ff944bacb478cbed5efcae784d7bf4f2ff80"
 OPTIMISM = '[[networks]]\npreset = "optimism"\nrpc_urls = ["https://n.example"]\n'
+TWO_NODES = '[[networks]]\npreset = "optimism"\nrpc_urls = ["https://n.example", "https://m.example"]\nagreement_min = 2\n'
 WALLET = "0x036CbD53842c5426634e7929541eC2318f3dCF7e"
 
 
@@ -128,6 +129,11 @@ REFUSED = [
     ({}, '[[networks]]\npreset = "optimism"\nrpc_urls = ["https://n.example"]\nconfirmations = [["1", 1]]', "start at value 0"),
     ({}, '[[networks]]\npreset = "optimism"\nrpc_urls = ["https://n.example"]\nagreement_min = 2', "2 nodes cannot agree"),
     ({}, '[[networks]]\npreset = "optimism"\nrpc_urls = ["https://n.example"]\nagreement_min = 0', "more than 0"),
+    ({}, f'{OPTIMISM}agreement_above = {{USDC = "5"}}', "agreement_min holds"),
+    ({}, f'{TWO_NODES}agreement_above = 5', "must be a table"),
+    ({}, f'{TWO_NODES}agreement_above = {{}}', "must be a table"),
+    ({}, f'{TWO_NODES}agreement_above = {{USDC = "much"}}', "decimal number"),
+    ({}, f'{TWO_NODES}agreement_above = {{USDT = "5"}}', "USDT is no asset"),
     ({}, f'{OPTIMISM}gas_keys = "abc"', "gas_keys[0]: a gas key is 32 bytes"),
     ({}, f'{OPTIMISM}gas_keys = ["{GAS_KEY}", "{GAS_KEY}"]', "stands twice"),
     ({}, f'{OPTIMISM}gas_keys = "nowhere/gas.key"', "cannot be used"),
@@ -196,6 +202,7 @@ def test_a_network_without_preset_is_described_in_full() -> None:
         kind = "test"
         rpc_urls = ["http://127.0.0.1:8545", "http://127.0.0.1:8546"]
         agreement_min = 2
+        agreement_above = {USDC = "100", ETH = "0.02"}
         confirmations = [["0", 1], ["2.5", 3]]
         assets = [{symbol = "ETH"}, {symbol = "USDC", token = "0x036CbD53842c5426634e7929541eC2318f3dCF7e", decimals = 6}]
         """
@@ -205,6 +212,7 @@ def test_a_network_without_preset_is_described_in_full() -> None:
     assert network.rules.confirmations == ((0, 1), (2_500_000_000, 3))
     assert [(asset.symbol, asset.decimals) for asset in network.rules.assets] == [("ETH", 18), ("USDC", 6)]
     assert (len(network.rpc_urls), network.agreement_min) == (2, 2)
+    assert network.rules.agreement_above == (("USDC", 100 * 10**9), ("ETH", 2 * 10**7))
 
 
 def test_variable_replaces_the_nodes_of_a_preset_in_the_file() -> None:

@@ -77,7 +77,7 @@ TESTED_ELSEWHERE: dict[str, tuple[str, ...]] = {
     "client/test_payer.py": ("client/checkout.py", "client/steps.py", "client/transfer.py"),
     "gateway/test_forward.py": ("gateway/exchange.py", "gateway/trip.py"),
     "outbound/test_dialer.py": ("outbound/claim_hook.py", "outbound/upstream.py"),
-    "test_settings.py": ("setting_values.py",),
+    "test_settings.py": ("setting_values.py", "network_settings.py"),
     "web/test_health_routes.py": ("web/problem_pages.py",),
     "web/test_listing_routes.py": ("web/listing_query.py", "web/listing_wire.py"),
     "web/test_signin_routes.py": ("web/authentication.py", "web/nonce_meter.py"),

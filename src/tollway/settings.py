@@ -19,10 +19,10 @@ from tollway.chain.rules import PRESETS
 from tollway.errors import SettingsInvalid
 from tollway.identifiers import Address
 from tollway.limits import DEFAULT_LIMITS, Limits
+from tollway.network_settings import NetworkSettings, parse_network
 from tollway.setting_values import (
     KEY_BYTES,
     Listen,
-    NetworkSettings,
     Secret,
     gas_keys_name,
     one_of,
@@ -31,7 +31,6 @@ from tollway.setting_values import (
     parse_flag,
     parse_listen,
     parse_maxima,
-    parse_network,
     parse_number,
     parse_proxies,
     parse_public_url,

@@ -15,6 +15,7 @@ from tollway.chain.reader import (
     NotMined,
     SendFault,
     SendRefused,
+    Trust,
 )
 from tollway.chain.rpc import ChainEndpoints, RpcReader
 from tollway.errors import ChainMismatch, ChainUnavailable
@@ -34,7 +35,11 @@ async def make_reader() -> AsyncIterator[MakeReader]:
     readers: list[RpcReader] = []
 
     async def make(*urls: str, **options: Any) -> RpcReader:
-        endpoints = ChainEndpoints(urls=urls, agreement_min=options.pop("agreement_min", 1))
+        endpoints = ChainEndpoints(
+            urls=urls,
+            agreement_min=options.pop("agreement_min", 1),
+            is_by_value=options.pop("is_by_value", False),
+        )
         reader = RpcReader({CHAIN: endpoints}, limits=options.pop("limits", LIMITS), **options)
         await reader.open()
         readers.append(reader)
@@ -847,3 +852,35 @@ def test_refuses_endpoints_that_cannot_work_without_repeating_them(
 
 def test_endpoints_do_not_print_their_urls() -> None:
     assert "SECRET" not in repr(ChainEndpoints(urls=("http://a/SECRET",)))
+
+
+# ---- Agreement by value: one node for what is small.
+
+
+async def test_one_node_is_enough_for_whoever_says_so(make_node, make_reader) -> None:
+    _, first_url = await make_node()
+    second, second_url = await make_node()
+    second.http = fail
+    reader = await make_reader(first_url, second_url, agreement_min=2)
+    facts = await reader.fetch_facts(CHAIN, TX, trust=Trust.ONE)
+    assert facts.value == 5
+    assert await reader.fetch_receipts(CHAIN, [TX], trust=Trust.ONE) == {TX: facts}
+    assert second.batches == []
+    for ask in (reader.fetch_facts(CHAIN, TX), reader.fetch_receipts(CHAIN, [TX])):
+        with pytest.raises(ChainUnavailable):
+            await ask
+
+
+@pytest.mark.parametrize("is_by_value", [False, True])
+async def test_a_network_whose_small_payments_need_one_node_is_served_by_one(
+    make_node, make_reader, is_by_value: bool
+) -> None:
+    _, good_url = await make_node()
+    down, down_url = await make_node()
+    down.http = fail
+    reader = await make_reader(good_url, down_url, agreement_min=2, is_by_value=is_by_value)
+    if is_by_value:
+        await reader.check_chain(CHAIN)
+    else:
+        with pytest.raises(ChainUnavailable):
+            await reader.check_chain(CHAIN)

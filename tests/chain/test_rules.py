@@ -1,5 +1,6 @@
 import pytest
 
+from tollway.chain.reader import Trust
 from tollway.chain.rules import PRESETS, ChainRules, ConfirmationSteps
 from tollway.identifiers import Address, ChainId
 from tollway.money import Asset, TokenDomain
@@ -122,3 +123,30 @@ def test_no_preset_lets_a_large_sum_on_a_main_network_pass_as_shallow_as_a_small
             )
             assert small >= 1
             assert large > small or preset.kind == "test"
+
+
+@pytest.mark.parametrize(
+    ("asset", "ledger_units", "trust"),
+    [
+        (USDC, 0, Trust.ONE),
+        (USDC, 100_000_000, Trust.ONE),
+        (USDC, 100_000_001, Trust.AGREED),
+        (COARSE, 5_00, Trust.ONE),
+        (COARSE, 5_01, Trust.AGREED),
+        pytest.param(ETH, 1, Trust.AGREED, id="a currency that is not named"),
+    ],
+)
+def test_above_the_named_value_nodes_have_to_agree(asset: Asset, ledger_units: int, trust: Trust) -> None:
+    rules = make_rules(agreement_above=(("USDC", 100 * 10**9), ("USDX", 5 * 10**9)))
+    assert rules.trust_for(asset, ledger_units) is trust
+    assert rules.first_trust is Trust.ONE
+
+
+def test_where_no_value_is_named_they_have_to_agree_on_every_one() -> None:
+    rules = make_rules()
+    assert (rules.trust_for(USDC, 0), rules.first_trust) == (Trust.AGREED, Trust.AGREED)
+
+
+def test_agreement_is_asked_for_a_currency_that_the_network_has() -> None:
+    with pytest.raises(ValueError, match="USDT is no asset"):
+        make_rules(agreement_above=(("USDT", 1),))

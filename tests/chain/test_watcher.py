@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tollway.chain.reader import Trust
 from tollway.chain.rules import ChainRules
 from tollway.chain.watcher import LOOKS_UNTIL_GONE, Watcher
 from tollway.errors import ChainUnavailable, StorageUnavailable
@@ -38,11 +39,11 @@ class Watch:
         self.gone: list[Payment] = []
         self.watcher = self.make(**limits)
 
-    def make(self, sleep: Any = asyncio.sleep, **limits: Any) -> Watcher:
+    def make(self, sleep: Any = asyncio.sleep, *, rules: ChainRules | None = None, **limits: Any) -> Watcher:
         return Watcher(
             self.book,
             self.chain,
-            {CHAIN: rules_of(CHAIN), OTHER: rules_of(OTHER)},
+            {CHAIN: rules or rules_of(CHAIN), OTHER: rules_of(OTHER)},
             limits=replace(DEFAULT_LIMITS, **limits) if limits else Limits(),
             now_ms=self.now_ms,
             on_gone=self.gone.append,
@@ -499,3 +500,65 @@ async def test_it_runs_through_failures_until_it_is_cancelled(watch) -> None:
     assert task.cancelled()
     assert set(slept) == {DEFAULT_LIMITS.watch_interval_s}
     assert len(slept) >= 3
+
+
+# ---- One node's word, and that of several: one is enough for 10 units.
+
+
+@pytest.fixture
+def by_value() -> Watch:
+    watch = Watch()
+    watch.watcher = watch.make(rules=replace(rules_of(CHAIN), agreement_above=(("USDC", 10_000),)))
+    return watch
+
+
+@pytest.mark.parametrize(("units", "trust"), [(10, Trust.ONE), (11, Trust.AGREED)])
+async def test_a_small_payment_stands_by_one_nodes_word(by_value, units: int, trust: Trust) -> None:
+    payment = await by_value.record(units=units)
+    by_value.chain.bury(CHAIN, 5)
+    await by_value.check()
+    assert by_value.chain.trusts == [trust]
+    assert await by_value.state(payment) is PaymentState.FINAL
+
+
+async def test_a_large_one_is_not_final_on_one_nodes_word(by_value) -> None:
+    payment = await by_value.record(units=11)
+    by_value.chain.bury(CHAIN, 5)
+    by_value.chain.leave_one(CHAIN)
+    await by_value.check()
+    assert await by_value.state(payment) is PaymentState.UNFINAL
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        pytest.param(lambda facts: replace(facts, succeeded=False), id="it failed"),
+        pytest.param(lambda facts: replace(facts, logs=()), id="it moved nothing"),
+        pytest.param(
+            lambda facts: replace(facts, logs=(transfer_log(TOKEN, PAYER, PAYEE, 9),)), id="it moved less"
+        ),
+    ],
+)
+async def test_one_node_alone_takes_nothing_away(by_value, lie) -> None:
+    payment = await by_value.record(units=10)
+    by_value.chain.rumours[payment.tx_hash] = lie
+    await by_value.check(times=5)
+    assert await by_value.state(payment) is PaymentState.UNFINAL
+    assert by_value.gone == []
+    by_value.chain.lies[payment.tx_hash] = lie
+    await by_value.check(times=5)
+    assert await by_value.state(payment) is PaymentState.GONE
+
+
+async def test_one_node_alone_brings_nothing_large_back(by_value) -> None:
+    payment = await by_value.record(units=10)
+    by_value.chain.reorg(CHAIN, 1)
+    await by_value.check(times=2)
+    assert await by_value.state(payment) is PaymentState.GONE
+    by_value.chain.mine(CHAIN, by_value.transaction("tx", 10))
+    by_value.chain.bury(CHAIN, 1)
+    more = (transfer_log(TOKEN, PAYER, PAYEE, 10_000),)
+    by_value.chain.rumours[payment.tx_hash] = lambda facts: replace(facts, logs=more)
+    await by_value.check()
+    found = await by_value.read(payment)
+    assert (found.state, found.value_units) == (PaymentState.UNFINAL, 10)

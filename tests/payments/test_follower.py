@@ -3,10 +3,11 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from tollway.chain.reader import ChainFacts, NotMined
+from tollway.chain.reader import ChainFacts, NotMined, Trust
 from tollway.identifiers import Address, ChainId, TxHash, keccak256
 from tollway.payments.follower import ROUNDS_UNTIL_ALL, Follower
 from tollway.testing.authorization_samples import CHAIN
@@ -69,9 +70,11 @@ async def test_of_a_lane_only_the_first_is_asked_about_while_it_waits(
     asked: list[int] = []
     fetch = chain.fetch_receipts
 
-    async def count(chain_id: ChainId, hashes: Sequence[TxHash]) -> dict[TxHash, ChainFacts | NotMined]:
+    async def count(
+        chain_id: ChainId, hashes: Sequence[TxHash], **options: Any
+    ) -> dict[TxHash, ChainFacts | NotMined]:
         asked.append(len(hashes))
-        return await fetch(chain_id, hashes)
+        return await fetch(chain_id, hashes, **options)
 
     chain.fetch_receipts = count  # type: ignore[method-assign,assignment]  # the fake's own hook
     async with asyncio.TaskGroup() as group:
@@ -124,7 +127,7 @@ async def test_nobody_waits_so_nothing_is_asked(chain: MemoryChain, follower: Fo
 async def test_a_bug_in_one_answer_does_not_end_it(chain: MemoryChain, follower: Follower) -> None:
     fetch = chain.fetch_receipts
 
-    async def fail(*_: object) -> object:
+    async def fail(*_: object, **options: object) -> object:
         chain.fetch_receipts = fetch  # type: ignore[method-assign]  # the fake's own hook
         raise RuntimeError("a bug")
 
@@ -132,3 +135,20 @@ async def test_a_bug_in_one_answer_does_not_end_it(chain: MemoryChain, follower:
     chain.mine(CHAIN, transaction(HASHES[0]))
     async with asyncio.timeout(5):
         assert (await follower.wait_mined(CHAIN, HASHES[0], lane=LANE, depth=1)).tx_hash == HASHES[0]
+
+
+async def test_who_waits_for_little_is_told_by_one_node_and_who_waits_for_much_by_as_many_as_must_agree(
+    chain: MemoryChain, follower: Follower
+) -> None:
+    chain.leave_one(CHAIN)
+    chain.mine(CHAIN, *(transaction(one) for one in HASHES[:2]))
+    async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+        little, much = (
+            group.create_task(follower.wait_mined(CHAIN, one, lane=LANE, depth=1, trust=trust))
+            for one, trust in zip(HASHES, (Trust.ONE, Trust.AGREED), strict=False)
+        )
+        assert (await little).tx_hash == HASHES[0]
+        await rounds(chain, 2 * ROUNDS_UNTIL_ALL)
+        assert not much.done()
+        chain.bring_back(CHAIN)
+        assert (await much).tx_hash == HASHES[1]

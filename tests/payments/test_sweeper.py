@@ -164,9 +164,9 @@ class ForgetfulChain(MemoryChain):
         return replace(facts, is_used=False) if self.is_late else facts
 
     async def fetch_receipts(
-        self, chain_id: ChainId, tx_hashes: Sequence[TxHash]
+        self, chain_id: ChainId, tx_hashes: Sequence[TxHash], **asked: Any
     ) -> dict[TxHash, ChainFacts | NotMined]:
-        told = await super().fetch_receipts(chain_id, tx_hashes)
+        told = await super().fetch_receipts(chain_id, tx_hashes, **asked)
         unseen = NotMined(chain_id=chain_id, is_pending=True)
         return dict.fromkeys(told, unseen) if self.is_late else told
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tollway.chain.reader import ContractAnswer
+from tollway.chain.reader import ContractAnswer, Trust
 from tollway.errors import ChainUnavailable, Code, Problem, StorageUnavailable
 from tollway.identifiers import Address, ChainId, keccak256
 from tollway.ledger.book import Claimed
@@ -468,14 +468,14 @@ class _Hanging:
     def __init__(self, chain: Any, hanging: ChainId) -> None:
         self._chain, self._hanging, self.cancelled = chain, hanging, 0
 
-    async def fetch_facts(self, chain_id: ChainId, tx_hash: Any) -> Any:
+    async def fetch_facts(self, chain_id: ChainId, tx_hash: Any, **asked: Any) -> Any:
         if chain_id == self._hanging:
             try:
                 await asyncio.Event().wait()
             except asyncio.CancelledError:
                 self.cancelled += 1
                 raise
-        return await self._chain.fetch_facts(chain_id, tx_hash)
+        return await self._chain.fetch_facts(chain_id, tx_hash, **asked)
 
 
 # ---- Crowds and outages.
@@ -746,3 +746,76 @@ class TestMemory:
             stall.proof(tx_hash), stall.shelf(stall.version(price=Price.parse("9")))
         )
         assert tender.payment.rest_units == 0
+
+
+# ---- One node's word, and that of several.
+
+SMALL = 10_000_000  # 10 USDC: the most for which one node is enough
+
+
+class TestAgreementByValue:
+    @pytest.fixture
+    def stall(self, stall: Any) -> Any:
+        stall.rules = {
+            chain_id: replace(rules, agreement_above=(("USDC", 10 * 10**9),))
+            for chain_id, rules in stall.rules.items()
+        }
+        stall.till = stall.make_till()
+        return stall
+
+    async def test_a_small_payment_is_taken_on_one_nodes_word(self, stall) -> None:
+        stall.chain.leave_one(MAIN)
+        assert values(await stall.tender(stall.proof(stall.pay(units=SMALL)))) == [SMALL]
+        assert stall.chain.trusts == [Trust.ONE]
+
+    async def test_a_large_one_is_looked_at_again_and_only_then(self, stall) -> None:
+        assert values(await stall.tender(stall.proof(stall.pay(units=SMALL + 1)))) == [SMALL + 1]
+        assert stall.chain.trusts == [Trust.ONE, Trust.AGREED]
+        assert len(stall.meter.charged) == 1
+
+    async def test_a_large_one_that_nobody_confirms_is_not_refused_either(self, stall) -> None:
+        stall.chain.leave_one(MAIN)
+        tx_hash = stall.pay(units=SMALL + 1)
+        with pytest.raises(ChainUnavailable):
+            await stall.tender(stall.proof(tx_hash))
+        assert await stall.book.find_payments(tx_hash) == ()
+
+    async def test_small_transfers_of_one_transaction_count_together(self, stall) -> None:
+        second = Address(b"\x77" * 20)
+        shelf = stall.shelf(stall.version(), stall.version(pay_to=second, until_s=stall.now_s))
+        transfers = (
+            stall.transfer(stall.caller.address, SMALL),
+            stall.transfer(stall.caller.address, SMALL, second),
+        )
+        tx_hash = stall.mine(*transfers)
+        stall.chain.leave_one(MAIN)
+        with pytest.raises(ChainUnavailable):
+            await stall.tender(stall.proof(tx_hash), shelf)
+
+    @pytest.mark.parametrize(
+        "lie",
+        [
+            pytest.param(lambda facts: replace(facts, succeeded=False), id="it failed"),
+            pytest.param(lambda facts: replace(facts, logs=()), id="it moved nothing"),
+            pytest.param(lambda facts: replace(facts, block_time=0), id="it is old"),
+        ],
+    )
+    async def test_one_node_alone_refuses_nothing(self, stall, lie) -> None:
+        tx_hash = stall.pay(units=SMALL + 1)
+        stall.chain.rumours[tx_hash] = lie
+        stall.chain.leave_one(MAIN)
+        with pytest.raises(ChainUnavailable):
+            await stall.tender(stall.proof(tx_hash))
+        stall.chain.bring_back(MAIN)
+        assert values(await stall.tender(stall.proof(tx_hash))) == [SMALL + 1]
+
+    async def test_what_one_node_makes_of_a_large_one_is_not_recorded(self, stall) -> None:
+        """It tells of less, or of more, than the others: theirs counts."""
+        tx_hash = stall.pay(units=SMALL + 1)
+        stall.chain.rumours[tx_hash] = lambda facts: replace(facts, logs=facts.logs * 2)
+        assert values(await stall.tender(stall.proof(tx_hash))) == [SMALL + 1]
+
+
+async def test_without_a_value_nodes_agree_on_all(stall) -> None:
+    await stall.tender(stall.proof(stall.pay()))
+    assert stall.chain.trusts == [Trust.AGREED]

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from tollway.chain.answers import Unusable
 from tollway.chain.node import Node, WrongChain
+from tollway.chain.reader import Trust
 from tollway.errors import ChainMismatch, ChainUnavailable
 from tollway.identifiers import ChainId, format_network
 
@@ -19,12 +20,19 @@ Read = Callable[[Node], Awaitable[T]]
 
 
 class NodePanel:
-    """Safe to use from many tasks at once. `agreement_min`: how many nodes must tell the same before it counts."""
+    """Safe to use from many tasks at once. `agreement_min`: how many nodes must tell the same before it counts;
+    `is_by_value`: only where much is at stake, and one is enough for all that does not say so."""
 
-    def __init__(self, chain_id: ChainId, nodes: Sequence[Node], *, agreement_min: int = 1) -> None:
+    def __init__(
+        self, chain_id: ChainId, nodes: Sequence[Node], *, agreement_min: int = 1, is_by_value: bool = False
+    ) -> None:
         self._chain_id = chain_id
         self._nodes = tuple(nodes)
-        self.agreement_min = agreement_min
+        self._agreement_min = agreement_min
+        self.least_trust = Trust.ONE if is_by_value else Trust.AGREED
+
+    def count_needed(self, trust: Trust) -> int:
+        return self._agreement_min if trust is Trust.AGREED else 1
 
     @property
     def in_order(self) -> list[Node]:
@@ -44,9 +52,11 @@ class NodePanel:
         """The first usable answer decides."""
         return (await self._ask_some(read, lambda answer: None, count=1, deadline_s=deadline_s))[0]
 
-    async def ask_alike(self, read: Read[T], *, essence: Callable[[T], object], deadline_s: float) -> list[T]:
-        """`agreement_min` answers with one `essence`. Nodes are asked until there are as many."""
-        return await self._ask_some(read, essence, count=self.agreement_min, deadline_s=deadline_s)
+    async def ask_alike(
+        self, read: Read[T], *, essence: Callable[[T], object], trust: Trust, deadline_s: float
+    ) -> list[T]:
+        """As many answers with one `essence` as `trust` takes. Nodes are asked until there are as many."""
+        return await self._ask_some(read, essence, count=self.count_needed(trust), deadline_s=deadline_s)
 
     async def _ask_some(
         self, read: Read[T], essence: Callable[[T], object], *, count: int, deadline_s: float
@@ -66,7 +76,7 @@ class NodePanel:
         raise self.unavailable(failures)
 
     async def check(self, ask: Read[object], *, deadline_s: float) -> None:
-        """Asks all nodes at once. Raises `ChainUnavailable` when fewer than `agreement_min` answer, and `ChainMismatch`
+        """Asks all nodes at once. Raises `ChainUnavailable` when too few answer for the least payment, and `ChainMismatch`
         when any of them serves another chain: that is a mistake in the settings which fail-over would hide.
         """
         failures: list[str] = []
@@ -91,7 +101,7 @@ class NodePanel:
             for stray in strays:
                 mismatch.add_note(stray)
             raise mismatch
-        if sum(task.result() for task in checks) < self.agreement_min:
+        if sum(task.result() for task in checks) < self.count_needed(self.least_trust):
             raise self.unavailable(failures)
 
     def unavailable(self, failures: Sequence[str]) -> ChainUnavailable:

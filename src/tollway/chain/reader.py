@@ -103,6 +103,13 @@ class AccountFacts:
     mined_nonce: int
 
 
+class Trust(StrEnum):
+    """Whose word a reading has to rest on: what may be lost by a lie decides (`ChainRules.trust_for`)."""
+
+    ONE = "one"  # the first usable node's
+    AGREED = "agreed"  # that of as many nodes as the network asks for (`agreement_min`)
+
+
 class SendFault(StrEnum):
     """Why a node does not take a transaction, as far as it can be told."""
 
@@ -135,7 +142,9 @@ class ChainReader(Protocol):
         """The chains that are configured."""
         ...
 
-    async def fetch_facts(self, chain_id: ChainId, tx_hash: TxHash) -> ChainFacts | NotMined:
+    async def fetch_facts(
+        self, chain_id: ChainId, tx_hash: TxHash, *, trust: Trust = Trust.AGREED
+    ) -> ChainFacts | NotMined:
         """Everything about one transaction in at most two round trips (one JSON-RPC batch each)."""
         ...
 
@@ -175,6 +184,7 @@ class SettlementChain(ChainReader, Protocol):
         calldata: bytes,
         gas: int,
         valid_after: int = 0,
+        trust: Trust = Trust.AGREED,
     ) -> AuthorizationFacts:
         """In one round trip. `calldata`: the transfer (`tokens.encode_transfer_with_authorization`), simulated as sent by
         `sender` with at most `gas`, at the head's time.
@@ -185,14 +195,21 @@ class SettlementChain(ChainReader, Protocol):
         ...
 
     async def fetch_receipts(
-        self, chain_id: ChainId, tx_hashes: Sequence[TxHash]
+        self, chain_id: ChainId, tx_hashes: Sequence[TxHash], *, trust: Trust = Trust.AGREED
     ) -> dict[TxHash, ChainFacts | NotMined]:
         """`fetch_facts` for many transactions in the same two round trips. One about which nothing can be said yet is
         left out; raises `ChainUnavailable` only when that are all of them."""
         ...
 
     async def find_authorization_use(
-        self, chain_id: ChainId, *, token: Address, payer: Address, nonce: bytes, from_block: int
+        self,
+        chain_id: ChainId,
+        *,
+        token: Address,
+        payer: Address,
+        nonce: bytes,
+        from_block: int,
+        trust: Trust = Trust.AGREED,
     ) -> TxHash | None:
         """The transaction that ended this authorisation's life since that block: the token reported
         `AuthorizationUsed(payer, nonce)` in it, or `AuthorizationCanceled`.

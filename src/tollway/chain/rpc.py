@@ -34,6 +34,7 @@ from tollway.chain.reader import (
     Fees,
     NotMined,
     SendRefused,
+    Trust,
 )
 from tollway.chain.receipts import Tally
 from tollway.errors import ChainUnavailable
@@ -49,11 +50,13 @@ class ChainEndpoints:
     """The nodes of one chain in order of preference. Raises ValueError, never naming a URL: they may hold keys.
 
     `agreement_min`: how many nodes must tell the same facts before they count (k of n). Head and finality may differ
-    between honest nodes; the lowest is taken.
+    between honest nodes; the lowest is taken. `is_by_value`: only where the asker says so (`Trust`); a network whose
+    small payments need one node stays in use when one node is left.
     """
 
     urls: tuple[str, ...] = field(repr=False)
     agreement_min: int = 1
+    is_by_value: bool = False
 
     def __post_init__(self) -> None:
         for position, url in enumerate(self.urls, start=1):
@@ -102,7 +105,9 @@ class RpcReader:
                 )
                 for position, url in enumerate(chain.urls, start=1)
             ]
-            return NodePanel(chain_id, nodes, agreement_min=chain.agreement_min)
+            return NodePanel(
+                chain_id, nodes, agreement_min=chain.agreement_min, is_by_value=chain.is_by_value
+            )
 
         self._panels = {chain_id: make_panel(chain_id, chain) for chain_id, chain in chains.items()}
 
@@ -131,18 +136,20 @@ class RpcReader:
     def chain_ids(self) -> tuple[ChainId, ...]:
         return tuple(self._panels)
 
-    async def fetch_facts(self, chain_id: ChainId, tx_hash: TxHash) -> ChainFacts | NotMined:
-        """The first `agreement_min` nodes that tell the same facts decide; one is enough by default."""
-        return (await self._fetch_batch(chain_id, (tx_hash,)))[tx_hash]
+    async def fetch_facts(
+        self, chain_id: ChainId, tx_hash: TxHash, *, trust: Trust = Trust.AGREED
+    ) -> ChainFacts | NotMined:
+        """The first nodes that tell the same facts decide, as many as `trust` takes."""
+        return (await self._fetch_batch(chain_id, (tx_hash,), trust))[tx_hash]
 
     async def fetch_receipts(
-        self, chain_id: ChainId, tx_hashes: Sequence[TxHash]
+        self, chain_id: ChainId, tx_hashes: Sequence[TxHash], *, trust: Trust = Trust.AGREED
     ) -> dict[TxHash, ChainFacts | NotMined]:
         found: dict[TxHash, ChainFacts | NotMined] = {}
         for start in range(0, len(tx_hashes), _RECEIPTS_PER_BATCH_MAX):
             try:
                 batch = tx_hashes[start : start + _RECEIPTS_PER_BATCH_MAX]
-                found |= await self._fetch_batch(chain_id, batch)
+                found |= await self._fetch_batch(chain_id, batch, trust)
             except ChainUnavailable:
                 if not found:
                     raise
@@ -150,14 +157,12 @@ class RpcReader:
         return found
 
     async def _fetch_batch(
-        self, chain_id: ChainId, tx_hashes: Sequence[TxHash]
+        self, chain_id: ChainId, tx_hashes: Sequence[TxHash], trust: Trust
     ) -> dict[TxHash, ChainFacts | NotMined]:
         """Each node is asked only about what its siblings left open. Never an empty answer."""
         panel = self._panel(chain_id)
-        tallies = {
-            tx_hash: Tally(chain_id=chain_id, needed=panel.agreement_min)
-            for tx_hash in dict.fromkeys(tx_hashes)
-        }
+        needed = panel.count_needed(trust)
+        tallies = {tx_hash: Tally(chain_id=chain_id, needed=needed) for tx_hash in dict.fromkeys(tx_hashes)}
         failures: list[str] = []
         for node in panel.in_order:
             asked = [
@@ -182,9 +187,7 @@ class RpcReader:
         found = {tx_hash: outcome for tx_hash, outcome in outcomes.items() if outcome is not None}
         if not found:
             if told := max(len(tally.told) for tally in tallies.values()):
-                failures.append(
-                    f"{told} of the nodes know the transaction, {panel.agreement_min} must agree on it"
-                )
+                failures.append(f"{told} of the nodes know the transaction, {needed} must agree on it")
             raise panel.unavailable(failures)
         return found
 
@@ -198,14 +201,22 @@ class RpcReader:
         bytes_max: int,
         deadline_s: float,
     ) -> ContractAnswer:
-        """The first usable node decides. Whatever the contract does wrong is `reverted`, out of gas included."""
+        """As many nodes as the least payment needs must say the same. Whatever the contract does wrong is `reverted`, out
+        of gas included."""
 
         async def read(node: Node) -> ContractAnswer:
             return await read_call(
                 node, self._open_session, to=to, calldata=calldata, gas=gas, bytes_max=bytes_max
             )
 
-        return await self._panel(chain_id).ask_first(read, deadline_s=deadline_s)
+        panel = self._panel(chain_id)
+        alike = await panel.ask_alike(
+            read,
+            essence=lambda answer: None if answer.reverted else answer.payload,
+            trust=panel.least_trust,
+            deadline_s=deadline_s,
+        )
+        return alike[0]
 
     async def fetch_code_size(self, chain_id: ChainId, address: Address) -> int:
         async def read(node: Node) -> int:
@@ -230,9 +241,10 @@ class RpcReader:
         calldata: bytes,
         gas: int,
         valid_after: int = 0,
+        trust: Trust = Trust.AGREED,
     ) -> AuthorizationFacts:
-        """`agreement_min` nodes must say the same of the payer and of the transfer; one is enough by default. Of head
-        and gas the most cautious is taken."""
+        """As many nodes as `trust` takes must say the same of the payer and of the transfer. Of head and gas the most
+        cautious is taken."""
 
         async def read(node: Node) -> AuthorizationFacts:
             return await read_authorization(
@@ -259,18 +271,26 @@ class RpcReader:
             )
 
         alike = await self._panel(chain_id).ask_alike(
-            read, essence=essence, deadline_s=self._limits.rpc_deadline_s
+            read, essence=essence, trust=trust, deadline_s=self._limits.rpc_deadline_s
         )
         slowest = min(alike, key=lambda facts: facts.head_number)
         gas_estimates = [facts.gas_estimate for facts in alike if facts.gas_estimate is not None]
         return replace(slowest, gas_estimate=max(gas_estimates, default=None))
 
     async def find_authorization_use(
-        self, chain_id: ChainId, *, token: Address, payer: Address, nonce: bytes, from_block: int
+        self,
+        chain_id: ChainId,
+        *,
+        token: Address,
+        payer: Address,
+        nonce: bytes,
+        from_block: int,
+        trust: Trust = Trust.AGREED,
     ) -> TxHash | None:
         """The first node that knows one decides: what it did is for its receipt to say. "None" counts like "not mined":
         when every node says so that can be reached."""
         panel = self._panel(chain_id)
+        needed = panel.count_needed(trust)
 
         async def read(node: Node) -> list[TxHash]:
             return await read_authorization_ends(
@@ -280,13 +300,13 @@ class RpcReader:
         failures: list[str] = []
         unseen = 0
         for node in panel.in_order:
-            if unseen >= panel.agreement_min and node.is_last_choice:
+            if unseen >= needed and node.is_last_choice:
                 continue
             found = await panel.attempt(node, read, failures=failures, deadline_s=self._limits.rpc_deadline_s)
             if found:
                 return found[-1]
             unseen += found is not None
-        if unseen < panel.agreement_min:
+        if unseen < needed:
             raise panel.unavailable(failures)
         return None
 
@@ -299,13 +319,17 @@ class RpcReader:
         return await self._panel(chain_id).ask_first(read, deadline_s=self._limits.rpc_deadline_s)
 
     async def fetch_account(self, chain_id: ChainId, address: Address) -> AccountFacts:
-        """The lowest of what `agreement_min` nodes say: they need not be equally far."""
+        """The lowest of what as many nodes say as the least payment needs: they need not be equally far."""
 
         async def read(node: Node) -> AccountFacts:
             return await read_account(node, self._open_session, address)
 
-        told = await self._panel(chain_id).ask_alike(
-            read, essence=lambda account: None, deadline_s=self._limits.rpc_deadline_s
+        panel = self._panel(chain_id)
+        told = await panel.ask_alike(
+            read,
+            essence=lambda account: None,
+            trust=panel.least_trust,
+            deadline_s=self._limits.rpc_deadline_s,
         )
         return AccountFacts(
             balance_wei=min(account.balance_wei for account in told),

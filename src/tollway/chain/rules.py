@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
+from tollway.chain.reader import Trust
 from tollway.identifiers import Address, ChainId, Network, format_network
 from tollway.money import LEDGER_DECIMALS_MAX, Asset, TokenDomain
 
@@ -25,6 +26,9 @@ class ChainRules:
 
     `confirmations` holds for tokens and, where `native_confirmations` is empty, for the native currency too. They
     are apart because a thousand dollars and a thousand ETH are not the same risk.
+
+    `agreement_above`: by currency, the most nano for which one node's word is enough. None, and a currency that is not
+    named: every value needs as many nodes as the network asks for.
     """
 
     chain_id: ChainId
@@ -32,6 +36,7 @@ class ChainRules:
     confirmations: ConfirmationSteps
     assets: tuple[Asset, ...]
     native_confirmations: ConfirmationSteps = ()
+    agreement_above: tuple[tuple[str, int], ...] | None = None
 
     def __post_init__(self) -> None:
         _check_steps(self.confirmations)
@@ -41,6 +46,11 @@ class ChainRules:
             raise ValueError("every asset belongs to the network it is listed under")
         if len({asset.token for asset in self.assets}) != len(self.assets):
             raise ValueError("an asset is listed once")
+        unknown = {symbol for symbol, _ in self.agreement_above or ()} - {
+            asset.symbol for asset in self.assets
+        }
+        if unknown:
+            raise ValueError(f"agreement_above: {min(unknown)} is no asset of this network")
 
     @property
     def network(self) -> Network:
@@ -51,12 +61,29 @@ class ChainRules:
         steps = self.confirmations
         if asset.token is None and self.native_confirmations:
             steps = self.native_confirmations
-        nano = ledger_units * 10 ** (LEDGER_DECIMALS_MAX - asset.ledger_decimals)
+        nano = _to_nano(asset, ledger_units)
         return max(confirmations for value_min, confirmations in steps if value_min <= nano)
+
+    @property
+    def first_trust(self) -> Trust:
+        """For a first look at something whose value is not known yet: what it tells may need a second one."""
+        return Trust.ONE if self.agreement_above else Trust.AGREED
+
+    def trust_for(self, asset: Asset, ledger_units: int) -> Trust:
+        """Whose word is needed where a lie would cost so much."""
+        above_nano = dict(self.agreement_above or ()).get(asset.symbol)
+        if above_nano is None or _to_nano(asset, ledger_units) > above_nano:
+            return Trust.AGREED
+        return Trust.ONE
 
     def assets_of(self, symbol: str) -> tuple[Asset, ...]:
         """The assets that count as the currency `symbol` here."""
         return tuple(asset for asset in self.assets if asset.symbol == symbol)
+
+
+def _to_nano(asset: Asset, ledger_units: int) -> int:
+    nano: int = ledger_units * 10 ** (LEDGER_DECIMALS_MAX - asset.ledger_decimals)
+    return nano
 
 
 def _check_steps(steps: ConfirmationSteps) -> None:

@@ -32,7 +32,7 @@ from tollway.sandbox.chain_driver import ChainDriver, RpcRefused
 from tollway.sandbox.playground import ROLES, Playground, furnish_playground
 from tollway.sandbox.provider import run_provider
 from tollway.sandbox.tour import Keepsake, Tour, TourFailed
-from tollway.setting_values import parse_network
+from tollway.network_settings import parse_network
 from tollway.settings import Listen, Secret, Settings
 from tollway.telemetry import configure_logging
 

@@ -1,15 +1,17 @@
-"""What became of an authorisation that its token calls used: paid, by whomever, or ended without paying.
+"""What the transfer of an authorisation would do now; and what became of one that its token calls used: paid, by
+whomever, or ended without paying.
 
 A question to the chain and its answer, nothing more: no book is touched here.
 """
 
 from dataclasses import dataclass
 
-from tollway.chain.reader import ChainFacts, SettlementChain
+from tollway.chain.reader import AuthorizationFacts, ChainFacts, SettlementChain, Trust
 from tollway.chain.tokens import has_ended, has_settled
-from tollway.identifiers import TxHash
+from tollway.identifiers import Address, TxHash
 from tollway.ledger.authorization import Authorization, SettledTransfer
 from tollway.payments.follower import is_deep
+from tollway.payments.settlement_signing import encode_call
 
 BACK_BLOCKS = 64
 """The block to look from was told by a node, and the node that tells of uses may have been behind it or on a fork."""
@@ -37,14 +39,36 @@ class NotFound:
 Use = Paid | Spoiled | NotFound
 
 
+async def rehearse(
+    chains: SettlementChain, authorization: Authorization, *, sender: Address, gas: int, trust: Trust
+) -> AuthorizationFacts:
+    """Its transfer, as `sender` would carry it with that gas at most. Raises ChainUnavailable."""
+    return await chains.fetch_authorization(
+        authorization.chain_id,
+        token=authorization.token,
+        payer=authorization.payer,
+        nonce=authorization.nonce,
+        sender=sender,
+        calldata=encode_call(authorization),
+        gas=gas,
+        valid_after=authorization.valid_after,
+        trust=trust,
+    )
+
+
 async def find_use(
-    chains: SettlementChain, authorization: Authorization, *, from_block: int, depth: int
+    chains: SettlementChain,
+    authorization: Authorization,
+    *,
+    from_block: int,
+    depth: int,
+    trust: Trust = Trust.AGREED,
 ) -> Use:
     """Looks since `from_block`, and a little before. Raises ChainUnavailable."""
-    tx_hash = await find_end(chains, authorization, from_block=from_block)
+    tx_hash = await find_end(chains, authorization, from_block=from_block, trust=trust)
     if tx_hash is None:
         return NotFound()
-    facts = await chains.fetch_facts(authorization.chain_id, tx_hash)
+    facts = await chains.fetch_facts(authorization.chain_id, tx_hash, trust=trust)
     if not is_deep(facts, depth=depth):
         return NotFound()
     transfer = find_transfer(facts, authorization)
@@ -58,7 +82,7 @@ async def find_use(
 
 
 async def find_end(
-    chains: SettlementChain, authorization: Authorization, *, from_block: int
+    chains: SettlementChain, authorization: Authorization, *, from_block: int, trust: Trust = Trust.AGREED
 ) -> TxHash | None:
     """Whatever is said to have used or cancelled it, however shallow. Raises ChainUnavailable."""
     return await chains.find_authorization_use(
@@ -67,6 +91,7 @@ async def find_end(
         payer=authorization.payer,
         nonce=authorization.nonce,
         from_block=max(0, from_block - BACK_BLOCKS),
+        trust=trust,
     )
 
 

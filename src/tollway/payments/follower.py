@@ -14,7 +14,7 @@ from typing import TypeGuard
 
 import structlog
 
-from tollway.chain.reader import ChainFacts, NotMined, SettlementChain
+from tollway.chain.reader import ChainFacts, NotMined, SettlementChain, Trust
 from tollway.errors import ChainUnavailable
 from tollway.identifiers import Address, ChainId, TxHash
 
@@ -33,6 +33,7 @@ class _Watch:
     tx_hash: TxHash
     lane: Address
     depth: int
+    trust: Trust
     future: asyncio.Future[ChainFacts]
 
 
@@ -68,13 +69,13 @@ class Follower:
                 group.create_task(self._walk(chain_id, street))
 
     async def wait_mined(
-        self, chain_id: ChainId, tx_hash: TxHash, *, lane: Address, depth: int
+        self, chain_id: ChainId, tx_hash: TxHash, *, lane: Address, depth: int, trust: Trust = Trust.AGREED
     ) -> ChainFacts:
-        """The transaction, once it lies `depth` blocks deep on the canonical chain. Waits for ever: bring a deadline.
+        """The transaction, once it lies `depth` blocks deep on the canonical chain, by whose word `trust` says. Waits for ever: bring a deadline.
         `lane`: its sender; those of one lane come in the order of their nonces, more or less."""
         street = self._streets[chain_id]
         future: asyncio.Future[ChainFacts] = asyncio.get_running_loop().create_future()
-        watch = _Watch(tx_hash=tx_hash, lane=lane, depth=depth, future=future)
+        watch = _Watch(tx_hash=tx_hash, lane=lane, depth=depth, trust=trust, future=future)
         street.watches.append(watch)
         street.has_news.set()
         try:
@@ -114,11 +115,19 @@ class Follower:
     async def _ask_about(self, chain_id: ChainId, watches: list[_Watch]) -> set[Address]:
         """Tells those whose transaction is deep enough; returns the lanes with one that is mined."""
         moving: set[Address] = set()
+        for trust in Trust:
+            moving |= await self._ask_by(
+                trust, chain_id, [watch for watch in watches if watch.trust is trust]
+            )
+        return moving
+
+    async def _ask_by(self, trust: Trust, chain_id: ChainId, watches: list[_Watch]) -> set[Address]:
+        moving: set[Address] = set()
         for start in range(0, len(watches), BATCH_MAX):
             batch = watches[start : start + BATCH_MAX]
             wanted = list(dict.fromkeys(watch.tx_hash for watch in batch))
             try:
-                told = await self._chains.fetch_receipts(chain_id, wanted)
+                told = await self._chains.fetch_receipts(chain_id, wanted, trust=trust)
             except ChainUnavailable:
                 continue
             for watch in batch:

@@ -7,7 +7,7 @@ one caller who leaves is never another caller's refusal.
 import asyncio
 
 from tollway.chain.lookup_meter import LookupMeter
-from tollway.chain.reader import ChainFacts, ChainReader, NotMined
+from tollway.chain.reader import ChainFacts, ChainReader, NotMined, Trust
 from tollway.errors import ChainUnavailable, Code, Problem, Refusal, describe_rate
 from tollway.identifiers import ChainId, TxHash
 
@@ -39,16 +39,21 @@ class Charge:
         self._is_taken = True
 
 
+_Question = tuple[ChainId, TxHash, Trust]
+
+
 class Lookups:
     """Single flight: while a transaction is being looked up, everybody else who asks for it waits for that answer."""
 
     def __init__(self, chains: ChainReader) -> None:
         self._chains = chains
-        self._flights: dict[tuple[ChainId, TxHash], asyncio.Future[ChainFacts | NotMined | None]] = {}
+        self._flights: dict[_Question, asyncio.Future[ChainFacts | NotMined | None]] = {}
 
-    async def fetch(self, chain_id: ChainId, tx_hash: TxHash, charge: Charge) -> ChainFacts | NotMined:
+    async def fetch(
+        self, chain_id: ChainId, tx_hash: TxHash, charge: Charge, *, trust: Trust = Trust.AGREED
+    ) -> ChainFacts | NotMined:
         """Raises ChainUnavailable, and Refusal when `charge` is; waiting for another's look-up costs nothing."""
-        key = (chain_id, tx_hash)
+        key = (chain_id, tx_hash, trust)
         while (flight := self._flights.get(key)) is not None:
             told = await asyncio.shield(flight)
             if told is not None:
@@ -56,13 +61,13 @@ class Lookups:
         flight = self._flights[key] = asyncio.get_running_loop().create_future()
         try:
             await charge.take()
-            told = await self._chains.fetch_facts(chain_id, tx_hash)
+            told = await self._chains.fetch_facts(chain_id, tx_hash, trust=trust)
         except ChainUnavailable as exc:
             flight.set_exception(ChainUnavailable(problem=exc.problem))
             flight.exception()  # seen here: nobody else may be waiting
             raise
         except BaseException:
-            flight.set_result(None)  # this caller left: the next one who waits asks
+            flight.set_result(None)  # this caller left, or may not ask: the next one who waits does
             raise
         finally:
             del self._flights[key]

@@ -19,6 +19,7 @@ from tollway.chain.reader import (
     SendFault,
     SendRefused,
     SettlementChain,
+    Trust,
 )
 from tollway.chain.rules import ChainRules
 from tollway.errors import ChainUnavailable
@@ -29,14 +30,21 @@ from tollway.ledger.call import CallState
 from tollway.ledger.gas import GasBook
 from tollway.limits import Limits
 from tollway.money import Asset
-from tollway.payments.authorization_use import NotFound, Paid, Spoiled, find_end, find_transfer, find_use
+from tollway.payments.authorization_use import (
+    NotFound,
+    Paid,
+    Spoiled,
+    find_end,
+    find_transfer,
+    find_use,
+    rehearse,
+)
 from tollway.payments.follower import is_deep
 from tollway.payments.gas_tank import GasTank
 from tollway.payments.lane_keeper import LaneKeeper
 from tollway.payments.remote_facilitator import RemoteFacilitator
 from tollway.payments.settlement_signing import (
     Carriage,
-    encode_call,
     limit_gas,
     offer_fee,
     sign_attempt,
@@ -70,6 +78,7 @@ class _Case:
     call: AuthorizedCall
     asset: Asset
     depth: int
+    trust: Trust
     attempts: tuple[SettlementAttempt, ...]
     receipts: Receipts
 
@@ -163,7 +172,10 @@ class Sweeper:
             return None
         attempts = await self._book.attempts_of(call.call_id)
         hashes = [attempt.tx_hash for attempt in attempts]
-        receipts = await self._chains.fetch_receipts(asset.chain_id, hashes) if hashes else {}
+        trust = rules.trust_for(asset, call.price_units)
+        receipts: Receipts = {}
+        if hashes:
+            receipts = await self._chains.fetch_receipts(asset.chain_id, hashes, trust=trust)
         for attempt in attempts:
             facts = receipts.get(attempt.tx_hash)
             if isinstance(facts, ChainFacts) and facts.fee_wei is not None:
@@ -172,6 +184,7 @@ class Sweeper:
             call=call,
             asset=asset,
             depth=rules.confirmations_for(asset, call.price_units),
+            trust=trust,
             attempts=attempts,
             receipts=receipts,
         )
@@ -179,16 +192,9 @@ class Sweeper:
     async def _look(self, case: _Case) -> AuthorizationFacts:
         authorization = case.call.authorization
         lane = self._tank.choose_lane(case.chain_id, is_claimed=True)
-        return await self._chains.fetch_authorization(
-            case.chain_id,
-            token=authorization.token,
-            payer=authorization.payer,
-            nonce=authorization.nonce,
-            sender=ZERO_ADDRESS if lane is None else lane.key.address,
-            calldata=encode_call(authorization),
-            gas=self._limits.settlement_gas_max,
-            valid_after=authorization.valid_after,
-        )
+        sender = ZERO_ADDRESS if lane is None else lane.key.address
+        gas = self._limits.settlement_gas_max
+        return await rehearse(self._chains, authorization, sender=sender, gas=gas, trust=case.trust)
 
     # ---- Ends.
 
@@ -219,7 +225,11 @@ class Sweeper:
 
     async def _conclude_used(self, case: _Case) -> None:
         use = await find_use(
-            self._chains, case.call.authorization, from_block=case.call.seen_block, depth=case.depth
+            self._chains,
+            case.call.authorization,
+            from_block=case.call.seen_block,
+            depth=case.depth,
+            trust=case.trust,
         )
         match use:
             case Paid(transfer=transfer):
@@ -242,7 +252,8 @@ class Sweeper:
         elif head - first + 1 >= case.depth:
             authorization = case.call.authorization
             from_block = max(case.call.seen_block, head - EXPIRY_BLOCKS)
-            if await find_end(self._chains, authorization, from_block=from_block) is None:
+            end = await find_end(self._chains, authorization, from_block=from_block, trust=case.trust)
+            if end is None:
                 await self._conclude(case, None)
             else:
                 await self._conclude_used(case)

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tollway.chain.lookup_meter import LookupMeter
-from tollway.chain.reader import ChainFacts, ChainReader, NotMined
+from tollway.chain.reader import ChainFacts, ChainReader, NotMined, Trust
 from tollway.chain.rules import ChainRules
 from tollway.errors import ChainUnavailable, Code, Problem, Refusal, TollwayError
 from tollway.identifiers import Address, ChainId, TxHash, format_network
@@ -258,14 +258,22 @@ class Till:
         return [task.result() for task in tasks]
 
     async def _judge_on(self, chain_id: ChainId, showing: Showing, shelf: Shelf) -> "_Answer":
-        """Its failures are answers too: another network may know better."""
+        """Its failures are answers too: another network may know better. What it is worth is known only once a node was
+        asked, and then more nodes may have to say the same."""
+        trust = self._rules[chain_id].first_trust
         try:
-            facts = await self._lookups.fetch(chain_id, showing.proof.tx_hash, showing.charge)
-            if isinstance(facts, NotMined):
-                return facts
-            return await self._judge(facts, showing, shelf)
+            answer = await self._judge_by(trust, chain_id, showing, shelf)
+            if trust is Trust.ONE and not _is_one_enough(answer, self._rules[chain_id]):
+                answer = await self._judge_by(Trust.AGREED, chain_id, showing, shelf)
+            return answer
         except TollwayError as exc:
             return exc
+
+    async def _judge_by(
+        self, trust: Trust, chain_id: ChainId, showing: Showing, shelf: Shelf
+    ) -> "Verdict | NotMined":
+        facts = await self._lookups.fetch(chain_id, showing.proof.tx_hash, showing.charge, trust=trust)
+        return facts if isinstance(facts, NotMined) else await self._judge(facts, showing, shelf)
 
     async def _judge(self, facts: ChainFacts, showing: Showing, shelf: Shelf) -> Verdict:
         now_ms = self._now_ms()
@@ -318,6 +326,22 @@ class Till:
             )
             for payment in recorded
         )
+
+
+def _is_one_enough(answer: Verdict | NotMined, rules: ChainRules) -> bool:
+    """Whether one node's word may stand. What only asks for patience may; a refusal never: for all we know it is about a
+    large payment."""
+    match answer:
+        case Accepted(payments=payments):
+            worth = {
+                asset: sum(payment.value_units for payment in payments if payment.asset == asset.key)
+                for asset in rules.assets
+            }
+            return all(rules.trust_for(asset, units) is Trust.ONE for asset, units in worth.items() if units)
+        case NotMined() | Pending() | Ahead():
+            return True
+        case _:
+            return False
 
 
 _Answer = Verdict | NotMined | TollwayError

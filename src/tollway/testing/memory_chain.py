@@ -17,6 +17,7 @@ from tollway.chain.reader import (
     Log,
     NotMined,
     SendRefused,
+    Trust,
 )
 from tollway.errors import ChainUnavailable
 from tollway.identifiers import Address, ChainId, TxHash, keccak256
@@ -52,7 +53,8 @@ _FIRST_BLOCK_S = 1_795_000_000
 
 
 class MemoryChain:
-    """A `SettlementChain`. `asked` counts the questions that reached a chain, by (method, chain id).
+    """A `SettlementChain`. `asked` counts the questions that reached a chain, by (method, chain id);
+    `trusts`: whose word was asked for, question by question. `rumours`: what a lone node tells of a transaction.
 
     `gate`: when it is set to an unset event, every look-up waits for it, so that a test can pile callers up.
     `is_automining`: what is sent is in the next block at once; otherwise `mine_sent` or `drop_sent` decides.
@@ -68,8 +70,11 @@ class MemoryChain:
         for chain_id in chain_ids:
             self._chains[chain_id] = MemoryBlocks(blocks=[self._block(chain_id, 0, _FIRST_BLOCK_S, ())])
         self.asked: Counter[tuple[str, ChainId]] = Counter()
+        self.trusts: list[Trust] = []
         self.gate: asyncio.Event | None = None
         self.lies: dict[TxHash, Callable[[ChainFacts], ChainFacts]] = {}
+        self.rumours: dict[TxHash, Callable[[ChainFacts], ChainFacts]] = {}
+        self._lone: set[ChainId] = set()
         self.is_automining = True
         self.is_deaf = False
         self.broadcasts: list[bytes] = []
@@ -115,9 +120,14 @@ class MemoryChain:
         for chain_id in chain_ids:
             self._chains[chain_id].is_away = True
 
+    def leave_one(self, chain_id: ChainId) -> None:
+        """All nodes of this chain but one are away: nothing can be agreed on."""
+        self._lone.add(chain_id)
+
     def bring_back(self, *chain_ids: ChainId) -> None:
         for chain_id in chain_ids:
             self._chains[chain_id].is_away = False
+            self._lone.discard(chain_id)
 
     def head(self, chain_id: ChainId) -> Block:
         return self._chains[chain_id].blocks[-1]
@@ -213,14 +223,17 @@ class MemoryChain:
     def chain_ids(self) -> tuple[ChainId, ...]:
         return tuple(self._chains)
 
-    async def fetch_facts(self, chain_id: ChainId, tx_hash: TxHash) -> ChainFacts | NotMined:
-        return self._look_up(chain_id, await self._ask("fetch_facts", chain_id), tx_hash)
+    async def fetch_facts(
+        self, chain_id: ChainId, tx_hash: TxHash, *, trust: Trust = Trust.AGREED
+    ) -> ChainFacts | NotMined:
+        chain = await self._ask_trusted("fetch_facts", chain_id, trust)
+        return self._look_up(chain_id, chain, tx_hash, trust)
 
     async def fetch_receipts(
-        self, chain_id: ChainId, tx_hashes: Sequence[TxHash]
+        self, chain_id: ChainId, tx_hashes: Sequence[TxHash], *, trust: Trust = Trust.AGREED
     ) -> dict[TxHash, ChainFacts | NotMined]:
-        chain = await self._ask("fetch_receipts", chain_id)
-        return {tx_hash: self._look_up(chain_id, chain, tx_hash) for tx_hash in tx_hashes}
+        chain = await self._ask_trusted("fetch_receipts", chain_id, trust)
+        return {tx_hash: self._look_up(chain_id, chain, tx_hash, trust) for tx_hash in tx_hashes}
 
     async def call_contract(
         self,
@@ -255,8 +268,9 @@ class MemoryChain:
         calldata: bytes,
         gas: int,
         valid_after: int = 0,
+        trust: Trust = Trust.AGREED,
     ) -> AuthorizationFacts:
-        chain = await self._ask("fetch_authorization", chain_id)
+        chain = await self._ask_trusted("fetch_authorization", chain_id, trust)
         head = chain.blocks[-1]
         moment = head.time if valid_after < head.time else head.time + self._block_time_s
         transfer = parse_authorized_transfer(calldata)
@@ -273,9 +287,16 @@ class MemoryChain:
         )
 
     async def find_authorization_use(
-        self, chain_id: ChainId, *, token: Address, payer: Address, nonce: bytes, from_block: int
+        self,
+        chain_id: ChainId,
+        *,
+        token: Address,
+        payer: Address,
+        nonce: bytes,
+        from_block: int,
+        trust: Trust = Trust.AGREED,
     ) -> TxHash | None:
-        chain = await self._ask("find_authorization_use", chain_id)
+        chain = await self._ask_trusted("find_authorization_use", chain_id, trust)
         return chain.find_use(token, payer, nonce, from_block=from_block)
 
     async def fetch_fees(self, chain_id: ChainId) -> Fees:
@@ -296,6 +317,13 @@ class MemoryChain:
             raise ChainUnavailable(f"no node of eip155:{chain_id} gave a usable answer")
         return refusal
 
+    async def _ask_trusted(self, method: str, chain_id: ChainId, trust: Trust) -> MemoryBlocks:
+        self.trusts.append(trust)
+        chain = await self._ask(method, chain_id)
+        if trust is Trust.AGREED and chain_id in self._lone:
+            raise ChainUnavailable(f"no node of eip155:{chain_id} gave a usable answer")
+        return chain
+
     async def _ask(self, method: str, chain_id: ChainId) -> MemoryBlocks:
         self.asked[method, chain_id] += 1
         if self.gate is not None:
@@ -305,7 +333,9 @@ class MemoryChain:
             raise ChainUnavailable(f"no node of eip155:{chain_id} gave a usable answer")
         return chain
 
-    def _look_up(self, chain_id: ChainId, chain: MemoryBlocks, tx_hash: TxHash) -> ChainFacts | NotMined:
+    def _look_up(
+        self, chain_id: ChainId, chain: MemoryBlocks, tx_hash: TxHash, trust: Trust
+    ) -> ChainFacts | NotMined:
         found = chain.find(tx_hash)
         if found is None:
             is_pending = tx_hash in chain.pool or tx_hash in chain.sent
@@ -329,6 +359,8 @@ class MemoryChain:
             finalized_number=max(0, head.number - self._finality_depth),
             fee_wei=transaction.fee_wei,
         )
+        if trust is Trust.ONE and tx_hash in self.rumours:
+            return self.rumours[tx_hash](facts)
         return self.lies[tx_hash](facts) if tx_hash in self.lies else facts
 
     def _block(self, chain_id: ChainId, number: int, time: int, transactions: Iterable[Transaction]) -> Block:

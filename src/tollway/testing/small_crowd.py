@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import coincurve
 
-from tollway.chain.reader import ChainFacts, ContractAnswer, NotMined
+from tollway.chain.reader import ChainFacts, ContractAnswer, NotMined, Trust
 from tollway.errors import ChainUnavailable
 from tollway.identifiers import Address, ChainId, TxHash, keccak256
 
@@ -39,7 +39,9 @@ class FakeChains:
         self.away = False
         self.lookups = 0
 
-    async def fetch_facts(self, chain_id: ChainId, tx_hash: TxHash) -> ChainFacts | NotMined:
+    async def fetch_facts(
+        self, chain_id: ChainId, tx_hash: TxHash, *, trust: Trust = Trust.AGREED
+    ) -> ChainFacts | NotMined:
         self.lookups += 1
         if self.away:
             raise ChainUnavailable
