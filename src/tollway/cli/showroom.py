@@ -27,12 +27,12 @@ from tollway.cli.narrator import Narrator
 from tollway.errors import SettingsInvalid, TollwayError
 from tollway.house import House
 from tollway.limits import DEFAULT_LIMITS
+from tollway.network_settings import parse_network
 from tollway.sandbox.anvil import AnvilUnavailable, run_anvil
 from tollway.sandbox.chain_driver import ChainDriver, RpcRefused
 from tollway.sandbox.playground import ROLES, Playground, furnish_playground
 from tollway.sandbox.provider import run_provider
 from tollway.sandbox.tour import Keepsake, Tour, TourFailed
-from tollway.network_settings import parse_network
 from tollway.settings import Listen, Secret, Settings
 from tollway.telemetry import configure_logging
 

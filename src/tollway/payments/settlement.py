@@ -12,7 +12,7 @@ from typing import assert_never
 
 import structlog
 
-from tollway.chain.reader import AuthorizationFacts, ChainFacts, SendFault, SettlementChain
+from tollway.chain.reader import AuthorizationFacts, ChainFacts, SendFault, SettlementChain, Trust
 from tollway.chain.rules import ChainRules
 from tollway.errors import ChainUnavailable, Code, Problem
 from tollway.identifiers import ZERO_ADDRESS, ChainId, ListingId
@@ -23,7 +23,7 @@ from tollway.ledger.gas import GasBook, LaneTaken
 from tollway.limits import Limits
 from tollway.money import Asset
 from tollway.payments.authorization_reasons import AuthorizationReason, explain_authorization
-from tollway.payments.authorization_use import NotFound, Paid, Spoiled, find_transfer, find_use
+from tollway.payments.authorization_use import NotFound, Paid, Spoiled, Use, find_transfer, find_use, rehearse
 from tollway.payments.authorization_verdict import (
     AuthorizationRefused,
     check_times,
@@ -48,7 +48,7 @@ from tollway.payments.settlement_outcome import (
     describe_end,
     name_end,
 )
-from tollway.payments.settlement_signing import Carriage, encode_call, limit_gas, offer_fee, sign_attempt
+from tollway.payments.settlement_signing import Carriage, limit_gas, offer_fee, sign_attempt
 from tollway.payments.settling_notes import SILENT, SettlingNotes
 from tollway.payments.strays import Strays
 from tollway.rates import Rates
@@ -149,7 +149,8 @@ class Settlement:
         refusal = await self._junk.refuse(client_address=client_address, signer=name)
         if refusal is not None:
             return refusal
-        facts = await self._simulate(authorization, self._tank.choose_lane(asset.chain_id))
+        trust = self._trust(asset, asset.floor_to_ledger(authorization.base_units))
+        facts = await self._rehearse(authorization, self._tank.choose_lane(asset.chain_id), trust)
         verdict = judge_authorization(authorization, requirement, facts, signer=signer, timeout_s=timeout_s)
         problem = explain_authorization(verdict.reason) if isinstance(verdict, AuthorizationRefused) else None
         problem = problem or await self._consents.find_refusal(
@@ -161,17 +162,12 @@ class Settlement:
         assert isinstance(verdict, Cover)
         return verdict
 
-    async def _simulate(self, authorization: Authorization, lane: GasLane | None) -> AuthorizationFacts:
-        return await self._chains.fetch_authorization(
-            authorization.chain_id,
-            token=authorization.token,
-            payer=authorization.payer,
-            nonce=authorization.nonce,
-            sender=ZERO_ADDRESS if lane is None else lane.key.address,
-            calldata=encode_call(authorization),
-            gas=self._limits.settlement_gas_max,
-            valid_after=authorization.valid_after,
-        )
+    async def _rehearse(
+        self, authorization: Authorization, lane: GasLane | None, trust: Trust
+    ) -> AuthorizationFacts:
+        sender = ZERO_ADDRESS if lane is None else lane.key.address
+        gas = self._limits.settlement_gas_max
+        return await rehearse(self._chains, authorization, sender=sender, gas=gas, trust=trust)
 
     # ---- At the upstream's head.
 
@@ -198,7 +194,7 @@ class Settlement:
         chain_id = order.asset.chain_id
         lane = self._tank.choose_lane(chain_id, is_claimed=True)
         try:
-            facts = await self._simulate(order.authorization, lane)
+            facts = await self._rehearse(order.authorization, lane, self._trust(order.asset, order.units))
         except ChainUnavailable:
             return await self._leave(order)
         if facts.is_used:
@@ -241,12 +237,7 @@ class Settlement:
         """Somebody was faster. The same from, to and value: it is paid, and nothing need be sent."""
         known = await self._book.find_authorized(order.authorization.key)
         try:
-            use = await find_use(
-                self._chains,
-                order.authorization,
-                from_block=0 if known is None else known.seen_block,
-                depth=self._depth(order),
-            )
+            use = await self._find_use(order, from_block=0 if known is None else known.seen_block)
         except ChainUnavailable:
             use = NotFound()
         match use:
@@ -345,7 +336,11 @@ class Settlement:
             try:
                 async with asyncio.timeout(part_s):
                     return await self._follower.wait_mined(
-                        attempt.chain_id, attempt.tx_hash, lane=attempt.sender, depth=depth
+                        attempt.chain_id,
+                        attempt.tx_hash,
+                        lane=attempt.sender,
+                        depth=depth,
+                        trust=self._trust(order.asset, order.units),
                     )
             except TimeoutError:
                 if is_first:
@@ -354,12 +349,19 @@ class Settlement:
 
     async def _conclude_use(self, order: SettlementOrder, *, from_block: int) -> SettlementOutcome:
         try:
-            use = await find_use(
-                self._chains, order.authorization, from_block=from_block, depth=self._depth(order)
-            )
+            use = await self._find_use(order, from_block=from_block)
         except ChainUnavailable:
             return Undecided()
         return await self._conclude(order, use.transfer) if isinstance(use, Paid) else Undecided()
+
+    async def _find_use(self, order: SettlementOrder, *, from_block: int) -> Use:
+        return await find_use(
+            self._chains,
+            order.authorization,
+            from_block=from_block,
+            depth=self._depth(order),
+            trust=self._trust(order.asset, order.units),
+        )
 
     async def _conclude(self, order: SettlementOrder, transfer: SettledTransfer) -> Settled | FencedOff:
         state = await self._book.conclude(
@@ -373,6 +375,9 @@ class Settlement:
 
     def _depth(self, order: SettlementOrder) -> int:
         return self._rules[order.asset.chain_id].confirmations_for(order.asset, order.units)
+
+    def _trust(self, asset: Asset, units: int) -> Trust:
+        return self._rules[asset.chain_id].trust_for(asset, units)
 
     # ---- By a facilitator.
 
