@@ -14,7 +14,6 @@ from tollway.ledger.book import (
     Closed,
     Fenced,
     InDebt,
-    KeyedCall,
     NotCovered,
     UnfinalLimit,
 )
@@ -358,32 +357,6 @@ async def test_an_unknown_call_runs_again_under_its_authorisation_and_time_alone
     await book.close(close_of(claim, CallState.UNKNOWN, epoch=2))
     assert await book.recover(now_ms=NOW_MS + 25 * HOUR_MS) == 0  # its money may have moved meanwhile
     assert (await book.find_authorized(claim.authorization.key)).state is CallState.UNKNOWN
-
-
-# Keys
-
-
-async def test_finds_the_newest_call_of_a_key(book: Any) -> None:
-    claims = [
-        authorized_claim(authorization_of(), idempotency_key="key", created_ms=NOW_MS + n) for n in range(2)
-    ]
-    for claim in claims:
-        await book.claim(claim)
-    await book.claim(authorized_claim(authorization_of(payer=OTHER), idempotency_key="key"))
-    await book.claim(authorized_claim(authorization_of(), idempotency_key="another"))
-    await book.close(close_of(claims[1], CallState.UNKNOWN))
-    newest = KeyedCall(
-        call_id=claims[1].call_id,
-        listing_id=claims[1].listing_id,
-        digest=claims[1].digest,
-        state=CallState.UNKNOWN,
-        epoch=1,
-        has_answer=False,
-    )
-    assert await book.find_keyed(PAYER, "key", since_ms=NOW_MS) == newest
-    assert await book.find_keyed(PAYER, "key", since_ms=NOW_MS + 1) == newest
-    assert await book.find_keyed(PAYER, "key", since_ms=NOW_MS + 2) is None
-    assert await book.find_keyed(PAYER, "nothing", since_ms=0) is None
 
 
 async def test_a_cover_is_for_the_block_in_which_it_was_seen(book: Any) -> None:

@@ -48,6 +48,7 @@ PLANS = {
     "authorization.call_id = ? AND authorization.tx_hash = ?": "uq_authorization_call_id (call_id=?",
     "call.owner_id = ? AND call.state = 'settling'": "ix_call_settling (owner_id=?",
     "call.idempotency_key = ?": "ix_call_keyed (payer=? AND idempotency_key=? AND created_ms>?",
+    "(call.payer, call.idempotency_key) IN": "ix_call_keyed (payer=? AND idempotency_key=? AND created_ms>?",
     "settlement_attempt.call_id = ? ORDER": "(call_id=?",
     "AND is_open": "ix_settlement_attempt_open (sender=? AND chain_id=?",
     "max(settlement_attempt.cost_wei)": "COVERING INDEX ix_settlement_attempt_spent (chain_id=? AND created_ms>?",

@@ -178,7 +178,7 @@ async def test_the_price_of_now_is_not_taken_beyond_what_the_caller_allows(desk:
     await desk.counter.take(capped, purchases)
     with pytest.raises(ClaimRefused) as refused:
         await desk.counter.take(capped, purchases)
-    assert refused.value.declined.problem.code is Code.PRICE_ABOVE_MAX
+    assert refused.value.outcome.problem.code is Code.PRICE_ABOVE_MAX
     (payment,) = await desk.book.find_payments(TX)
     assert payment.taken_units == 10_000
 
@@ -223,7 +223,7 @@ async def test_every_refusal_of_the_books_has_its_words_and_only_an_insufficient
     desk.book.claim = refuse  # type: ignore[method-assign]
     with pytest.raises(ClaimRefused) as refused:
         await desk.counter.take(desk.order(nonce=b"n" * 32), [desk.purchase(tender)])
-    declined = refused.value.declined
+    declined = refused.value.outcome
     assert (declined.problem.code, declined.problem.payment_state) == (code, payment_state)
     assert (declined.offer is not None) == has_terms
     assert desk.till.forgotten == [TX]  # so that the next presentation reads the books again
@@ -248,7 +248,7 @@ async def test_a_missing_sum_counts_from_what_all_payments_could_give(desk: Desk
     tender = await desk.tender(4_000)
     with pytest.raises(ClaimRefused) as refused:
         await desk.counter.take(desk.order(), [desk.purchase(tender)])
-    members = refused.value.declined.problem.members
+    members = refused.value.outcome.problem.members
     assert (members["available"], members["missing"]) == ("0.004", "0.006")
 
 
@@ -262,7 +262,7 @@ async def refuse_each(desk: Desk, outcomes: list[ClaimOutcome], purchases: list[
     with pytest.raises(ClaimRefused) as refused:
         await desk.counter.take(desk.order(), purchases)
     assert list(left) == []
-    return refused.value.declined
+    return refused.value.outcome
 
 
 async def test_what_is_missing_is_told_of_the_purchase_that_was_refused(desk: Desk) -> None:

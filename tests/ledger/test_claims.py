@@ -23,6 +23,7 @@ from tollway.ledger.book import (
 from tollway.ledger.call import CallState, Payment, PaymentState
 from tollway.ledger.claims import Purse, check_units, decide_claims, nonce_key, purse_of, purses_short
 from tollway.ledger.covers import KnownAuthorization
+from tollway.ledger.keyed_calls import KeyedCall, KeyName, KeyTaken
 from tollway.testing.book_samples import (
     CHAIN,
     PAYEE,
@@ -58,6 +59,7 @@ def decide(
     claims: list[Claim],
     *payments: Payment,
     nonces: Any = None,
+    keys: Any = None,
     debts: Any = None,
     unfinal_max_nano: Any = None,
     authorizations: Any = (),
@@ -66,6 +68,7 @@ def decide(
         claims,
         payments=payments,
         nonces=nonces or {},
+        keys=keys or {},
         debts=debts or {},
         unfinal_max_nano=unfinal_max_nano or {},
         authorizations=authorizations,
@@ -301,3 +304,44 @@ def test_claims_by_payment_and_by_authorisation_in_one_batch_do_not_touch_each_o
     decisions, debits = decide(claims, shown)
     assert [type(one.outcome) for one in decisions] == [Claimed, Claimed]
     assert [one.taken_units for one in debits] == [10]
+
+
+KEY = KeyName(PAYER, "one")
+
+
+def named(claim: Claim, state: CallState = CallState.FORWARDING) -> KeyedCall:
+    return KeyedCall(
+        call_id=claim.call_id,
+        listing_id=claim.listing_id,
+        digest=claim.digest,
+        state=state,
+        epoch=1,
+        price=claim.price,
+        price_units=claim.price_units,
+        payment_id=claim.payment_id,
+        moved_ms=claim.created_ms,
+        authorization=None if claim.authorization is None else claim.authorization.key,
+    )
+
+
+def test_a_key_that_has_named_a_call_is_refused_before_all_else_and_touches_nothing() -> None:
+    earlier = named(claim_on(payment(1, 10), 4), CallState.CONSUMED)
+    for value in (10, 0):
+        claims = [claim_on(payment(1, value), 4, idempotency_key="one")]
+        (decision,), debits = decide(claims, payment(1, value), keys={KEY: earlier})
+        assert (decision.outcome, decision.parts, debits) == (KeyTaken(call=earlier), {}, ())
+
+
+def test_of_two_claims_under_one_key_in_a_batch_the_first_that_is_granted_takes_it() -> None:
+    poor, rich = payment(1, 1), payment(2, 10)
+    short = claim_on(poor, 4, idempotency_key="one")
+    first = claim_on(rich, 4, idempotency_key="one")
+    second = authorized_claim(authorization_of(4), idempotency_key="one")
+    free = [claim_on(None, idempotency_key="one") for _ in range(2)]
+    decisions, debits = decide([short, first, second, *free], poor, rich)
+    outcomes = [one.outcome for one in decisions]
+    assert isinstance(outcomes[0], Exhausted)
+    assert isinstance(outcomes[1], Claimed)
+    assert outcomes[2] == KeyTaken(call=named(first))
+    assert all(isinstance(outcome, Claimed) for outcome in outcomes[3:])
+    assert [debit.taken_units for debit in debits] == [4]

@@ -1,7 +1,7 @@
 """The cashier: takes a call that is paid by a signed authorisation (x402, MPP), from the header to the claim.
 
-    read -> known already? answer from the record -> match our own terms -> may this wallet? -> can it be settled?
-      -> chain facts, verdict -> the same idempotency key? -> (dial) -> claim
+    read -> known already, or its idempotency key? answer from the record -> match our own terms -> may this wallet? -> can it be settled?
+      -> chain facts, verdict -> (dial) -> claim
 
 What was shown decides nothing but itself: the terms are rebuilt from our own rows. An authorisation that is known to
 the books is never answered with terms, because its money may have moved.
@@ -17,7 +17,7 @@ from tollway.errors import ChainUnavailable, Code, Problem
 from tollway.gateway.exchange import Answer, Declined, IncomingCall
 from tollway.gateway.receipt_writer import Receipts
 from tollway.gateway.refusals import UNFINAL_LIMIT, decline, in_debt_to, may_ask
-from tollway.gateway.replays import Replays, find_token_asset
+from tollway.gateway.replays import Replays, find_token_asset, say_key_used
 from tollway.gateway.sale import Known, PendingSettlement, Purchase, Sale, Settler
 from tollway.gateway.signed_refusals import NOT_COVERED, RAIL_WITHDRAWN, authorization_used
 from tollway.gateway.trip import ClaimRefused, Ticket
@@ -40,6 +40,7 @@ from tollway.ledger.book import (
 )
 from tollway.ledger.call import CallState
 from tollway.ledger.kept_answers import Answers
+from tollway.ledger.keyed_calls import KeyedCall, KeyTaken
 from tollway.ledger.settled import UNRECOGNISABLE
 from tollway.limits import Limits
 from tollway.money import Asset, Price
@@ -126,6 +127,10 @@ class Cashier:
         if sale.known is not None:
             answer = await self.replays.answer(sale)
             return answer or await self._admit_again(sale, sale.known.call, tariffs)
+        is_signed = sale.key is not None and self.replays.is_by_payer(sale.presented)
+        told = await self._find_keyed(sale, sale.key) if sale.key is not None and is_signed else None
+        if told is not None:
+            return told
         matched = match_requirement(sale.presented, self._requirements(sale, tariffs))
         if isinstance(matched, Problem):
             return decline(matched, sale.offer)
@@ -133,12 +138,16 @@ class Cashier:
         cover = await self._check_buyer(sale, requirement, authorization, check_customer)
         if isinstance(cover, Problem):
             return await self._refuse(cover, sale, authorization)
-        if sale.key is not None:
-            earlier = await self.replays.find_keyed(sale.call, sale.cargo, authorization.payer, sale.key)
-            if earlier is not None:
-                return earlier
+        told = await self._find_keyed(sale, sale.key) if sale.key is not None and not is_signed else None
+        if told is not None:  # a contract's wallet is known to have signed only now
+            return told
         purchase = Purchase(sale=sale, requirement=requirement, authorization=authorization)
         return Admission(payer=authorization.payer, take=partial(self._take, purchase, cover))
+
+    async def _find_keyed(self, sale: Sale, key: str) -> Answer | Declined | None:
+        """Before anything that could ask for money: the call may be paid. Another authorisation never runs it again."""
+        told = await self.replays.find_keyed(sale.call, sale.cargo, (sale.presented.payer,), key)
+        return say_key_used(told) if isinstance(told, KeyedCall) else told
 
     def _requirements(self, sale: Sale, tariffs: Sequence[Tariff]) -> tuple[Requirement, ...]:
         return list_requirements(
@@ -199,12 +208,18 @@ class Cashier:
     async def _take(self, purchase: Purchase, cover: Cover) -> Ticket:
         """Claims the authorisation for this call. Raises ClaimRefused; then nothing was taken."""
         claim = self._claim_of(purchase, cover)
-        outcome = await self.replays.claim(claim)
+        outcome = await self._book.claim(claim)
         match outcome:
             case Claimed():
                 return self._ticket(claim.call_id, outcome, purchase)
             case AuthorizationTaken(call_id=call_id, state=state):
                 raise ClaimRefused(await self._say_taken(purchase, call_id, state, claim.digest))
+            case KeyTaken(call=earlier):
+                sale = purchase.sale
+                told = await self.replays.answer_keyed(
+                    sale.call, sale.cargo, purchase.authorization.payer, earlier
+                )
+                raise ClaimRefused(say_key_used(told) if isinstance(told, KeyedCall) else told)
             case NotCovered():
                 raise ClaimRefused(decline(NOT_COVERED, purchase.sale.offer))
             case UnfinalLimit():

@@ -26,7 +26,7 @@ from tollway.gateway.refusals import (
     insufficient,
     nonce_used,
 )
-from tollway.gateway.replays import Replays
+from tollway.gateway.replays import Replays, say_key_used
 from tollway.gateway.trip import ClaimRefused, Ticket
 from tollway.identifiers import Address, CallId, format_id
 from tollway.ledger.book import (
@@ -40,11 +40,14 @@ from tollway.ledger.book import (
     NonceUsed,
     NotCovered,
     NotFirst,
+    OpenCall,
     PlainEnded,
     UnfinalLimit,
     Unspendable,
 )
 from tollway.ledger.call import CallState, Payment
+from tollway.ledger.keyed_calls import KeyedCall, KeyTaken
+from tollway.ledger.settled import SAFE_METHODS
 from tollway.limits import Limits
 from tollway.money import Price
 from tollway.payments.proof import Proof
@@ -55,7 +58,6 @@ from tollway.registry.listing import Listing
 PATH_LENGTH_MAX = 2_048
 CALL_IDS_SHOWN = 10
 UNSETTLED_MAX = 10_000
-SAFE_METHODS = frozenset({"GET", "HEAD"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,16 +139,20 @@ class Counter:
                 raise ClaimRefused(Declined(problem=too_dear))
             claim = self._claim_of(order, purchase)
             payment = purchase.tender.payment
-            is_keyed = claim.idempotency_key is not None
-            if is_keyed or payment.id in self._unsettled or _may_be_unsettled(purchase.tender):
+            # A key names its call to the books; a new one is for a new call, whatever is still open.
+            may_be_open = payment.id in self._unsettled or _may_be_unsettled(purchase.tender)
+            if may_be_open and claim.idempotency_key is None:
                 ticket = await self._run_again(claim, purchase)
                 if ticket is not None:
                     return ticket
-            outcome = await self._replays.claim(claim)
+            outcome = await self._book.claim(claim)
             if isinstance(outcome, Claimed):
                 self._till.note_spent(payment)
-                return self._ticket(claim, claim.call_id, outcome, purchase)
+                is_keyed = claim.idempotency_key is not None
+                return self._ticket(claim.call_id, outcome, purchase, is_keyed=is_keyed)
             self._till.forget(order.proof.tx_hash)
+            if isinstance(outcome, KeyTaken):
+                return await self._run_keyed(order, purchases, outcome.call)
             if isinstance(outcome, Exhausted | NonceUsed):
                 ticket = await self._run_again(claim, purchase)
                 if ticket is not None:
@@ -163,12 +169,34 @@ class Counter:
         open_call = await self._book.find_repeat(claim.payment_id, claim.digest)
         if open_call is None or open_call.state is CallState.FORWARDING:
             return None
+        return await self._reopen(open_call, purchase, is_plain=claim.is_plain, is_keyed=False)
+
+    async def _run_keyed(self, order: Order, purchases: Sequence[Purchase], earlier: KeyedCall) -> Ticket:
+        """The call that the key has named runs under the claim that it has, where it may; else what it says. Raises
+        ClaimRefused."""
+        payer = purchases[0].tender.payment.payer
+        told = await self._replays.answer_keyed(order.call, order.cargo, payer, earlier)
+        if not isinstance(told, KeyedCall):
+            raise ClaimRefused(told)
+        shown = next((one for one in purchases if one.tender.payment.id == told.payment_id), None)
+        ticket = None
+        if shown is not None:  # another payment of that wallet is for another call
+            is_plain = order.proof.binding is None
+            ticket = await self._reopen(told, shown, is_plain=is_plain, is_keyed=True)
+        if ticket is None:
+            raise ClaimRefused(say_key_used(told))
+        return ticket
+
+    async def _reopen(
+        self, open_call: OpenCall | KeyedCall, purchase: Purchase, *, is_plain: bool, is_keyed: bool
+    ) -> Ticket | None:
+        """At the price that it had."""
         outcome = await self._book.reopen(
-            open_call.call_id, epoch=open_call.epoch, now_ms=self._now_ms(), is_plain=claim.is_plain
+            open_call.call_id, epoch=open_call.epoch, now_ms=self._now_ms(), is_plain=is_plain
         )
         if not isinstance(outcome, Claimed):
             return None
-        ticket = self._ticket(claim, open_call.call_id, outcome, purchase)
+        ticket = self._ticket(open_call.call_id, outcome, purchase, is_keyed=is_keyed)
         units = open_call.price_units
         receipt = partial(
             write_plain_receipt, payer=purchase.tender.payment.payer, asset=purchase.tender.asset
@@ -187,9 +215,8 @@ class Counter:
         if len(self._unsettled) > UNSETTLED_MAX:
             self._unsettled.popitem(last=False)
 
-    def _ticket(self, claim: Claim, call_id: CallId, claimed: Claimed, purchase: Purchase) -> Ticket:
+    def _ticket(self, call_id: CallId, claimed: Claimed, purchase: Purchase, *, is_keyed: bool) -> Ticket:
         payment, asset, units = purchase.tender.payment, purchase.tender.asset, purchase.due.units
-        is_keyed = claim.idempotency_key is not None
         return Ticket(
             call_id=call_id,
             claimed=claimed,
@@ -308,7 +335,7 @@ class Counter:
                 return Declined(problem=UNFINAL_LIMIT)
             case NotFirst():
                 return decline(OTHER_CURRENCY, order.offer)
-            case Claimed() | AuthorizationTaken() | NotCovered():
+            case Claimed() | AuthorizationTaken() | NotCovered() | KeyTaken():
                 raise AssertionError("no refusal of a claim on a payment")
             case _:
                 assert_never(outcome)

@@ -115,7 +115,7 @@ class Passage:
             )
         except ClaimRefused as refused:
             self._breaker.note_reached(shipment.endpoint.origin)
-            return refused.declined
+            return refused.outcome
         except (TollwayError, CallerGone, BodyRefused) as exc:
             return await self._fail(trip, exc)
         except BaseException as exc:

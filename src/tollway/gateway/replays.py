@@ -1,10 +1,10 @@
 """Answers from the record: the same authorisation shown again, or anything under an idempotency key that named a call.
 
 An authorisation that the books know is never answered with terms, because its money may have moved. An answer that is
-stored costs nothing. One key names one call: `claim` is the only claim here, and nothing is reopened or settled.
+stored costs nothing. Which call a key has named is decided in the books; here nothing is claimed, reopened or settled.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 import structlog
@@ -23,18 +23,20 @@ from tollway.gateway.signed_refusals import (
     in_progress,
     key_used,
 )
-from tollway.gateway.trip import ClaimRefused
 from tollway.identifiers import Address, CallId, ChainId
 from tollway.ledger.authorization import Authorization, AuthorizationKey, AuthorizedCall
-from tollway.ledger.book import Book, Claim, ClaimOutcome, KeyedCall
+from tollway.ledger.book import Book
 from tollway.ledger.call import CallState
 from tollway.ledger.kept_answers import Answers, StoredAnswer
+from tollway.ledger.keyed_calls import KeyedCall
+from tollway.ledger.settled import SAFE_METHODS
 from tollway.limits import Limits
 from tollway.money import Asset
 from tollway.payments.eip3009 import recover_signer
-from tollway.payments.presented import Presented
+from tollway.payments.presented import Presented, authorize
 
-SAFE_METHODS = frozenset({"GET", "HEAD"})
+READING_S = 60
+"""So long an answer that costs may be on its way before a repeat hears that it is not stored."""
 
 _log = structlog.get_logger(__name__)
 
@@ -60,7 +62,6 @@ class Replays:
         self._receipts = receipts
         self._public_url = public_url
         self._now_ms = now_ms
-        self._claiming: set[tuple[Address, str]] = set()
 
     # ---- The same proof.
 
@@ -69,8 +70,7 @@ class Replays:
 
         Contract wallets may sign the same anew each time, and a nonce may be seen on the chain: so to be known it is
         enough to be shown, and to be told about it takes a proof."""
-        tokens = (presented.token,) if presented.token is not None else self._tokens_on(presented.chain_id)
-        for token in tokens:
+        for token in self._tokens_of(presented):
             key = AuthorizationKey(presented.chain_id, "0x" + token.hex(), presented.payer, presented.nonce)
             call = await self._book.find_authorized(key)
             if call is None or (call.state is CallState.RELEASED and call.transfer is None):
@@ -79,11 +79,21 @@ class Replays:
             return Known(call=call, is_proven=is_proven)
         return None
 
+    def is_by_payer(self, presented: Presented) -> bool:
+        """Signed by the payer's own key, and within its time: one that was settled long ago is for anybody to read."""
+        if not presented.valid_after <= self._now_ms() / 1000 < presented.valid_before:
+            return False
+        shown = (authorize(presented, token) for token in self._tokens_of(presented))
+        return any(self._signer_of(one) == presented.payer for one in shown)
+
+    def _signer_of(self, authorization: Authorization) -> Address | None:
+        asset = find_token_asset(self._rules, authorization)
+        if asset is None or asset.domain is None:
+            return None
+        return recover_signer(authorization, asset.domain)
+
     def _is_by_owner(self, presented: Presented, known: AuthorizedCall) -> bool:
         """Signed anew by the payer's key: wallets do that where the protocol gives the nonce (MPP)."""
-        asset = find_token_asset(self._rules, known.authorization)
-        if asset is None or asset.domain is None:
-            return False
         shown = replace(
             known.authorization,
             payee=presented.payee,
@@ -92,7 +102,7 @@ class Replays:
             valid_before=presented.valid_before,
             signature=presented.signature,
         )
-        return recover_signer(shown, asset.domain) == presented.payer
+        return self._signer_of(shown) == presented.payer
 
     async def answer(self, shown: Shown) -> Answer | Declined | None:
         """What a repeat gets from the record, whatever its listing is by now. None: it is no repeat, or may run again
@@ -113,6 +123,10 @@ class Replays:
             stored = await self._answers.find(known.call_id, now_ms=self._now_ms())
             if stored is not None:
                 return _replay(call, stored, known.call_id, self._receipt(call, known))
+        if known.idempotency_key is not None:  # the one that was shown, else it would not be the same proof
+            keyed = await self.find_keyed(call, shown.cargo, (payer,), known.idempotency_key)
+            if keyed is not None:
+                return None if isinstance(keyed, KeyedCall) else keyed
         is_open = known.state is CallState.UNKNOWN or (known.state is CallState.CONSUMED and known.is_lost)
         if is_open and known.method in SAFE_METHODS:
             return None
@@ -140,8 +154,10 @@ class Replays:
         problem = replace(OUTCOME_UNKNOWN, call_id=call_id, members=members, payment_state="held")
         return Declined(problem=problem)
 
-    def _tokens_on(self, chain_id: ChainId) -> tuple[Address, ...]:
-        rules = self._rules.get(chain_id)
+    def _tokens_of(self, presented: Presented) -> tuple[Address, ...]:
+        if presented.token is not None:
+            return (presented.token,)
+        rules = self._rules.get(presented.chain_id)
         assets = () if rules is None else rules.assets
         return tuple(asset.token for asset in assets if asset.token is not None and asset.domain is not None)
 
@@ -153,27 +169,24 @@ class Replays:
     # ---- The same idempotency key.
 
     async def find_keyed(
-        self, call: IncomingCall, cargo: Cargo, payer: Address, key: str, *, may_run_again: bool = False
-    ) -> Answer | Declined | None:
+        self, call: IncomingCall, cargo: Cargo, wallets: Iterable[Address], key: str
+    ) -> Answer | Declined | KeyedCall | None:
         """What a wallet gets whose key has named a call: that call's answer, free, and what is shown now stays unused.
-        None when the key has named none, or when it `may_run_again` under the claim that it has."""
-        earlier = await self.find_earlier(payer, key)
-        if earlier is None:
-            return None
+        A `KeyedCall` may run again under the claim that it has. None: the key has named none yet."""
+        since_ms = self._now_ms() - self._limits.answer_ttl_s * 1000
+        for payer in wallets:
+            earlier = await self._book.find_keyed(payer, key, since_ms=since_ms)
+            if earlier is not None:
+                return await self.answer_keyed(call, cargo, payer, earlier)
+        return None
+
+    async def answer_keyed(
+        self, call: IncomingCall, cargo: Cargo, payer: Address, earlier: KeyedCall
+    ) -> Answer | Declined | KeyedCall:
+        """The same, once it is known which call the key has named."""
         body_hash = cargo.body_hash
         if body_hash is None or call.digest_for(payer, body_hash) != earlier.digest:
             return Declined(problem=replace(KEY_REUSED, call_id=earlier.call_id))
-        if may_run_again and earlier.state is CallState.UNKNOWN and call.method in SAFE_METHODS:
-            return None
-        return await self._say_keyed(call, earlier)
-
-    async def find_earlier(self, payer: Address, key: str) -> KeyedCall | None:
-        """The call that this wallet's key stands for, unless that was given up."""
-        since_ms = self._now_ms() - self._limits.answer_ttl_s * 1000
-        earlier = await self._book.find_keyed(payer, key, since_ms=since_ms)
-        return None if earlier is None or earlier.state is CallState.RELEASED else earlier
-
-    async def _say_keyed(self, call: IncomingCall, earlier: KeyedCall) -> Answer | Declined:
         if earlier.state is CallState.FORWARDING:
             return Declined(problem=in_progress(earlier.call_id))
         if earlier.state is CallState.SETTLING:
@@ -182,25 +195,14 @@ class Replays:
             stored = await self._answers.find(earlier.call_id, now_ms=self._now_ms())
             if stored is not None:
                 return _replay(call, stored, earlier.call_id, [])
-        return Declined(problem=key_used(earlier.call_id, earlier.state))
+            if self._is_being_read(earlier):
+                return Declined(problem=in_progress(earlier.call_id, payment_state="charged"))
+        return earlier if _may_run_again(earlier, call.method) else say_key_used(earlier)
 
-    async def claim(self, claim: Claim) -> ClaimOutcome:
-        """Of two calls with one key that come at once, one is claimed: between the last look for the key and the commit
-        that names it nobody else looks. On another gateway somebody may: the key protects its owner, not the provider.
-        Raises ClaimRefused."""
-        if claim.payer is None or claim.idempotency_key is None:
-            return await self._book.claim(claim)
-        name = (claim.payer, claim.idempotency_key)
-        if name in self._claiming:
-            raise ClaimRefused(Declined(problem=in_progress(None)))
-        self._claiming.add(name)
-        try:
-            earlier = await self.find_earlier(*name)
-            if earlier is not None:
-                raise ClaimRefused(Declined(problem=in_progress(earlier.call_id)))
-            return await self._book.claim(claim)
-        finally:
-            self._claiming.discard(name)
+    def _is_being_read(self, earlier: KeyedCall) -> bool:
+        """Its answer is stored when it has been read to its end. Not for ever: its gateway may have died over it."""
+        since_ms = abs(self._now_ms() - earlier.moved_ms)
+        return not earlier.is_delivered and since_ms < READING_S * 1000
 
     async def keep(self, call_id: CallId, payer: Address, answer: StoredAnswer) -> None:
         """Losing an answer costs a repeat, never money: it must not break the answer that is on its way."""
@@ -208,6 +210,19 @@ class Replays:
             await self._answers.keep(call_id, payer, answer, now_ms=self._now_ms())
         except StorageUnavailable:
             _log.warning("answer_not_kept", call_id=call_id)
+
+
+def say_key_used(earlier: KeyedCall) -> Declined:
+    """There is no answer to give out, and what is shown now cannot run the call again."""
+    return Declined(problem=key_used(earlier.call_id, earlier.state))
+
+
+def _may_run_again(earlier: KeyedCall, method: str) -> bool:
+    """Whoever names a call by a key says that the same again is the same call, whatever its method. What an upstream has
+    answered in part is another matter: it has done what it was asked."""
+    if earlier.state is CallState.UNKNOWN:
+        return True
+    return earlier.is_lost and method in SAFE_METHODS
 
 
 def _is_signature_of(presented: Presented, known: AuthorizedCall) -> bool:

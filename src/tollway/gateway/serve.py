@@ -9,7 +9,7 @@ Every exit is a named outcome. The default refuses. Nothing is asked of the chai
 can be refused for free has been checked.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -53,14 +53,17 @@ from tollway.gateway.refusals import (
     decline,
     find_closed,
     find_idempotency_key,
+    may_ask,
 )
+from tollway.gateway.replays import say_key_used
 from tollway.gateway.sale import Known, Sale, Shown
 from tollway.gateway.trip import Shipment
 from tollway.identifiers import Address, ListingId
 from tollway.ledger.book import Book
+from tollway.ledger.keyed_calls import KeyedCall
 from tollway.limits import Limits
 from tollway.payments.authorization_verdict import is_late
-from tollway.payments.payers import Request
+from tollway.payments.payers import Request, recover_wallets
 from tollway.payments.presented import Presented
 from tollway.payments.proof import TX_HEADER, Proof, parse_proof
 from tollway.payments.till import Till
@@ -202,25 +205,46 @@ class Gateway:
             body_hash=cargo.body_hash or EMPTY_BODY_HASH,  # a plain signature covers no body
             client_address=call.client_address,
         )
+        key = find_idempotency_key(call)
+        wallets = () if key is None else self._recover_wallets(order, request)
+        told = None if key is None else await self._find_keyed(order, wallets, key)
+        if told is not None and not isinstance(told, KeyedCall):
+            return told
         tenders = await self._till.tender(order.proof, order.offer.shelf, request)
         if isinstance(tenders, Problem):
-            return decline(tenders, order.offer)
+            return _decline(tenders, order.offer, told)
+        payer = tenders[0].payment.payer
+        if key is not None and payer not in wallets:  # a contract's wallet is known to have signed only now
+            told = await self._find_keyed(order, (payer,), key)
+            if told is not None and not isinstance(told, KeyedCall):
+                return told
         purchases = self._counter.price(tenders, opening.tariffs)
         if not purchases:
-            return decline(OTHER_CURRENCY, order.offer)
-        payer, due = tenders[0].payment.payer, purchases[0].due
+            return _decline(OTHER_CURRENCY, order.offer, told)
+        due = purchases[0].due
         problem = await visit.check(payer, due.price, due.asset)
         if problem is not None:
             return decline(problem, order.offer)
-        key = find_idempotency_key(call)
-        if key is not None:
-            earlier = await self._cashier.replays.find_keyed(call, cargo, payer, key, may_run_again=True)
-            if earlier is not None:
-                return earlier
         shipment = _ship(call, opening, cargo, is_paid=True)
         outcome = await self._passage.carry(shipment, partial(self._counter.take, order, purchases))
         visit.note(payer, outcome)
         return outcome
+
+    def _recover_wallets(self, order: Order, request: Request) -> tuple[Address, ...]:
+        named = order.proof.chain_id
+        shelf = order.offer.shelf
+        chain_ids = (
+            (named,)
+            if named is not None
+            else dict.fromkeys(chain_id for version in shelf.versions for chain_id in version.networks)
+        )
+        return recover_wallets(order.proof, request, shelf.listing.id, chain_ids)
+
+    async def _find_keyed(
+        self, order: Order, wallets: Sequence[Address], key: str
+    ) -> Answer | Declined | KeyedCall | None:
+        """Before money, a budget or a chain is looked at: the call may be paid."""
+        return await self._cashier.replays.find_keyed(order.call, order.cargo, wallets, key)
 
     # ---- Paid by an authorisation.
 
@@ -352,6 +376,13 @@ def _ship(call: IncomingCall, opening: Opening, cargo: Cargo, *, is_paid: bool) 
         cargo=cargo,
         is_paid=is_paid,
     )
+
+
+def _decline(problem: Problem, offer: Offer, open_call: KeyedCall | None) -> Declined:
+    """Nobody is asked to pay for a call that an earlier run holds a price for."""
+    if open_call is not None and may_ask(problem):
+        return say_key_used(open_call)
+    return decline(problem, offer)
 
 
 def _find_key(call: IncomingCall, presented: Presented) -> str | None:

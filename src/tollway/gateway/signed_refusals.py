@@ -61,13 +61,14 @@ def key_used(call_id: CallId, state: CallState) -> Problem:
     )
 
 
-def in_progress(call_id: CallId | None) -> Problem:
+def in_progress(call_id: CallId, *, payment_state: str = "held") -> Problem:
+    """`charged`: its answer costs and is still being read."""
     return Problem(
         code=Code.IDEMPOTENCY_IN_PROGRESS,
         detail="This very request is still running; ask again in a moment with the same proof.",
         retry_after_s=1,
         call_id=call_id,
-        payment_state="held",
+        payment_state=payment_state,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from tollway.errors import UpstreamBadResponse, UpstreamTimeout
 from tollway.gateway.cargo import Cargo
-from tollway.gateway.exchange import AnswerBody, Declined, Headers, IncomingCall
+from tollway.gateway.exchange import Answer, AnswerBody, Declined, Headers, IncomingCall
 from tollway.identifiers import Address, CallId, TxHash
 from tollway.ledger.book import Book, Claimed, Close, Finish
 from tollway.ledger.call import Delivery
@@ -72,11 +72,11 @@ class Ticket:
 
 
 class ClaimRefused(Exception):
-    """The books did not grant the claim; nothing was sent."""
+    """The books did not grant the claim; nothing was sent. `outcome`: what the caller gets instead."""
 
-    def __init__(self, declined: Declined) -> None:
-        self.declined = declined
-        super().__init__(declined.problem.detail)
+    def __init__(self, outcome: Answer | Declined) -> None:
+        self.outcome = outcome
+        super().__init__(outcome.problem.detail if isinstance(outcome, Declined) else "answered already")
 
 
 @dataclass(slots=True, kw_only=True)

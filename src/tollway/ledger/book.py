@@ -21,6 +21,7 @@ from tollway.ledger.authorization import (
 )
 from tollway.ledger.call import CallState, Delivery, NewPayment, Payment, Rail
 from tollway.ledger.gas import LaneTaken
+from tollway.ledger.keyed_calls import KeyedCall, KeyTaken
 from tollway.ledger.relocation import Relocations
 
 
@@ -146,7 +147,7 @@ class NotCovered:
 
 
 Refusal = Exhausted | NonceUsed | PlainEnded | Unspendable | InDebt | UnfinalLimit | NotFirst
-ClaimOutcome = Claimed | Refusal | AuthorizationTaken | NotCovered
+ClaimOutcome = Claimed | Refusal | AuthorizationTaken | NotCovered | KeyTaken
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,18 +207,6 @@ class OpenCall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeyedCall:
-    """The call that an idempotency key of its payer named."""
-
-    call_id: CallId
-    listing_id: ListingId
-    digest: bytes
-    state: CallState
-    epoch: int
-    has_answer: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Debt:
     """What a payer owes a payee because paying transactions left the chain after service."""
 
@@ -263,7 +252,9 @@ class Book(Relocations, Protocol):
 
         Between any number of claims on one payment, the sum granted never exceeds its value. When the shown
         payment has something left but less than the price, the difference comes from the same payer's other
-        payments to that payee in that asset whose own rest is below the price, oldest first.
+        payments to that payee in that asset whose own rest is below the price, oldest first. Of any number of
+        claims under one idempotency key of one wallet, one is granted, until its call is released or forgotten
+        (`answer_ttl_s`).
         """
         ...
 
@@ -283,7 +274,7 @@ class Book(Relocations, Protocol):
         ...
 
     async def find_keyed(self, payer: Address, idempotency_key: str, *, since_ms: int) -> KeyedCall | None:
-        """The newest call of that payer with that key, made at `since_ms` or later."""
+        """The newest call of that payer with that key, made at `since_ms` or later and not released."""
         ...
 
     async def reopen(

@@ -26,6 +26,7 @@ from tollway.ledger.book import (
 )
 from tollway.ledger.call import CallState, Payment, PaymentState, Rail
 from tollway.ledger.covers import Covers, KnownAuthorization, Wallet, rail_of, wallet_of
+from tollway.ledger.keyed_calls import KeyedCall, KeyName, KeyTaken
 from tollway.ledger.parts import Parts
 from tollway.money import LEDGER_DECIMALS_MAX, UNITS_MAX, nano_to_units
 
@@ -70,6 +71,7 @@ def decide_claims(
     *,
     payments: Iterable[Payment],
     nonces: Mapping[NonceKey, NonceUsed],
+    keys: Mapping[KeyName, KeyedCall],
     debts: Mapping[Purse, int],
     unfinal_max_nano: Mapping[str, int],
     authorizations: Iterable[KnownAuthorization] = (),
@@ -78,13 +80,14 @@ def decide_claims(
 
     `payments`: those shown, and of `purses_short` every payment of the purse; of payers whose currency has a maximum
     of unfinal value, every unfinal payment. `nonces`: who holds the nonces of these claims by now.
+    `keys`: which calls the idempotency keys of these claims have named, unless those were released or are forgotten.
     `debts`: what the payers of these claims owe.
     `unfinal_max_nano`: by currency, what one payer may have spent of one asset before it is final; a currency that is
     not named has no maximum.
     `authorizations`: those that are claimed, as far as they are known, and all of their wallets that run, settle, may
     run again, or moved after the block of their cover.
     """
-    desk = _Desk(payments, nonces, debts, unfinal_max_nano, Covers(authorizations))
+    desk = _Desk(payments, nonces, keys, debts, unfinal_max_nano, Covers(authorizations))
     decisions = tuple(desk.decide(claim) for claim in claims)
     return decisions, desk.debits()
 
@@ -110,6 +113,13 @@ def nonce_key(claim: Claim) -> NonceKey | None:
     if claim.nonce is None or claim.chain_id is None or claim.tx_hash is None:
         return None
     return NonceKey(claim.chain_id, claim.tx_hash, claim.nonce)
+
+
+def key_name(claim: Claim) -> KeyName | None:
+    """A free call has no wallet whose key it could be."""
+    if claim.payer is None or claim.idempotency_key is None:
+        return None
+    return KeyName(claim.payer, claim.idempotency_key)
 
 
 def check_claim(claim: Claim) -> None:
@@ -158,6 +168,7 @@ class _Desk:
         self,
         payments: Iterable[Payment],
         nonces: Mapping[NonceKey, NonceUsed],
+        keys: Mapping[KeyName, KeyedCall],
         debts: Mapping[Purse, int],
         unfinal_max_nano: Mapping[str, int],
         covers: Covers,
@@ -165,6 +176,7 @@ class _Desk:
         self._covers = covers
         self._balances = {payment.id: _Balance(payment) for payment in payments}
         self._nonces = dict(nonces)
+        self._keys = dict(keys)
         self._debts = debts
         self._unfinal_max_nano = unfinal_max_nano
         self._purses: dict[Purse, list[_Balance]] = {}
@@ -175,6 +187,17 @@ class _Desk:
             purse.sort(key=lambda one: (one.payment.block_number, one.payment.id))
 
     def decide(self, claim: Claim) -> Decision:
+        """Its idempotency key before anything else: who repeats a call is told of that one, and pays nothing."""
+        name = key_name(claim)
+        earlier = None if name is None else self._keys.get(name)
+        if earlier is not None:
+            return _refused(claim, KeyTaken(call=earlier))
+        decision = self._decide(claim)
+        if name is not None and isinstance(decision.outcome, Claimed):
+            self._keys[name] = _keyed_call(claim)
+        return decision
+
+    def _decide(self, claim: Claim) -> Decision:
         if claim.authorization is not None:
             return self._decide_authorized(claim, claim.authorization)
         if claim.payment_id is None:
@@ -299,6 +322,22 @@ class _Desk:
         if key is not None:
             self._nonces[key] = NonceUsed(call_id=claim.call_id, state=CallState.FORWARDING)
         return _granted(claim, parts, rest_units=shown.rest_units, rail=rail)
+
+
+def _keyed_call(claim: Claim) -> KeyedCall:
+    """As it will stand in the books."""
+    return KeyedCall(
+        call_id=claim.call_id,
+        listing_id=claim.listing_id,
+        digest=claim.digest,
+        state=CallState.FORWARDING,
+        epoch=1,
+        price=claim.price,
+        price_units=claim.price_units,
+        payment_id=claim.payment_id,
+        moved_ms=claim.created_ms,
+        authorization=None if claim.authorization is None else claim.authorization.key,
+    )
 
 
 def _granted(claim: Claim, parts: Parts, *, rest_units: int, rail: Rail) -> Decision:

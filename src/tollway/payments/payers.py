@@ -5,7 +5,7 @@ A key costs nothing to ask, so a chain is asked only when no key says yes, about
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from tollway.chain.lookup_meter import LookupMeter
@@ -50,30 +50,14 @@ class Showing:
         self.charge = Charge(meter, client_address=request.client_address, signer=self._name_signer(chain_id))
 
     def digests(self, chain_id: ChainId) -> tuple[bytes, ...]:
-        """What the payer may have signed: one digest in the bound form, two spellings in the plain one."""
-        proof, request = self.proof, self.request
-        if proof.binding is None:
-            return transaction_digests(proof.tx_hash)
-        return (
-            paid_call_digest(
-                chain_id=chain_id,
-                gateway=request.gateway,
-                api_id=self.listing_id,
-                method=request.method,
-                target=request.target,
-                body_hash=request.body_hash,
-                transaction=proof.tx_hash,
-                valid_until=proof.binding.valid_until,
-                nonce=proof.binding.nonce,
-            ),
-        )
+        return _digests(self.proof, self.request, self.listing_id, chain_id)
 
     def keys(self, chain_id: ChainId) -> frozenset[Address]:
         """The wallets whose keys may have made the signature. One of two plain spellings names a stranger."""
         known = self._keys.get(chain_id)
         if known is None:
-            recovered = (recover(digest, self.proof.signature) for digest in self.digests(chain_id))
-            known = self._keys[chain_id] = frozenset(address for address in recovered if address is not None)
+            recovered = _recover_all(self.proof, self.digests(chain_id))
+            known = self._keys[chain_id] = frozenset(recovered)
         return known
 
     def _name_signer(self, chain_id: ChainId) -> str:
@@ -130,3 +114,36 @@ class Payers:
             if await self._judge.is_signed_by(payer, digest, signature, (chain_id,)):
                 return True
         return False
+
+
+def recover_wallets(
+    proof: Proof, request: Request, listing_id: ListingId, chain_ids: Iterable[ChainId]
+) -> tuple[Address, ...]:
+    """The wallets whose keys may have made the signature, on whichever of these networks. Asks nobody: no contract's
+    wallet is among them, and one of two plain spellings names a stranger."""
+    digests = (digest for chain_id in chain_ids for digest in _digests(proof, request, listing_id, chain_id))
+    return tuple(dict.fromkeys(_recover_all(proof, dict.fromkeys(digests))))
+
+
+def _recover_all(proof: Proof, digests: Iterable[bytes]) -> Iterator[Address]:
+    recovered = (recover(digest, proof.signature) for digest in digests)
+    return (address for address in recovered if address is not None)
+
+
+def _digests(proof: Proof, request: Request, listing_id: ListingId, chain_id: ChainId) -> tuple[bytes, ...]:
+    """What the payer may have signed: one digest in the bound form, two spellings in the plain one."""
+    if proof.binding is None:
+        return transaction_digests(proof.tx_hash)
+    return (
+        paid_call_digest(
+            chain_id=chain_id,
+            gateway=request.gateway,
+            api_id=listing_id,
+            method=request.method,
+            target=request.target,
+            body_hash=request.body_hash,
+            transaction=proof.tx_hash,
+            valid_until=proof.binding.valid_until,
+            nonce=proof.binding.nonce,
+        ),
+    )

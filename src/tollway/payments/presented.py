@@ -173,6 +173,11 @@ def _choose(presented: Presented, exact: Sequence[Requirement]) -> tuple[Require
 def _authorize(presented: Presented, requirement: Requirement) -> Authorization:
     token = requirement.asset.token
     assert token is not None  # a requirement is of a token
+    return authorize(presented, token)
+
+
+def authorize(presented: Presented, token: Address) -> Authorization:
+    """What was shown, as an authorisation of that token."""
     return Authorization(
         chain_id=presented.chain_id,
         token=token,

@@ -6,7 +6,6 @@ writer is alone.
 """
 
 from collections.abc import Collection, Iterable, Sequence
-from hashlib import sha256
 from typing import Any
 
 from sqlalchemy import (
@@ -38,9 +37,8 @@ from tollway.storage.answer_store import has_answer
 from tollway.storage.authorization_tables import attempt_table, authorization_table
 from tollway.storage.book_page import check_count
 from tollway.storage.book_tables import MOVING, call_table
+from tollway.storage.turns import take_turns
 
-STRIPES = 256
-"""Wallets share so many locks: a whole batch must fit into PostgreSQL's table of locks."""
 _LOCK_SPACE = 0x70757273  # any constant of ours
 
 
@@ -110,17 +108,8 @@ def attempts_of(connection: Connection, call_id: CallId) -> tuple[SettlementAtte
 
 def lock_wallets(connection: Connection, claims: Iterable[Claim]) -> None:
     """Lets other gateways wait that claim on the balance of the same wallets, until this transaction has ended."""
-    if connection.dialect.name != "postgresql":
-        return
     wallets = {wallet_of(one.authorization.key) for one in claims if one.authorization is not None}
-    if not wallets:
-        return
-    # Sorted inside, because a function in the select list may run before an ORDER BY beside it.
-    lock = text(
-        "SELECT pg_advisory_xact_lock(:space, stripe) FROM"
-        " (SELECT stripe FROM unnest(CAST(:stripes AS integer[])) AS stripe ORDER BY stripe OFFSET 0) AS turn"
-    )
-    connection.execute(lock, {"space": _LOCK_SPACE, "stripes": sorted(set(map(_stripe_of, wallets)))})
+    take_turns(connection, map(_name_of, wallets), space=_LOCK_SPACE)
 
 
 def find_known(connection: Connection, claims: Sequence[Claim]) -> list[KnownAuthorization]:
@@ -334,6 +323,5 @@ def _key_of(row: Any) -> AuthorizationKey:
     return AuthorizationKey(ChainId(row.chain_id), row.asset, Address(row.payer), bytes(row.nonce))
 
 
-def _stripe_of(wallet: Wallet) -> int:
-    name = f"{wallet.chain_id}:{wallet.asset}:{wallet.payer.hex()}"
-    return sha256(name.encode()).digest()[0] % STRIPES
+def _name_of(wallet: Wallet) -> bytes:
+    return f"{wallet.chain_id}:{wallet.asset}:{wallet.payer.hex()}".encode()

@@ -5,11 +5,12 @@ from functools import partial
 
 from tollway.identifiers import Address, CallId, TxHash
 from tollway.ledger.authorization import AuthorizationKey, AuthorizedCall, SettlementAttempt
-from tollway.ledger.book import Debt, KeyedCall, OpenCall
+from tollway.ledger.book import Debt, OpenCall
 from tollway.ledger.call import CallRecord, Payment
+from tollway.ledger.keyed_calls import KeyedCall
 from tollway.ledger.statement import HistoryPage, HistoryQuery
 from tollway.limits import DEFAULT_LIMITS, Limits
-from tollway.storage import authorization_store, payment_store, relocation_store, statement_store
+from tollway.storage import authorization_store, key_store, payment_store, relocation_store, statement_store
 from tollway.storage.database import Database
 
 
@@ -74,7 +75,7 @@ class BookReader:
 
     async def find_keyed(self, payer: Address, idempotency_key: str, *, since_ms: int) -> KeyedCall | None:
         work = partial(
-            statement_store.find_keyed,
+            key_store.find_keyed,
             payer=payer,
             idempotency_key=idempotency_key,
             since_ms=since_ms,

@@ -28,6 +28,7 @@ from tollway.ledger.gas import LaneTaken
 from tollway.storage.authorization_store import find_known, lock_wallets, write_claimed
 from tollway.storage.book_page import BookPage, LockedCall, drawn_from, topup_rows
 from tollway.storage.book_tables import COUNTING_NONCE, call_table, payment_table, topup_table
+from tollway.storage.key_store import find_named, lock_keys
 from tollway.storage.payment_store import find_debts
 from tollway.storage.settling import Conclude, Settle, Settling
 from tollway.storage.statement_store import find_held
@@ -116,8 +117,10 @@ class _Post:
         return [None if isinstance(entry, Finish) else self._outcomes[entry.call_id] for entry in entries]
 
     def _lock(self, moves: Sequence[Move], claims: Sequence[Claim]) -> dict[CallId, LockedCall]:
-        """Locks every row that the batch may change, in one order: wallets, authorisations, payments, calls, lanes."""
+        """Locks every row that the batch may change, in one order: wallets, keys, authorisations, payments, calls,
+        lanes."""
         lock_wallets(self._connection, claims)
+        lock_keys(self._connection, claims)
         settled = self._settling.lock_authorizations([one for one in moves if isinstance(one, Conclude)])
         seen = self._page.read_calls([move.call_id for move in moves])
         drawn = {key for call in seen.values() for key in drawn_from(call)} | settled
@@ -265,6 +268,12 @@ class _Post:
             claims,
             payments=self._page.payments.values(),
             nonces=self._used_nonces(claims),
+            keys=find_named(
+                self._connection,
+                claims,
+                since_ms=self._posting.answered_since_ms,
+                answered_since_ms=self._posting.answered_since_ms,
+            ),
             debts=find_debts(self._connection, {claim.payer for claim in claims if claim.payer is not None}),
             unfinal_max_nano=self._posting.unfinal_max_nano,
             authorizations=known,

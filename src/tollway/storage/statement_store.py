@@ -7,11 +7,10 @@ from collections.abc import Collection
 
 from sqlalchemy import ColumnElement, Connection, and_, func, or_, select, text, tuple_, union, union_all
 
-from tollway.identifiers import Address, CallId, ListingId, TxHash
-from tollway.ledger.book import KeyedCall, OpenCall
+from tollway.identifiers import Address, CallId, TxHash
+from tollway.ledger.book import OpenCall
 from tollway.ledger.call import CallRecord, CallState, Payment
 from tollway.ledger.statement import HistoryPage, HistoryQuery, HistoryStatus
-from tollway.storage.answer_store import has_answer
 from tollway.storage.book_rows import parse_call, parse_payment
 from tollway.storage.book_tables import REPEATABLE, call_table, payment_table, topup_table
 
@@ -102,41 +101,6 @@ def find_repeat(connection: Connection, payment_id: int, digest: bytes) -> OpenC
         attempts=row.attempts,
         price=row.price,
         price_units=row.price_units,
-    )
-
-
-def find_keyed(
-    connection: Connection, payer: Address, idempotency_key: str, *, since_ms: int, answered_since_ms: int
-) -> KeyedCall | None:
-    columns = call_table.c
-    query = (
-        select(
-            columns.id,
-            columns.listing_id,
-            columns.digest,
-            columns.state,
-            columns.epoch,
-            has_answer(columns.id, since_ms=answered_since_ms).label("has_answer"),
-        )
-        .where(
-            columns.payer == payer,
-            columns.idempotency_key == idempotency_key,
-            columns.created_ms >= since_ms,
-            text("idempotency_key IS NOT NULL"),
-        )
-        .order_by(columns.created_ms.desc(), columns.id.desc())
-        .limit(1)
-    )
-    row = connection.execute(query).first()
-    if row is None:
-        return None
-    return KeyedCall(
-        call_id=CallId(row.id),
-        listing_id=ListingId(row.listing_id),
-        digest=bytes(row.digest),
-        state=CallState(row.state),
-        epoch=row.epoch,
-        has_answer=bool(row.has_answer),
     )
 
 

@@ -25,6 +25,7 @@ from tollway.ledger.book import (
 )
 from tollway.ledger.call import UNDECIDED, CallState, NewPayment, Payment, PaymentState, is_move_allowed
 from tollway.ledger.claims import check_claim, check_units, decide_claims
+from tollway.ledger.keyed_calls import KeyedCall, KeyName
 from tollway.ledger.parts import held_after
 from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.testing.memory_relocation import MemoryRelocation
@@ -91,6 +92,7 @@ class MemoryBook(MemoryRelocation):
             [claim],
             payments=[shown_payment(one) for one in self._rows.payments.values()],
             nonces=used_nonces(self._rows.calls.values()),
+            keys=self._keys_of(claim),
             debts=debts_of(self._rows.calls.values()),
             unfinal_max_nano=self._unfinal_max_nano,
             authorizations=known_authorizations(self._rows),
@@ -328,6 +330,12 @@ class MemoryBook(MemoryRelocation):
     async def restored_before_ms(self) -> int | None:
         self._answer()
         return self._rows.restored_ms
+
+    def _keys_of(self, claim: Claim) -> dict[KeyName, KeyedCall]:
+        """Most claims have no key, and looking at every call takes a while."""
+        if claim.idempotency_key is None:
+            return {}
+        return self._named_calls(self._now_ms() - self._limits.answer_ttl_s * 1000)
 
     def _add(self, new: NewPayment, now_ms: int) -> int:
         old = next(

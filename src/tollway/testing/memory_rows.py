@@ -1,15 +1,16 @@
 """The rows of the books in memory, and what they mean to a reader. Never moves one."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from tollway.identifiers import Address, CallId, ChainId, TxHash
 from tollway.ledger.authorization import Authorization, AuthorizationKey, SettlementAttempt
 from tollway.ledger.book import Claim, Close, Finish, NonceUsed, OpenCall
 from tollway.ledger.call import TAKING, CallRecord, CallState, NewPayment, Payment, PaymentState, Rail
-from tollway.ledger.claims import NonceKey, Purse, nonce_key
+from tollway.ledger.claims import NonceKey, Purse, key_name, nonce_key
 from tollway.ledger.covers import KnownAuthorization
 from tollway.ledger.kept_answers import StoredAnswer
+from tollway.ledger.keyed_calls import KeyedCall, KeyName
 from tollway.ledger.parts import Parts
 from tollway.ledger.statement import HistoryQuery, HistoryStatus
 
@@ -128,6 +129,39 @@ def used_nonces(calls: Iterable[MemoryCall]) -> dict[NonceKey, NonceUsed]:
     return {
         key: NonceUsed(call_id=call.claim.call_id, state=call.state) for key, call in keyed if key is not None
     }
+
+
+def named_calls(
+    calls: Iterable[MemoryCall], *, since_ms: int, is_answered: Callable[[CallId], bool]
+) -> dict[KeyName, KeyedCall]:
+    """What each key has named; of several the newest."""
+    kept = [
+        call for call in calls if call.state is not CallState.RELEASED and call.claim.created_ms >= since_ms
+    ]
+    kept.sort(key=lambda call: call.order)
+    keyed = ((key_name(call.claim), call) for call in kept)
+    return {
+        name: _keyed_call(call, is_answered(call.claim.call_id)) for name, call in keyed if name is not None
+    }
+
+
+def _keyed_call(call: MemoryCall, has_answer: bool) -> KeyedCall:
+    claim = call.claim
+    return KeyedCall(
+        call_id=claim.call_id,
+        listing_id=claim.listing_id,
+        digest=claim.digest,
+        state=call.state,
+        epoch=call.epoch,
+        price=claim.price,
+        price_units=claim.price_units,
+        payment_id=claim.payment_id,
+        moved_ms=call.moved_ms,
+        authorization=None if claim.authorization is None else claim.authorization.key,
+        has_answer=has_answer,
+        is_lost=is_cut(call),
+        is_delivered=call.finish is not None,
+    )
 
 
 def known_authorizations(rows: MemoryRows) -> list[KnownAuthorization]:

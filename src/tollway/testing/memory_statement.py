@@ -4,8 +4,9 @@ from collections.abc import Callable
 
 from tollway.errors import StorageUnavailable
 from tollway.identifiers import Address, CallId, TxHash
-from tollway.ledger.book import Debt, KeyedCall
+from tollway.ledger.book import Debt
 from tollway.ledger.call import CallRecord, Payment
+from tollway.ledger.keyed_calls import KeyedCall, KeyName
 from tollway.ledger.statement import HistoryPage, HistoryQuery
 from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.testing.memory_rows import (
@@ -14,6 +15,7 @@ from tollway.testing.memory_rows import (
     call_record,
     debts_of,
     is_asked_for,
+    named_calls,
     shown_payment,
 )
 
@@ -86,21 +88,10 @@ class MemoryStatement:
 
     async def find_keyed(self, payer: Address, idempotency_key: str, *, since_ms: int) -> KeyedCall | None:
         self._answer()
-        for call in self._newest_first():
-            claim = call.claim
-            if (claim.payer, claim.idempotency_key) == (
-                payer,
-                idempotency_key,
-            ) and claim.created_ms >= since_ms:
-                return KeyedCall(
-                    call_id=claim.call_id,
-                    listing_id=claim.listing_id,
-                    digest=claim.digest,
-                    state=call.state,
-                    epoch=call.epoch,
-                    has_answer=self._has_answer(claim.call_id),
-                )
-        return None
+        return self._named_calls(since_ms).get(KeyName(payer, idempotency_key))
+
+    def _named_calls(self, since_ms: int) -> dict[KeyName, KeyedCall]:
+        return named_calls(self._rows.calls.values(), since_ms=since_ms, is_answered=self._has_answer)
 
     def _has_answer(self, call_id: CallId) -> bool:
         stored = self._rows.answers.get(call_id)
