@@ -351,11 +351,11 @@ class House:
         self.server.stop()
 
     async def check_ready(self) -> Mapping[str, bool]:
-        """What `/readyz` shows: there is room, the books answer, and each network's nodes serve the chain they should."""
+        """What `/readyz` shows: there is room, the books can be read and written, and each network's nodes serve the chain they should."""
         checks = {**self.roll_call.checks, "load": not self.gauge.is_full()}
         try:
             await self.book.is_admitted(_NO_TRANSACTION)
-            checks["storage"] = True
+            checks["storage"] = self._is_writing
         except StorageUnavailable:
             checks["storage"] = False
         return checks
@@ -363,7 +363,12 @@ class House:
     # ---- Beside the requests.
 
     async def _renew(self) -> None:
-        await self.book.renew_ownership(now_ms=now_ms())
+        """The one durable write that every gateway makes all the time: where it fails, no call could be claimed either."""
+        try:
+            await self.book.renew_ownership(now_ms=now_ms())
+            self._is_writing = True
+        except StorageUnavailable:
+            self._is_writing = False  # why, says the log of the database
 
     async def _recover(self) -> None:
         moved = await self.book.recover(now_ms=now_ms())
