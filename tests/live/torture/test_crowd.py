@@ -1,0 +1,138 @@
+"""Four gateways on one PostgreSQL, and payments that are each shown by a crowd in the same moment: the upstream's own log
+counts exactly one call for each, and whoever lost is told so without being asked for money.
+"""
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import asyncpg
+import pytest
+from tollway_live_street import API, bound, plain
+from tollway_torture_rig import Chorus, Heard, open_seats, pay_in_bulk, stopwatch, write_request
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
+
+CHOIRS = 4
+"""Payments that are shown at the same time; each has its own crowd."""
+SETTINGS = {
+    "TOLLWAY_LIMIT_IN_FLIGHT_PER_ADDRESS_MAX": "100000",
+    "TOLLWAY_LIMIT_IN_FLIGHT_PER_ORIGIN_MAX": "100000",
+    "TOLLWAY_LIMIT_RPC_DEADLINE_S": "20",
+    "TOLLWAY_LOG_LEVEL": "warning",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ticket:
+    """One payment worth one call, and everybody's way of showing it at the same path."""
+
+    path: str
+    payer: Any
+    tx_hash: Any
+    is_bound: bool
+
+    def present(self, street: Any, gateway: Any, api_id: str, times: int) -> list[bytes]:
+        """Plain: always the same. Bound: each with a nonce of its own, so that each could be the one that counts."""
+        target, port = f"{API}/gateway/{api_id}{self.path}", int(gateway.base_url.rpartition(":")[2])
+        if not self.is_bound:
+            return [write_request(port, target, plain(self.payer, self.tx_hash))] * times
+        chain_id = street.driver.chain_id
+        return [
+            write_request(
+                port,
+                target,
+                bound(self.payer, self.tx_hash, gateway, api_id, self.path, chain_id=chain_id),
+            )
+            for _ in range(times)
+        ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "gateways"),
+    [pytest.param("postgresql", 4, marks=pytest.mark.postgres), ("sqlite", 1)],
+    ids=["four-on-postgresql", "one-on-sqlite"],
+)
+async def test_forty_thousand_presentations_of_two_hundred_payments_are_two_hundred_calls(
+    street: Any, zygote: Any, torture: Any, kind: str, gateways: int
+) -> None:
+    payments, times = torture.pick(short=(12, 40), long=(200, 200))
+    url = await street.make_postgres() if kind == "postgresql" else f"sqlite:///{street.folder}/crowd.sqlite3"
+    async with open_seats(zygote, street, gateways, database_url=url, settings=SETTINGS) as seats:
+        first, provider = seats[0].gateway, await street.wallet()
+        api_id = await street.publish(first, provider)
+        payers = await street.wallets(payments)
+        hashes = await pay_in_bulk(street, payers, provider.address)
+        tickets = [
+            Ticket(path=f"/echo/{kind}/{number}", payer=payer, tx_hash=tx_hash, is_bound=number % 2 == 1)
+            for number, (payer, tx_hash) in enumerate(zip(payers, hashes, strict=True))
+        ]
+        seen_before, commits_before = street.provider.seen_total, await count_transactions(url)
+
+        with stopwatch() as elapsed_s:
+            heard = await sing(street, [seat.port for seat in seats], first, api_id, tickets, times)
+            seconds = elapsed_s()
+        seen, commits = street.provider.seen_total - seen_before, await count_transactions(url)
+
+        for ticket in tickets:
+            check_answers(ticket, heard[ticket.path], times)
+            assert street.provider.count(ticket.path) == 1
+        assert seen == payments, "nothing else has reached the upstream"
+        report = await street.audit(first)
+        assert (report.wrong, report.held_calls, report.held_payments) == ((), (), ())
+        assert (report.payments, report.calls) == (payments, payments)
+        for ticket in torture.random.sample(tickets, 4):
+            shown = await street.payment(seats[-1].gateway, ticket.payer, ticket.tx_hash)
+            assert (shown["state"], shown["credit"], len(shown["calls"])) == ("spent", "0", 1)
+    torture.tell(
+        gateways=gateways,
+        payments=payments,
+        presentations=payments * times,
+        calls=seen,
+        presentations_per_s=round(payments * times / seconds),
+        transactions=commits - commits_before,
+    )
+
+
+async def sing(
+    street: Any, ports: list[int], gateway: Any, api_id: str, tickets: list[Ticket], times: int
+) -> dict[str, list[Heard]]:
+    """Each payment shown that often in one moment, a few payments at a time. The answers by path."""
+    heard: dict[str, list[Heard]] = {}
+    waiting = iter(tickets)
+
+    async def show_one_after_the_other() -> None:
+        chorus = Chorus(ports, times)
+        try:
+            for ticket in waiting:
+                heard[ticket.path] = await chorus.ask(ticket.present(street, gateway, api_id, times))
+        finally:
+            chorus.close()
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(CHOIRS):
+            group.create_task(show_one_after_the_other())
+    return heard
+
+
+def check_answers(ticket: Ticket, heard: list[Heard], times: int) -> None:
+    """One was served; all others are told that the payment is used, and by whom nobody needs to know."""
+    told = Counter((one.status, one.problem["code"] if one.status != 200 else None) for one in heard)
+    assert told == {(200, None): 1, (409, "payment_already_used"): times - 1}, (ticket, told)
+    for one in heard:
+        assert one.status == 200 or "payment" not in one.problem, "a loser was asked for money"
+
+
+async def count_transactions(url: str) -> int:
+    """What PostgreSQL has begun and ended for this database so far; nobody counts them for SQLite."""
+    if not url.startswith("postgresql"):
+        return 0
+    connection = await asyncpg.connect(url)
+    try:
+        counted = (
+            "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current_database()"
+        )
+        return int(await connection.fetchval(counted))
+    finally:
+        await connection.close()
