@@ -78,6 +78,8 @@ HELD_BY = {
     "failed_calls_per_window": "gateway/test_patience.py::test_bears_so_many_failures_of_a_key_and_no_more",
     "failed_calls_window_s": "gateway/test_patience.py::test_bears_so_many_failures_of_a_key_and_no_more",
     "failed_calls_wait_s": "gateway/test_patience.py::test_waits_for_one_to_end_but_not_for_ever",
+    "shared_rates_deadline_s": "test_shared_windows.py::test_a_server_that_hangs_is_waited_for_once",
+    "shared_rates_retry_s": "test_shared_windows.py::test_a_house_looks_again_whether_its_server_is_there",
     "nonce_ttl_s": "identity/test_front_desk.py::test_a_message_is_good_for_five_minutes",
     "signed_request_ttl_s": "identity/test_http_signature.py::test_the_window_is_300_seconds_at_most",
     "session_ttl_s": "identity/test_front_desk.py::test_a_session_ends_after_a_day",

@@ -62,7 +62,7 @@ class SharedWindows:
         retry_s: float,
         on_change: Callable[[bool], None] = lambda is_up: None,
     ) -> None:
-        self._pool = _make_pool(url)
+        self._pool = _make_pool(url, deadline_s)
         self._storage = RedisStorage(
             "async+redis://",
             implementation="redispy",
@@ -120,12 +120,20 @@ class SharedWindows:
         return await self._try(question) if self._is_up else None
 
     async def _try(self, question: Callable[[], Awaitable[T]]) -> T | None:
+        task = asyncio.current_task()
+        assert task is not None
+        asked_to_leave = task.cancelling()
+        answer: T | None = None
         try:
             async with asyncio.timeout(self._deadline_s):
-                return await question()
+                answer = await question()
         except (RedisError, OSError, ValueError) as exc:  # a TimeoutError is an OSError
             self._fall(exc)
-            return None
+        if (
+            task.cancelling() > asked_to_leave
+        ):  # the client can lose a cancellation; whoever left must not go on
+            raise asyncio.CancelledError
+        return answer
 
     def _fall(self, exc: Exception) -> None:
         is_news, self._is_up = self._is_up or not self._was_told, False
@@ -163,13 +171,15 @@ def parse_windows_url(text: str) -> str:
     return text
 
 
-def _make_pool(url: str) -> BlockingConnectionPool:
+def _make_pool(url: str, deadline_s: float) -> BlockingConnectionPool:
     """Connects when first asked. A failure is not tried again: the windows of the process stand in for it."""
     scheme, separator, rest = url.partition("://")
     return BlockingConnectionPool.from_url(
         _SCHEMES[scheme] + separator + rest,
         max_connections=CONNECTIONS_MAX,
-        timeout=None,  # whoever asks has a deadline
+        timeout=deadline_s,
+        socket_connect_timeout=deadline_s,
+        socket_timeout=deadline_s,
         retry=Retry(NoBackoff(), 0),
         protocol=2,
     )
