@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,8 @@ SERVE = (sys.executable, "-c", "from tollway.cli import main; main()", "serve")
 READY_DEADLINE_S = 30.0
 STOP_DEADLINE_S = 20.0
 POLL_S = 0.01
+
+Headers = Sequence[tuple[str, str]]
 
 _SECRET_KEY = secrets.token_hex(32)
 _NUMBERS = itertools.count(1)
@@ -278,7 +280,14 @@ class Street:
         return await self.send(f"{gateway.base_url}{API}/gateway/{api_id}{rest}", **options)
 
     async def control(
-        self, gateway: Gateway, account: PlayAccount, method: str, path: str, body: Any = None
+        self,
+        gateway: Gateway,
+        account: PlayAccount,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        more: Headers = (),
     ) -> Reply:
         """A request of the control plane, signed by a wallet (ERC-8128)."""
         content = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -299,7 +308,7 @@ class Street:
             nonce=secrets.token_hex(16),
         )
         return await self.send(
-            gateway.base_url + API + path, method=method, headers=headers, content=content or None
+            gateway.base_url + API + path, method=method, headers=[*headers, *more], content=content or None
         )
 
     async def publish(self, gateway: Gateway, provider: PlayAccount, **fields: Any) -> str:

@@ -123,8 +123,7 @@ def _register_running(app: typer.Typer, premises: Premises) -> None:
             state = await schema_state(desk.database)
             if state == "foreign":
                 raise CommandFailed("the database needs a newer version of Tollway than this one")
-            await upgrade(desk.database)
-            now = await schema_state(desk.database)
+            now = await upgrade(desk.database)
             _show({"before": state, "now": now}, [f"database: {state} -> {now}"], as_json)
 
         _run(work, premises, config, as_json=as_json, access="write")

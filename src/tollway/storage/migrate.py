@@ -42,10 +42,13 @@ schema_floor_table = Table(
 )
 
 
-async def upgrade(database: Database, *, revision: str = "head", migrations: Path = MIGRATIONS) -> None:
-    """Runs the missing migrations, up to `revision`, in one transaction; tables that are ahead are left alone. Raises
-    `StorageUnavailable` when the database is away, or too busy on PostgreSQL: then nothing has changed."""
-    await database.write(lambda connection: _upgrade(connection, revision, migrations))
+async def upgrade(
+    database: Database, *, revision: str = "head", migrations: Path = MIGRATIONS
+) -> SchemaState:
+    """Runs the missing migrations, up to `revision`, in one transaction; tables that are ahead are left alone. How
+    they stand then. Raises `StorageUnavailable` when the database is away, or too busy on PostgreSQL: then nothing
+    has changed."""
+    return await database.write(lambda connection: _upgrade(connection, revision, migrations), is_long=True)
 
 
 async def schema_state(database: Database, *, migrations: Path = MIGRATIONS) -> SchemaState:
@@ -53,15 +56,16 @@ async def schema_state(database: Database, *, migrations: Path = MIGRATIONS) -> 
     return await database.read(lambda connection: _schema_state(connection, migrations))
 
 
-def _upgrade(connection: Connection, revision: str, migrations: Path) -> None:
+def _upgrade(connection: Connection, revision: str, migrations: Path) -> SchemaState:
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK_KEY})
         connection.execute(text(f"SET LOCAL lock_timeout = '{_LOCK_WAIT_S}s'"))
     if _schema_state(connection, migrations) == "ahead":
-        return
+        return "ahead"
     config = _config(migrations)
     config.attributes["connection"] = connection
     command.upgrade(config, revision)
+    return _schema_state(connection, migrations)
 
 
 def _schema_state(connection: Connection, migrations: Path) -> SchemaState:

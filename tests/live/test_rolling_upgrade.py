@@ -1,0 +1,178 @@
+"""Two releases at one database: new code on the tables of the release before, old code on those of the release after,
+both at once while the tables change under them; and the tables from which this code must not serve.
+
+The release after this one is this code with a migration more (`newer_gateway.py`). How the code of the release before
+this one fares on today's tables was tried by hand when they came: its gateways go on, and new ones of it do not start.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tollway_contract_databases import _create_database, _named, write_newer_migrations
+from tollway_live_street import PRICE_UNITS, READY_DEADLINE_S, SERVE, find_free_port, plain, poll
+
+from tollway.storage.database import connect_database
+from tollway.storage.migrate import OLDEST_SERVICEABLE, upgrade
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+NEWER_GATEWAY = str(Path(__file__).parent / "newer_gateway.py")
+_WORDS = (f"/echo/rolling/{number}" for number in itertools.count(1))
+
+
+class Trade:
+    """A listing and a caller with credit for some calls."""
+
+    def __init__(self, street: Any, api_id: str, payer: Any, tx_hash: Any) -> None:
+        self.street, self.api_id, self.payer, self.tx_hash = street, api_id, payer, tx_hash
+        self.served = 0
+
+    @classmethod
+    async def open(cls, street: Any, gateway: Any, *, calls: int) -> "Trade":
+        provider, payer = await street.wallets(2)
+        api_id = await street.publish(gateway, provider)
+        tx_hash = await street.send_tokens(payer, provider.address, calls * PRICE_UNITS)
+        return cls(street, api_id, payer, tx_hash)
+
+    async def call(self, gateway: Any) -> None:
+        """One paid call: the provider sees it once."""
+        path = next(_WORDS)
+        headers = plain(self.payer, self.tx_hash)
+        reply = await self.street.call(gateway, self.api_id, path, headers=headers, method="POST")
+        assert reply.status == 200, reply.body
+        assert sum(seen.path == path for seen in self.street.provider.seen) == 1
+        self.served += 1
+
+    async def check(self, gateway: Any) -> None:
+        """Each call is in the books, charged once."""
+        shown = await self.street.payment(gateway, self.payer, self.tx_hash)
+        assert int(shown["amount"]) - int(shown["credit"]) == self.served * PRICE_UNITS
+        records = await self.street.history(gateway, self.payer)
+        assert [call["payment"]["state"] for call in records] == ["charged"] * min(self.served, 1_000)
+        assert (await self.street.audit(gateway)).is_balanced
+
+
+async def create(street: Any, gateway: Any, provider: Any, key: str) -> Any:
+    more = [("Idempotency-Key", key)]
+    return await street.control(gateway, provider, "POST", "/apis", street.draft(), more=more)
+
+
+def newer_serve(migrations: Path) -> tuple[str, ...]:
+    return (sys.executable, NEWER_GATEWAY, str(migrations))
+
+
+@pytest.fixture
+def newer(tmp_path: Path) -> Path:
+    return Path(write_newer_migrations(tmp_path))
+
+
+async def prepare(url: str, **options: Any) -> None:
+    database = connect_database(url)
+    await database.open()
+    try:
+        await upgrade(database, **options)
+    finally:
+        await database.close()
+
+
+@pytest.mark.postgres
+async def test_new_code_serves_from_the_tables_of_the_release_before(
+    street: Any, postgres_server: str
+) -> None:
+    """All but what those tables cannot hold: that fails closed, and works as soon as they have been migrated."""
+    await _create_database(postgres_server, "rolling", template=None)
+    url = _named(postgres_server, "rolling")
+    await prepare(url, revision=OLDEST_SERVICEABLE)
+    async with street.gateway(database_url=url) as gateway:
+        assert "schema_serviceable" in gateway.read_log()
+        trade = await Trade.open(street, gateway, calls=4)
+        provider = await street.wallet()
+        await trade.call(gateway)
+        refused = await create(street, gateway, provider, "k")
+        assert (refused.status, refused.code) == (503, "storage_unavailable")
+        await trade.call(gateway)
+        code, told = await street.operate_here(gateway, "doctor")
+        (found,) = [finding for finding in told["findings"] if finding["check"] == "database"]
+        assert (code, found["level"]) == (0, "warning")
+        assert "run tollway migrate" in found["detail"]
+        assert await street.operate_here(gateway, "migrate") == (
+            0,
+            {"before": "serviceable", "now": "current"},
+        )
+        await trade.call(gateway)
+        created = await create(street, gateway, provider, "k")
+        again = await create(street, gateway, provider, "k")
+        assert (created.status, again.status) == (201, 201)
+        assert again.body == created.body
+        assert again.headers["Idempotency-Replayed"] == "true"
+        await trade.check(gateway)
+
+
+@pytest.mark.postgres
+async def test_old_and_new_code_serve_while_the_tables_change_under_them(street: Any, newer: Path) -> None:
+    url = await street.make_postgres()
+    public_url = "http://127.0.0.1:1"
+    async with street.gateway(database_url=url, public_url=public_url) as old:
+        trade = await Trade.open(street, old, calls=5_000)
+        is_done = asyncio.Event()
+
+        async def call_on(gateway: Any) -> None:
+            while not is_done.is_set():
+                await trade.call(gateway)
+
+        async with contextlib.AsyncExitStack() as gateways:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(call_on(old))
+                await prepare(url, migrations=newer)
+                before = trade.served
+                await poll(lambda: trade.served > before + 3, deadline_s=20, what="service on newer tables")
+                shared = {"database_url": url, "public_url": public_url}
+                new = await gateways.enter_async_context(street.gateway(command=newer_serve(newer), **shared))
+                late = await gateways.enter_async_context(street.gateway(**shared))
+                assert "schema_ahead" in late.read_log()
+                for gateway in (new, late):
+                    await trade.call(gateway)
+                is_done.set()
+            for gateway in (old, new, late):
+                await trade.check(gateway)
+
+
+async def test_old_code_serves_from_newer_tables_in_a_file(street: Any, newer: Path, tmp_path: Path) -> None:
+    """A release that is taken back: the file was migrated by the newer one."""
+    url = f"sqlite:///{tmp_path}/books.sqlite3"
+    async with street.gateway(database_url=url) as gateway:
+        trade = await Trade.open(street, gateway, calls=4)
+        await trade.call(gateway)
+        await gateway.stop()
+    async with street.gateway(database_url=url, command=newer_serve(newer)) as gateway:
+        await trade.call(gateway)
+        await gateway.stop()
+    async with street.gateway(database_url=url) as gateway:
+        assert "schema_ahead" in gateway.read_log()
+        await trade.call(gateway)
+        await trade.check(gateway)
+        code, told = await street.operate_here(gateway, "doctor")
+        (found,) = [finding for finding in told["findings"] if finding["check"] == "database"]
+        assert (code, found["level"]) == (0, "warning")
+        await gateway.stop()
+
+
+@pytest.mark.parametrize("make", ["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+async def test_tables_whose_floor_is_above_this_code_stop_its_start(
+    street: Any, tmp_path: Path, make: str
+) -> None:
+    url = await street.make_postgres() if make == "postgres" else f"sqlite:///{tmp_path}/books.sqlite3"
+    await prepare(url, migrations=write_newer_migrations(tmp_path, floor="9001_newer"))
+    env = street.environment(database_url=url, public_url="http://127.0.0.1:1", port=find_free_port())
+    process = await asyncio.create_subprocess_exec(
+        *SERVE, env=env, cwd=tmp_path, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    async with asyncio.timeout(READY_DEADLINE_S):
+        _, complaint = await process.communicate()
+    assert process.returncode == 2
+    assert "needs a newer version of Tollway" in complaint.decode()
