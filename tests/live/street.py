@@ -291,6 +291,15 @@ class Street:
     ) -> Reply:
         """A request of the control plane, signed by a wallet (ERC-8128)."""
         content = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
+        headers = self.sign_control(gateway, account, method, path, content)
+        return await self.send(
+            gateway.base_url + API + path, method=method, headers=[*headers, *more], content=content or None
+        )
+
+    def sign_control(
+        self, gateway: Gateway, account: PlayAccount, method: str, path: str, content: bytes = b""
+    ) -> list[tuple[str, str]]:
+        """The headers of such a request, good for one time."""
         headers = [("Content-Type", "application/json")] if content else []
         raw_path, _, query = (API + path).encode().partition(b"?")
         shown = SignedRequest(
@@ -300,15 +309,14 @@ class Street:
             headers=[(name.lower().encode(), value.encode()) for name, value in headers],
             body=content,
         )
-        headers += Wallet.from_key(account.key).sign_request(
-            shown,
-            origin=parse_origin(gateway.public_url),
-            chain_id=self.driver.chain_id,
-            now_s=int(time.time()),
-            nonce=secrets.token_hex(16),
-        )
-        return await self.send(
-            gateway.base_url + API + path, method=method, headers=[*headers, *more], content=content or None
+        return headers + list(
+            Wallet.from_key(account.key).sign_request(
+                shown,
+                origin=parse_origin(gateway.public_url),
+                chain_id=self.driver.chain_id,
+                now_s=int(time.time()),
+                nonce=secrets.token_hex(16),
+            )
         )
 
     async def publish(self, gateway: Gateway, provider: PlayAccount, **fields: Any) -> str:

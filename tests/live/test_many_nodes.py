@@ -1,0 +1,250 @@
+"""Several gateways on one PostgreSQL are one gateway to everybody: what was begun at one goes on at another, a change
+reaches all within a second, and what one of them does for all another takes over.
+"""
+
+import contextlib
+import json
+import signal
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from eth_account import Account
+from eth_account.messages import encode_defunct
+from tollway_live_hand_payer import DIALECTS, HandPayer, Quote
+from tollway_live_signed_calls import QUICK
+from tollway_live_street import API, PRICE_UNITS, bound, plain, poll
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.postgres]
+
+DEADLINE_S = 20.0
+"""Of a busy machine; the second itself is held by `storage/test_shelf_cache.py`, on a clock of its own."""
+DUTIES = ("sweeper", "watcher")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """Two gateways with one public URL, as behind one balancer."""
+
+    street: Any
+    one: Any
+    two: Any
+    provider: Any
+
+
+@contextlib.asynccontextmanager
+async def open_pair(street: Any, **settings: str) -> AsyncIterator[Pair]:
+    (gas,) = await street.wallets(1)
+    options = {
+        "database_url": await street.make_postgres(),
+        "settings": {**QUICK, "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key, **settings},
+    }
+    async with street.gateway(**options) as one, street.gateway(**options, public_url=one.public_url) as two:
+        yield Pair(street=street, one=one, two=two, provider=await street.wallet())
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pair(street: Any) -> AsyncIterator[Pair]:
+    async with open_pair(street) as it:
+        yield it
+
+
+# ---- What was begun at one goes on at another.
+
+
+async def test_a_payment_shown_at_one_is_credit_at_the_other(pair: Pair) -> None:
+    street, path = pair.street, "/echo/credit-there"
+    caller = await street.wallet()
+    api_id = await street.publish(pair.one, pair.provider)
+    assert (await street.call(pair.one, api_id, path)).status == 402
+    tx_hash = await street.send_tokens(caller, pair.provider.address, 2 * PRICE_UNITS)
+    headers = plain(caller, tx_hash)
+    replies = [
+        await street.call(gateway, api_id, path, headers=headers)
+        for gateway in (pair.two, pair.one, pair.two, pair.one)
+    ]
+    assert [reply.status for reply in replies] == [200, 200, 409, 409]
+    assert street.provider.count(path) == 2
+
+
+async def test_a_bound_signature_counts_once_whichever_gateway_sees_it(pair: Pair) -> None:
+    street, path = pair.street, "/echo/bound-there"
+    caller = await street.wallet()
+    api_id = await street.publish(pair.one, pair.provider)
+    tx_hash = await street.send_tokens(caller, pair.provider.address, 3 * PRICE_UNITS)
+    headers = bound(caller, tx_hash, pair.one, api_id, path, chain_id=street.driver.chain_id)
+    assert (await street.call(pair.two, api_id, path, headers=headers)).status == 200
+    again = await street.call(pair.one, api_id, path, headers=headers)
+    assert (again.status, again.code) == (401, "nonce_reused")
+    assert street.provider.count(path) == 1
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_what_one_asks_for_the_other_takes(pair: Pair, dialect: str) -> None:
+    street, path = pair.street, f"/echo/asked-there-{DIALECTS.index(dialect)}"
+    api_id = await street.publish(pair.one, pair.provider)
+    payer = HandPayer(street=street, gateway=pair.two, api_id=api_id, signer=await street.wallet())
+    asked = await street.call(pair.one, api_id, path)
+    header = payer.show(Quote.read(asked), dialect)
+    paid = await street.call(pair.two, api_id, path, headers=[header])
+    assert (paid.status, paid.state) == (200, "charged")
+    again = await street.call(pair.one, api_id, path, headers=[header])
+    assert not again.asks_for_money
+    assert street.provider.count(path) == 1
+
+
+async def test_who_signs_in_at_one_is_known_at_the_other(pair: Pair) -> None:
+    street, caller = pair.street, await pair.street.wallet()
+
+    async def ask(gateway: Any, method: str, path: str, **options: Any) -> Any:
+        return await street.send(gateway.base_url + API + path, method=method, **options)
+
+    wish = json.dumps({"address": str(caller.address), "chainId": street.driver.chain_id}).encode()
+    kind = ("Content-Type", "application/json")
+    invited = await ask(pair.one, "POST", "/auth/nonce", headers=[kind], content=wish)
+    message = invited.json["message"]
+    signature = Account.sign_message(encode_defunct(text=message), caller.key).signature.hex()
+    proof = {"message": message, "signature": "0x" + signature.removeprefix("0x")}
+    opened = await ask(pair.two, "POST", "/auth/session", headers=[kind], content=json.dumps(proof).encode())
+    assert opened.status == 201, opened.body
+    token = ("Authorization", f"Bearer {opened.json['accessToken']}")
+    for gateway in (pair.one, pair.two):
+        assert (await ask(gateway, "GET", "/history", headers=[token])).status == 200
+    twice = await ask(pair.one, "POST", "/auth/session", headers=[kind], content=json.dumps(proof).encode())
+    assert twice.status == 401
+    assert (await ask(pair.one, "DELETE", "/auth/session", headers=[token])).status == 204
+    assert (await ask(pair.two, "GET", "/history", headers=[token])).status == 401
+
+
+async def test_a_signed_request_counts_once_whichever_gateway_sees_it(pair: Pair) -> None:
+    street = pair.street
+    caller = await street.wallet()
+    headers = street.sign_control(pair.one, caller, "GET", "/history")
+    first = await street.send(pair.one.base_url + API + "/history", headers=headers)
+    second = await street.send(pair.two.base_url + API + "/history", headers=headers)
+    assert (first.status, second.status) == (200, 401)
+
+
+# ---- A change reaches all.
+
+
+async def test_a_change_of_a_listing_reaches_the_other_gateway(pair: Pair) -> None:
+    street = pair.street
+    api_id = await street.publish(pair.one, pair.provider)
+
+    async def ask() -> Any:
+        return await street.call(pair.two, api_id, "/echo/changed")
+
+    async def edit(**fields: Any) -> None:
+        body = street.draft(**fields)
+        changed = await street.control(pair.one, pair.provider, "PUT", f"/apis/{api_id}", body)
+        assert changed.status == 200, changed.body
+
+    async def hears(what: str, test: Any) -> float:
+        began = time.monotonic()
+        await poll(test, deadline_s=DEADLINE_S, what=what)
+        return time.monotonic() - began
+
+    async def is_code(code: str) -> bool:
+        return (await ask()).code == code
+
+    async def asks_price(amount: str) -> bool:
+        reply = await ask()
+        return reply.status == 402 and reply.json["payment"]["amount"] == amount
+
+    assert await asks_price("0.01")  # created: there at once
+    took: dict[str, float] = {}
+    await edit(pricePerRequest="0.03")
+    took["price"] = await hears("the new price", lambda: asks_price("0.03"))
+    await edit(pricePerRequest="0.03", status="paused")
+    took["pause"] = await hears("the pause", lambda: is_code("listing_paused"))
+    await edit(pricePerRequest="0.03")
+    took["resume"] = await hears("the resumption", lambda: asks_price("0.03"))
+    exit_code, _ = await street.operate_here(pair.one, "listing", "suspend", api_id, "--reason", "test")
+    assert exit_code == 0
+    took["suspend"] = await hears("the suspension", lambda: is_code("listing_suspended"))
+    exit_code, _ = await street.operate_here(pair.one, "listing", "restore", api_id)
+    assert exit_code == 0
+    took["restore"] = await hears("the restoration", lambda: asks_price("0.03"))
+    assert (await street.control(pair.one, pair.provider, "DELETE", f"/apis/{api_id}")).status == 204
+    took["retire"] = await hears("the end", lambda: is_code("listing_retired"))
+    print({name: round(seconds, 2) for name, seconds in took.items()})
+
+
+async def test_a_blocked_wallet_is_blocked_at_every_gateway(pair: Pair) -> None:
+    street = pair.street
+    caller = await street.wallet()
+    api_id = await street.publish(pair.one, pair.provider)
+    tx_hash = await street.send_tokens(caller, pair.provider.address, 5_000 * PRICE_UNITS)
+
+    async def is_code(gateway: Any, code: str | None) -> bool:
+        reply = await street.call(gateway, api_id, "/echo/blocked", headers=plain(caller, tx_hash))
+        return bool(reply.code == code)
+
+    for words, code in (
+        (("block", str(caller.address), "--reason", "test"), "wallet_blocked"),
+        (("unblock", str(caller.address)), None),
+    ):
+        assert (await street.operate_here(pair.one, "wallet", *words))[0] == 0
+        for gateway in (pair.one, pair.two):
+            await poll(lambda at=gateway: is_code(at, code), deadline_s=DEADLINE_S, what=f"{code}")
+
+
+# ---- One does it for all.
+
+
+def leads(gateway: Any, duty: str) -> bool:
+    """By its own log."""
+    told = [line for line in gateway.read_log().splitlines() if f'"duty": "{duty}"' in line]
+    changes = [line for line in told if "leadership_gained" in line or "leadership_ended" in line]
+    return bool(changes) and "leadership_gained" in changes[-1]
+
+
+async def find_leader(pair: Pair) -> tuple[Any, Any]:
+    """Who leads in everything, and the other; duties may be shared out between them."""
+
+    def everything_is_led() -> bool:
+        return all(leads(pair.one, duty) != leads(pair.two, duty) for duty in DUTIES)
+
+    await poll(everything_is_led, deadline_s=DEADLINE_S, what="a leader for each duty")
+    return (pair.one, pair.two) if leads(pair.one, "sweeper") else (pair.two, pair.one)
+
+
+async def test_each_duty_is_done_by_one_and_a_killed_one_is_succeeded(street: Any) -> None:
+    async with open_pair(street) as pair:
+        leader, other = await find_leader(pair)
+        leader.process.kill()
+        began = time.monotonic()
+        await poll(
+            lambda: all(leads(other, duty) for duty in DUTIES), deadline_s=DEADLINE_S, what="a succession"
+        )
+        print(f"succeeded after {time.monotonic() - began:.2f} s")
+
+
+async def test_a_stalled_leader_is_succeeded_and_steps_back_when_it_goes_on(street: Any) -> None:
+    async with open_pair(street, TOLLWAY_LIMIT_LEADER_LEASE_S="2", TOLLWAY_LIMIT_LEADER_POLL_S="0.2") as pair:
+        leader, other = await find_leader(pair)
+        leader.process.send_signal(signal.SIGSTOP)
+        try:
+            await poll(
+                lambda: all(leads(other, duty) for duty in DUTIES), deadline_s=DEADLINE_S, what="a succession"
+            )
+        finally:
+            leader.process.send_signal(signal.SIGCONT)
+        await poll(
+            lambda: not any(leads(leader, duty) for duty in DUTIES), deadline_s=DEADLINE_S, what="a step back"
+        )
+        assert "leadership_lost" in leader.read_log()
+        assert all(leads(other, duty) for duty in DUTIES)
+
+
+async def test_a_leader_that_is_stopped_hands_over(street: Any) -> None:
+    async with open_pair(street) as pair:
+        leader, other = await find_leader(pair)
+        assert await leader.stop() == 0
+        await poll(
+            lambda: all(leads(other, duty) for duty in DUTIES), deadline_s=DEADLINE_S, what="a succession"
+        )
