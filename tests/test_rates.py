@@ -1,12 +1,19 @@
 """Sliding windows, and whom a client address is counted as."""
 
+import time
+from typing import cast
+
 import pytest
-from limits import RateLimitItemPerMinute
+from limits import RateLimitItem, RateLimitItemPerMinute
 
 from tollway.gateway.meters import Meters
 from tollway.identifiers import ListingId
 from tollway.limits import Limits
 from tollway.rates import Rates, Room, name_crowd
+from tollway.registry.listing import RateLimit
+from tollway.shared_windows import SharedWindows, Standing
+from tollway.testing.loopback import plain
+from tollway.testing.small_gateway import open_gateway
 from tollway.web.load_gauge import LoadGauge
 
 TWICE = RateLimitItemPerMinute(2)
@@ -68,3 +75,136 @@ def test_neighbours_in_one_ipv6_network_share_their_requests_at_once() -> None:
     assert [gauge.enter(f"2001:db8::{n}") is None for n in range(1, 4)] == [True, True, False]
     gauge.leave("2001:db8::1")
     assert gauge.enter("2001:db8::9") is None
+
+
+# ---- Shared with other gateways.
+
+
+class OtherGateways:
+    """What a shared server would say. `allowed` None: it is away."""
+
+    def __init__(self, allowed: bool | None, *, left: int = 0, reset_s: float | None = None) -> None:
+        self.allowed = allowed
+        self.left = left
+        self.reset_s = reset_s
+        self.asked: list[str] = []
+
+    async def hit(self, item: RateLimitItem, *key: str) -> bool | None:
+        self.asked.append("hit")
+        return self.allowed
+
+    async def look(self, item: RateLimitItem, *key: str) -> Standing | None:
+        self.asked.append("look")
+        reset_s = time.time() + 30 if self.reset_s is None else self.reset_s
+        return None if self.allowed is None else Standing(left=self.left, reset_s=reset_s)
+
+    def note(self, item: RateLimitItem, *key: str) -> None:
+        self.asked.append("note")
+
+
+def beside(others: OtherGateways) -> Rates:
+    return Rates(cast(SharedWindows, others))
+
+
+async def test_what_the_others_refuse_is_refused_and_counts_nowhere() -> None:
+    others = OtherGateways(allowed=False)
+    rates = beside(others)
+    for _ in range(5):
+        wait_s = await rates.hit(TWICE, "a")
+        assert wait_s is not None
+        assert 1 <= wait_s <= 31
+    others.allowed = None
+    assert [await rates.hit(TWICE, "a") for _ in range(2)] == [None, None]
+
+
+async def test_while_nobody_answers_this_process_counts_alone() -> None:
+    rates = beside(OtherGateways(allowed=None))
+    assert [await rates.hit(TWICE, "a") is None for _ in range(3)] == [True, True, False]
+
+
+async def test_what_passed_in_an_outage_still_counts_after_it() -> None:
+    others = OtherGateways(allowed=None)
+    rates = beside(others)
+    for _ in range(2):
+        await rates.hit(TWICE, "a")
+    others.allowed, others.left = True, 2
+    others.asked.clear()
+    assert await rates.hit(TWICE, "a") is not None
+    assert others.asked == []  # whoever is refused here is no work for the server
+    assert (await rates.look(TWICE, "a")).left == 0
+
+
+async def test_what_passed_together_counts_here_too_for_when_the_server_is_gone() -> None:
+    others = OtherGateways(allowed=True)
+    rates = beside(others)
+    for _ in range(2):
+        assert await rates.hit(TWICE, "a") is None
+    others.allowed = None
+    assert await rates.hit(TWICE, "a") is not None
+
+
+@pytest.mark.parametrize(
+    ("elsewhere", "here", "left"), [(0, 0, 0), (1, 0, 1), (2, 1, 1), (1, 2, 0), (2, 0, 2)]
+)
+async def test_less_is_left_where_less_is_left(elsewhere: int, here: int, left: int) -> None:
+    rates = beside(OtherGateways(allowed=True, left=elsewhere))
+    for _ in range(here):
+        rates.note(TWICE, "a")
+    room = await rates.look(TWICE, "a")
+    assert (room.left, room.wait_s is None) == (left, left > 0)
+
+
+async def test_a_clock_set_back_elsewhere_makes_nobody_wait_for_longer_than_the_window() -> None:
+    rates = beside(OtherGateways(allowed=False, reset_s=time.time() + 3_600))
+    assert await rates.hit(TWICE, "a") == 60
+
+
+async def test_a_note_is_told_to_the_others() -> None:
+    others = OtherGateways(allowed=True)
+    beside(others).note(TWICE, "a")
+    assert others.asked == ["note"]
+
+
+# ---- At a whole gateway: what asks the others, and what does not.
+
+
+async def test_a_paid_call_on_credit_asks_no_server_and_one_with_a_listings_rate_asks_once() -> None:
+    others = OtherGateways(allowed=True, left=9)
+    async with open_gateway(rates=beside(others)) as gate:
+        await gate.publish()
+        proof = gate.plain_proof((await gate.pay(100_000)).tx_hash)
+        assert [(await gate.ask("GET", "/quote?x=1", proof)).status for _ in range(3)] == [200] * 3
+        assert others.asked == []
+        limited = {"listing": "api_limited"}
+        await gate.publish("api_limited", rate_limit=RateLimit(calls=9, per_s=60))
+        assert (await gate.ask("GET", "/quote?x=1", proof, **limited)).status == 200
+        assert others.asked == ["hit"]
+
+
+async def test_only_who_failed_lately_is_asked_about() -> None:
+    others = OtherGateways(allowed=True, left=9)
+    async with open_gateway(rates=beside(others)) as gate:
+        await gate.publish()
+        proof = gate.plain_proof((await gate.pay(100_000)).tx_hash)
+        gate.upstream.answer = plain(status=500)
+        await gate.ask("POST", "/quote?x=1", proof)
+        assert others.asked == ["note", "note"]  # for the wallet and for the address
+        gate.upstream.answer = plain()
+        others.asked.clear()
+        assert (await gate.ask("POST", "/quote?x=1", proof)).status == 200
+        assert others.asked == ["look", "look"]
+        others.asked.clear()
+        gate.now_ms += gate.limits.failed_calls_window_s * 1000 + 1
+        assert (await gate.ask("POST", "/quote?x=1", proof)).status == 200
+        assert others.asked == []
+
+
+async def test_who_failed_elsewhere_is_refused_here_after_his_first_failure_here() -> None:
+    others = OtherGateways(allowed=True, left=0)
+    async with open_gateway(rates=beside(others)) as gate:
+        await gate.publish()
+        proof = gate.plain_proof((await gate.pay(100_000)).tx_hash)
+        gate.upstream.answer = plain(status=500)
+        first, second = [await gate.ask("POST", "/quote?x=1", proof) for _ in range(2)]
+        assert first.status == 500
+        assert (second.status, second.problem["code"]) == (429, "failed_call_budget_exhausted")

@@ -1,6 +1,7 @@
 """Windows that gateways share, on a real server: what is counted together, what is written there, and every outage."""
 
 import asyncio
+import contextlib
 import importlib.util
 import itertools
 import sys
@@ -230,6 +231,25 @@ async def test_whoever_leaves_in_the_middle_leaves_no_answer_to_others(
         assert all(task.cancelled() for task in asking)
         assert (await shared.look(TWICE, "b")).left == 2  # type: ignore[union-attr]
         assert [await shared.hit(TWICE, "b") for _ in range(3)] == [True, True, False]
+
+
+async def test_a_cancellation_that_the_client_loses_is_heeded_all_the_same(
+    standing: Any, namespace: str
+) -> None:
+    """redis-py can lose one while it looks whether an idle connection is still good (Python 3.11)."""
+    has_begun = asyncio.Event()
+
+    async def lose_it() -> bool:
+        has_begun.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        return True
+
+    async with windows(standing.url, namespace) as shared, asyncio.TaskGroup() as group:
+        asking = group.create_task(shared._try(lose_it))
+        await has_begun.wait()
+        asking.cancel()
+    assert asking.cancelled()
 
 
 async def test_no_more_notes_are_kept_than_may_wait(standing: Any, namespace: str) -> None:

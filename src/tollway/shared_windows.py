@@ -129,9 +129,8 @@ class SharedWindows:
                 answer = await question()
         except (RedisError, OSError, ValueError) as exc:  # a TimeoutError is an OSError
             self._fall(exc)
-        if (
-            task.cancelling() > asked_to_leave
-        ):  # the client can lose a cancellation; whoever left must not go on
+        # The client can lose a cancellation; whoever left must not go on.
+        if task.cancelling() > asked_to_leave:
             raise asyncio.CancelledError
         return answer
 

@@ -59,6 +59,7 @@ class SmallGateway:
         *,
         limits: Limits,
         is_bound_required: bool = False,
+        rates: Rates | None = None,
         before: "SmallGateway | None" = None,
     ) -> None:
         """`before`: a gateway that is no more, whose books and catalog this one goes on with."""
@@ -74,7 +75,7 @@ class SmallGateway:
         self.buyer = Buyer.named("buyer")
         self._numbers = itertools.count(1)
         self.dialer = Dialer(limits=limits, allow_private=True, lookup=lambda host, port: ["127.0.0.1"])
-        self.meters = Meters(limits=limits, rates=Rates())
+        self.meters = Meters(limits=limits, rates=rates or Rates())
         self.rules: dict[ChainId, ChainRules] = {CHAIN: RULES}
         self.till = Till(
             book=self.book,
@@ -354,7 +355,9 @@ class SmallGateway:
 
 
 @asynccontextmanager
-async def open_gateway(*, is_bound_required: bool = False, **limits: Any) -> AsyncIterator[SmallGateway]:
+async def open_gateway(
+    *, is_bound_required: bool = False, rates: Rates | None = None, **limits: Any
+) -> AsyncIterator[SmallGateway]:
     """A gateway and its upstream. `limits` replace the defaults; waits for networks are short."""
     short: dict[str, Any] = {"connect_deadline_s": 1.0, "dns_deadline_s": 1.0, "drain_deadline_s": 3.0}
     async with run_upstream() as upstream:
@@ -362,6 +365,7 @@ async def open_gateway(*, is_bound_required: bool = False, **limits: Any) -> Asy
             upstream,
             limits=replace(DEFAULT_LIMITS, **{**short, **limits}),
             is_bound_required=is_bound_required,
+            rates=rates,
         )
         try:
             async with gate.settling.running():
