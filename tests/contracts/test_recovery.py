@@ -102,6 +102,27 @@ async def test_the_clock_releases_unless_a_power_loss_may_have_lost_the_close(
         assert (await two.audit()).wrong == ()
 
 
+async def test_a_doubt_that_a_power_loss_left_outlives_a_repeat(database: Database) -> None:
+    """Its first answer may have been seen, so that a second run brings none gives nothing back."""
+    clock = SharedClock()
+    async with Gateway(database, boot_mark=LIFE_ONE, shared_clock=clock) as one:
+        claim = claim_on(await paid(one))
+        await one.claim(claim)
+    async with Gateway(database, "two", boot_mark=LIFE_TWO, shared_clock=clock) as two:
+        await outlive(clock, two)
+        await two.recover(now_ms=NOW_MS)
+        assert isinstance(await two.reopen(claim.call_id, epoch=1, now_ms=NOW_MS), Claimed)
+    async with Gateway(database, "three", boot_mark=LIFE_TWO, shared_clock=clock) as three:
+        await outlive(clock, three)
+        await three.recover(now_ms=NOW_MS)  # the second run was left open too
+        await three.recover(now_ms=NOW_MS + HOLD_MS)
+        assert (await three.find_call(claim.call_id)).state is CallState.UNKNOWN
+        assert isinstance(await three.reopen(claim.call_id, epoch=2, now_ms=NOW_MS), Claimed)
+        await three.close(close_of(claim, CallState.UNKNOWN, epoch=3))
+        await three.recover(now_ms=NOW_MS + HOLD_MS)
+        assert (await three.find_call(claim.call_id)).state is CallState.UNKNOWN
+
+
 async def test_a_close_that_the_database_server_lost_does_not_strand_the_call(database: Database) -> None:
     async with Gateway(database) as one:
         claim = claim_on(await paid(one))

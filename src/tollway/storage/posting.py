@@ -215,7 +215,6 @@ class _Post:
             attempts=call.attempts + 1,
             owner_id=owner_id,
             cut=cut,
-            clock_releases=True,
             delivery=None,
             completed_ms=None,
             moved_ms=self._posting.now_ms,

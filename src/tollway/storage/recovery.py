@@ -176,9 +176,9 @@ def settle(connection: Connection, stranded: Sequence[Stranded], *, now_ms: int)
         if one.before is CallState.UNKNOWN:
             page.move(call, one.after, moved_ms=now_ms)
         else:
-            page.move(
-                call, one.after, moved_ms=now_ms, clock_releases=one.clock_releases, completed_ms=now_ms
-            )
+            # What a power loss may have lost once stays in doubt, however often the call runs again.
+            may_release = one.clock_releases and call.clock_releases
+            page.move(call, one.after, moved_ms=now_ms, clock_releases=may_release, completed_ms=now_ms)
         moved += 1
     page.write()
     return moved

@@ -173,7 +173,6 @@ class MemoryBook(MemoryRelocation):
         self._move(call, CallState.FORWARDING)
         call.epoch += 1
         call.attempts += 1
-        call.clock_releases = True
         call.owner_id, call.finish, call.completed_ms = self._owner_id, None, None
         return Claimed(epoch=call.epoch, rest_units=self._rest_of(call) or 0, rail=call.rail, before=before)
 
@@ -213,8 +212,8 @@ class MemoryBook(MemoryRelocation):
         ]
         for call in stranded:
             self._move(call, CallState.UNKNOWN)
-            # The machine died since: the call may have ended without a trace.
-            call.clock_releases = self._rows.lives.get(call.owner_id, 0) == self._rows.life
+            if self._rows.lives.get(call.owner_id, 0) != self._rows.life:
+                call.clock_releases = False  # the machine died since: the call may have ended without a trace
             call.completed_ms = now_ms
         for call in expired:
             self._move(call, CallState.RELEASED)
