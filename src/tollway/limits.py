@@ -69,7 +69,7 @@ class Limits:
     )
     settlement_gas_max: int = 400_000  # of one transfer; a contract wallet's own check is part of it
     gas_refresh_s: float = 10.0  # between two looks at gas prices and the balances of gas keys
-    sweep_interval_s: float = 5.0  # between two looks at the settlements that nobody waits for
+    sweep_interval_s: float = 2.0  # between two looks at the settlements that nobody waits for: twice that after a chain is back they are finished
     sweep_batch_max: int = 100
     sweep_in_flight_max: int = 8
     fee_bump_after_s: float = 30.0  # a transaction that waits longer is offered more
@@ -85,7 +85,9 @@ class Limits:
     failed_calls_per_window: int = 20  # per wallet and per address, on one listing; running ones too
     failed_calls_window_s: int = 600
     failed_calls_wait_s: float = 10.0  # for one of them to end, where as many run as may fail
-    shared_rates_deadline_s: float = 0.1  # one answer of the server that gateways share; then each counts alone
+    shared_rates_deadline_s: float = (
+        0.1  # one answer of the server that gateways share; then each counts alone
+    )
     shared_rates_retry_s: float = 1.0  # between two looks at whether that server is there
 
     # Proofs.
