@@ -1,0 +1,255 @@
+"""Nodes that hang, fail, answer null, lag, serve another chain, invent receipts and disagree: nobody is served for a payment
+that is none, nobody who has paid is asked to pay, what is known already is sold on, and all is well soon after the node is.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from tollway_live_rpc_line import (
+    RpcLine,
+    answer_for_another_chain,
+    answer_null,
+    answer_with,
+    name_nodes,
+    run_rpc_line,
+)
+from tollway_live_signed_calls import SignedCall, Stall
+from tollway_live_street import PRICE_UNITS, plain, poll
+
+from tollway.identifiers import TxHash
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
+
+RECOVERY_S = 5.0
+"""The promise: so soon after its node a gateway sells again."""
+ABOVE = "5"
+"""USDC: for more than that two nodes have to agree, where they have to agree by value."""
+LAG_BLOCKS = 5
+LARGE_PRICE = "6"
+LARGE_UNITS = 600 * PRICE_UNITS
+
+Fault = Callable[[RpcLine], object]
+SILENT: dict[str, Fault] = {
+    "hangs": lambda line: line.hang(),
+    "fails": lambda line: line.fail(),
+    "is gone": lambda line: setattr(line, "is_cut", True),
+    "answers null": lambda line: line.lie(answer_null),
+    "serves another chain": lambda line: line.lie(answer_for_another_chain),
+    "lags": lambda line: line.lag(LAG_BLOCKS),
+}
+"""What a gateway can tell of a single node, or takes for patience."""
+
+_NUMBERS = itertools.count(1)
+
+
+@dataclass(slots=True, kw_only=True)
+class Shop:
+    """A gateway with nodes of its own; `credit` is a payment that it knows."""
+
+    street: Any
+    lines: list[RpcLine]
+    small: Stall
+    large: Stall
+    payer: Any
+    credit: TxHash
+    recoveries_s: list[float] = field(default_factory=list)
+
+    @property
+    def gateway(self) -> Any:
+        return self.small.gateways[0]
+
+    async def show(self, wallet: Any, tx_hash: TxHash, stall: Stall, path: str) -> Any:
+        return await self.street.call(self.gateway, stall.api_id, path, headers=plain(wallet, tx_hash))
+
+    def path(self, name: str) -> str:
+        return f"/echo/{name}-{next(_NUMBERS)}"
+
+    async def spend_credit(self) -> None:
+        """One call of what is known: whatever the nodes do, it is served."""
+        path = self.path("credit")
+        reply = await self.show(self.payer, self.credit, self.small, path)
+        assert (reply.status, self.street.provider.count(path)) == (200, 1), reply.body
+
+    async def recover(self, send: Callable[[], Any]) -> Any:
+        """What is served at last, within the promise; what is heard until then asks nobody to pay."""
+        started = time.monotonic()
+        replies: list[Any] = []
+
+        async def is_served() -> bool:
+            replies.append(await send())
+            assert not replies[-1].asks_for_money, replies[-1].body
+            return bool(replies[-1].status == 200)
+
+        await poll(is_served, deadline_s=RECOVERY_S, what="an answer once the node is back")
+        self.recoveries_s.append(time.monotonic() - started)
+        return replies[-1]
+
+    def mend(self) -> None:
+        for line in self.lines:
+            line.mend()
+
+    async def check_books(self) -> None:
+        report = await self.street.audit(self.gateway)
+        assert (report.wrong, report.held_calls) == ((), ())
+
+
+@contextlib.asynccontextmanager
+async def open_shop(street: Any, nodes: int, **agreement: Any) -> AsyncIterator[Shop]:
+    async with contextlib.AsyncExitStack() as stack:
+        lines = [
+            await stack.enter_async_context(run_rpc_line(street.session, street.driver.rpc_url))
+            for _ in range(nodes)
+        ]
+        gas, payer = await street.wallets(2)
+        settings = {
+            **name_nodes(street.folder, lines, **agreement),
+            "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key,
+            "TOLLWAY_LIMIT_SETTLE_WAIT_S": "2",
+        }
+        gateway = await stack.enter_async_context(street.gateway(settings=settings))
+        small = await Stall.open(street, [gateway])
+        large = await Stall.open(street, [gateway], pricePerRequest=LARGE_PRICE)
+        credit = await street.send_tokens(payer, small.provider.address, 50 * PRICE_UNITS)
+        shop = Shop(street=street, lines=lines, small=small, large=large, payer=payer, credit=credit)
+        await shop.spend_credit()
+        yield shop
+
+
+def assert_patient(reply: Any, *codes: str) -> None:
+    """Not served, and nobody is asked to pay."""
+    assert not reply.asks_for_money, reply.body
+    assert reply.code in codes, (reply.status, reply.body)
+
+
+async def pay(shop: Shop, stall: Stall, units: int) -> tuple[Any, TxHash]:
+    wallet = await rich(shop)
+    return wallet, await shop.street.send_tokens(wallet, stall.provider.address, units)
+
+
+async def rich(shop: Shop) -> Any:
+    """A wallet that a node which lags has heard of too."""
+    wallet = await shop.street.wallet()
+    await shop.street.driver.mine(LAG_BLOCKS)
+    return wallet
+
+
+async def suffer(shop: Shop, name: str, *, stall: Stall, units: int) -> None:
+    """A fault of all nodes: an unseen payment, a known one and a signed one; then the nodes are back."""
+    signer = await rich(shop)
+    wallet, unseen = await pay(shop, stall, units)
+    path = shop.path("unseen")
+    signed: SignedCall = stall.sign(signer, shop.path("signed"))
+    for line in shop.lines:
+        SILENT[name](line)
+    paid, settled, _ = await asyncio.gather(
+        shop.show(wallet, unseen, stall, path), signed.send(), shop.spend_credit()
+    )
+    assert_patient(paid, "chain_unavailable", "payment_pending")
+    assert_patient(settled, "chain_unavailable", "payment_outcome_unknown")
+    assert shop.street.provider.count(path) == 0
+    shop.mend()
+    await asyncio.gather(
+        shop.recover(lambda: shop.show(wallet, unseen, stall, path)), shop.recover(signed.send)
+    )
+    assert shop.street.provider.count(path) == 1
+    assert signed.seen == 1
+    assert len(await signed.transfers()) == 1
+
+
+async def test_a_lone_node_that_is_no_use_harms_nobody(street: Any, torture: Any) -> None:
+    async with open_shop(street, 1) as shop:
+        for name in torture.pick(short=["hangs", "answers null", "lags"], long=list(SILENT) * 2):
+            await suffer(shop, name, stall=shop.small, units=PRICE_UNITS)
+        await shop.check_books()
+        torture.tell(faults=len(shop.recoveries_s) // 2, recovery_s_max=round(max(shop.recoveries_s), 2))
+
+
+async def test_what_two_nodes_must_agree_on_is_believed_from_neither_alone(street: Any, torture: Any) -> None:
+    """Above a value; below it one node is enough, and the other may lie in its bed."""
+    async with open_shop(street, 2, agreement_min=2, above=ABOVE) as shop:
+        lies = torture.pick(short=["invents", "tells of more"], long=["invents", "tells of more", "lags"] * 2)
+        for name in lies:
+            await doubt(shop, shop.lines[torture.random.randrange(2)], name)
+        for name in torture.pick(short=["is gone"], long=list(SILENT)):
+            await lose_one(shop, shop.lines[torture.random.randrange(2)], name)
+        await shop.check_books()
+        torture.tell(
+            lies=len(lies), served=len(shop.recoveries_s), recovery_s_max=round(max(shop.recoveries_s), 2)
+        )
+
+
+async def doubt(shop: Shop, liar: RpcLine, name: str) -> None:
+    """One of two tells of a large payment what the other does not."""
+    paid = {"invents": LARGE_UNITS, "tells of more": LARGE_UNITS - 1, "lags": LARGE_UNITS}[name]
+    wallet, tx_hash = await pay(shop, shop.large, paid)
+    path = shop.path("doubted")
+    shown = tx_hash
+    if name == "invents":
+        shown = TxHash(secrets.token_bytes(32))
+        liar.rename(str(shown), str(tx_hash))
+    elif name == "tells of more":
+        liar.lie(answer_with(paid, 100 * LARGE_UNITS))
+    else:
+        liar.lag(LAG_BLOCKS)
+    reply, _ = await asyncio.gather(shop.show(wallet, shown, shop.large, path), shop.spend_credit())
+    assert_patient(reply, "chain_unavailable", "payment_pending")
+    assert shop.street.provider.count(path) == 0
+    shop.mend()
+    if name == "tells of more":
+        reply = await shop.show(wallet, shown, shop.large, path)
+        assert (reply.status, reply.code) == (402, "payment_insufficient"), reply.body
+        return
+    await shop.recover(lambda: shop.show(wallet, tx_hash, shop.large, path))
+    told = await shop.street.payment(shop.gateway, wallet, tx_hash)
+    assert told["amount"] == str(LARGE_UNITS)
+    if name == "invents":
+        assert_patient(await shop.show(wallet, shown, shop.large, path), "payment_pending")
+
+
+async def lose_one(shop: Shop, line: RpcLine, name: str) -> None:
+    """One of two is no use: what is small is sold on, what is large has to wait."""
+    signer = await rich(shop)
+    small_wallet, small = await pay(shop, shop.small, PRICE_UNITS)
+    large_wallet, large = await pay(shop, shop.large, LARGE_UNITS)
+    SILENT[name](line)
+    signed, dear = (stall.sign(signer, shop.path("one")) for stall in (shop.small, shop.large))
+    path = shop.path("large")
+    paid, costly = await asyncio.gather(shop.show(large_wallet, large, shop.large, path), dear.send())
+    assert_patient(paid, "chain_unavailable", "payment_pending")
+    assert_patient(costly, "chain_unavailable", "payment_outcome_unknown")
+    if name != "lags":  # it is a usable node, and the first one's word is taken for what is small
+        await shop.recover(lambda: shop.show(small_wallet, small, shop.small, shop.path("small")))
+        await shop.recover(signed.send)
+    await shop.spend_credit()
+    shop.mend()
+    await asyncio.gather(
+        shop.recover(lambda: shop.show(large_wallet, large, shop.large, path)), shop.recover(dear.send)
+    )
+    assert (dear.seen, shop.street.provider.count(path)) == (1, 1)
+
+
+async def test_two_of_three_decide_against_the_third(street: Any, torture: Any) -> None:
+    async with open_shop(street, 3, agreement_min=2) as shop:
+        for _ in range(torture.pick(short=1, long=4)):
+            liar = shop.lines[torture.random.randrange(3)]
+            wallet, tx_hash = await pay(shop, shop.small, 2 * PRICE_UNITS)
+            liar.lie(answer_with(2 * PRICE_UNITS, 900 * PRICE_UNITS))
+            reply = await shop.show(wallet, tx_hash, shop.small, shop.path("three"))
+            assert reply.status == 200, reply.body
+            assert (await shop.street.payment(shop.gateway, wallet, tx_hash))["amount"] == str(
+                2 * PRICE_UNITS
+            )
+            shop.mend()
+            invented = TxHash(secrets.token_bytes(32))
+            liar.rename(str(invented), str(tx_hash))
+            reply = await shop.show(wallet, invented, shop.small, shop.path("three"))
+            assert_patient(reply, "chain_unavailable", "payment_pending")
+            shop.mend()
+        await shop.check_books()
