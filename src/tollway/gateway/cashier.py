@@ -128,7 +128,7 @@ class Cashier:
             answer = await self.replays.answer(sale)
             return answer or await self._admit_again(sale, sale.known.call, tariffs)
         is_signed = sale.key is not None and self.replays.is_by_payer(sale.presented)
-        told = await self._find_keyed(sale, sale.key) if sale.key is not None and is_signed else None
+        told = await self._find_keyed(sale, sale.key, tariffs) if sale.key is not None and is_signed else None
         if told is not None:
             return told
         matched = match_requirement(sale.presented, self._requirements(sale, tariffs))
@@ -138,16 +138,28 @@ class Cashier:
         cover = await self._check_buyer(sale, requirement, authorization, check_customer)
         if isinstance(cover, Problem):
             return await self._refuse(cover, sale, authorization)
-        told = await self._find_keyed(sale, sale.key) if sale.key is not None and not is_signed else None
-        if told is not None:  # a contract's wallet is known to have signed only now
-            return told
+        if sale.key is not None and not is_signed:  # a contract's wallet is known to have signed only now
+            told = await self._find_keyed(sale, sale.key, tariffs)
+            if told is not None:
+                return told
         purchase = Purchase(sale=sale, requirement=requirement, authorization=authorization)
         return Admission(payer=authorization.payer, take=partial(self._take, purchase, cover))
 
-    async def _find_keyed(self, sale: Sale, key: str) -> Answer | Declined | None:
-        """Before anything that could ask for money: the call may be paid. Another authorisation never runs it again."""
+    async def _find_keyed(
+        self, sale: Sale, key: str, tariffs: Sequence[Tariff]
+    ) -> "Answer | Declined | Admission | None":
+        """Before anything that could ask for money: the call may be paid. One that runs again is paid by the
+        authorisation that was claimed for it; the one that is shown now stays unused."""
         told = await self.replays.find_keyed(sale.call, sale.cargo, (sale.presented.payer,), key)
-        return say_key_used(told) if isinstance(told, KeyedCall) else told
+        if not isinstance(told, KeyedCall):
+            return told
+        known = None if told.authorization is None else await self._book.find_authorized(told.authorization)
+        if known is None or (known.call_id, known.authorization.dialect) != (
+            told.call_id,
+            sale.presented.dialect,  # in which the answer would speak
+        ):
+            return say_key_used(told)
+        return await self._admit_again(sale, known, tariffs)
 
     def _requirements(self, sale: Sale, tariffs: Sequence[Tariff]) -> tuple[Requirement, ...]:
         return list_requirements(

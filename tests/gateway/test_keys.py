@@ -1,0 +1,373 @@
+"""One idempotency key, one outcome: a call that was sent and not answered runs again under its claim whatever its method,
+and a call that is paid for is never asked for money again, whatever else would speak against the repeat.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from tollway.ledger.authorization import Dialect
+from tollway.ledger.call import CallState, Delivery
+from tollway.money import Price
+from tollway.testing.asgi_exchange import Exchange
+from tollway.testing.loopback import Arrived, hang_up, plain, until
+from tollway.testing.small_gateway import SmallGateway, open_gateway
+from tollway.testing.small_payer import SmallPayer, earned, has_terms, served, transfers
+
+PRICE = 10_000
+TARGET = "/orders"
+KEY = [("Idempotency-Key", "one")]
+
+
+@pytest.fixture
+async def gate() -> AsyncIterator[SmallGateway]:
+    async with open_gateway(failed_calls_wait_s=0.05) as small:
+        await small.publish()
+        yield small
+
+
+@pytest.fixture
+def payer(gate: SmallGateway) -> SmallPayer:
+    payer = SmallPayer(buyer=gate.buyer, gate=gate)
+    payer.fund(10 * PRICE)
+    return payer
+
+
+class Desk:
+    """A caller that pays in one of five ways, and shows the same, or something fresh."""
+
+    def __init__(self, gate: SmallGateway, payer: SmallPayer, rail: str) -> None:
+        self._gate = gate
+        self._payer = payer
+        self._rail = rail
+        self._shown: list[Any] = []
+
+    async def ask(
+        self, body: bytes = b"{}", *, key: Any = KEY, method: str = "POST", is_fresh: bool = False
+    ) -> Exchange:
+        if is_fresh or not self._shown or self._rail == "bound":
+            self._shown = await self._prove(body, method)
+        chunks = [body] if body else []
+        return await self._gate.ask(method, TARGET, [*self._shown, *key], chunks)
+
+    async def _prove(self, body: bytes, method: str) -> list[Any]:
+        if self._rail in ("plain", "bound"):
+            self._payment = getattr(self, "_payment", None) or await self._gate.pay(5 * PRICE)
+            tx_hash = self._payment.tx_hash
+            if self._rail == "plain":
+                return [*self._gate.plain_proof(tx_hash)]
+            return [*self._gate.bound_proof(tx_hash, method=method, target=TARGET, body=body)]
+        asked = await self._payer.quote(method, TARGET)
+        return self._payer.show(asked, Dialect(self._rail))
+
+    async def paid(self) -> int:
+        if self._rail in ("plain", "bound"):
+            return 5 * PRICE - await self._gate.rest_units(self._payment)
+        return earned(self._gate)
+
+
+RAILS = ["plain", "bound", *(dialect.value for dialect in Dialect)]
+
+
+@pytest.fixture(params=RAILS)
+def desk(request: pytest.FixtureRequest, gate: SmallGateway, payer: SmallPayer) -> Desk:
+    return Desk(gate, payer, request.param)
+
+
+def told(answer: Exchange) -> tuple[int, str]:
+    assert not has_terms(answer)
+    return answer.status, answer.problem["code"]
+
+
+def is_replayed(answer: Exchange) -> bool:
+    return answer.status == 200 and answer.headers.get("idempotency-replayed") == "true"
+
+
+# ---------------------------------------------------------------------- sent, and no answer
+
+
+async def test_under_a_key_an_unsafe_call_without_an_answer_runs_again_under_its_claim(
+    gate: SmallGateway, desk: Desk
+) -> None:
+    gate.upstream.answer = hang_up
+    lost = await desk.ask()
+    assert told(lost) == (504, "upstream_timeout")
+    assert lost.headers["tollway-payment-state"] == "held"
+    gate.upstream.answer = plain(b"done")
+    again = await desk.ask()
+    assert (again.status, again.body, is_replayed(again)) == (200, b"done", False)
+    assert again.headers["tollway-call-id"] == lost.headers["tollway-call-id"]
+    last = await desk.ask()
+    assert (last.body, is_replayed(last)) == (b"done", True)
+    assert (served(gate), await desk.paid()) == (2, PRICE)
+    assert len(await gate.history()) == 1
+    await gate.check_balanced()
+
+
+async def test_without_a_key_an_unsafe_call_without_an_answer_is_held(gate: SmallGateway, desk: Desk) -> None:
+    gate.upstream.answer = hang_up
+    assert told(await desk.ask(key=())) == (504, "upstream_timeout")
+    gate.upstream.answer = plain()
+    again = await desk.ask(key=())
+    if again.status == 200:  # a payment worth five pays for another call; the first stays held
+        assert len(await gate.history()) == 2
+    else:
+        assert told(again) == (409, "payment_already_used")
+        assert served(gate) == 1
+    assert CallState.UNKNOWN in {call.state for call in await gate.history()}
+
+
+async def test_it_runs_three_times_at_most_and_is_held_then(gate: SmallGateway, desk: Desk) -> None:
+    gate.upstream.answer = hang_up
+    for _ in range(3):
+        assert told(await desk.ask()) == (504, "upstream_timeout")
+    for _ in range(2):
+        answer = await desk.ask()
+        assert told(answer) == (409, "payment_already_used")
+        assert answer.problem["paymentState"] == "held"
+    assert served(gate) == 3
+    (call,) = await gate.history()
+    assert call.state is CallState.UNKNOWN
+
+
+async def test_an_authorisation_that_is_signed_anew_runs_it_again_and_stays_unused(
+    gate: SmallGateway, payer: SmallPayer
+) -> None:
+    desk = Desk(gate, payer, Dialect.X402_V2.value)
+    gate.upstream.answer = hang_up
+    lost = await desk.ask()
+    gate.upstream.answer = plain(b"done")
+    again = await desk.ask(is_fresh=True)
+    assert (again.status, again.body) == (200, b"done")
+    assert again.headers["tollway-call-id"] == lost.headers["tollway-call-id"]
+    assert (served(gate), transfers(gate), earned(gate)) == (2, 1, PRICE)
+    bought = await desk.ask(key=())  # the second one is still good
+    assert (bought.status, is_replayed(bought), transfers(gate)) == (200, False, 2)
+
+
+async def test_in_another_dialect_or_with_another_payment_it_is_held_and_nothing_is_taken(
+    gate: SmallGateway, payer: SmallPayer
+) -> None:
+    gate.upstream.answer = hang_up
+    lost = await Desk(gate, payer, Dialect.X402_V2.value).ask()
+    for rail in ("plain", "bound", Dialect.MPP.value):
+        other = Desk(gate, payer, rail)
+        answer = await other.ask()
+        assert told(answer) == (409, "payment_already_used")
+        assert answer.problem["reason"] == "idempotency_key_used"
+        assert answer.problem["callId"] == lost.headers["tollway-call-id"]
+        assert await other.paid() == 0
+    payment = await gate.pay(PRICE)
+    first = [*gate.plain_proof(payment.tx_hash), ("Idempotency-Key", "two")]
+    assert (await gate.ask("POST", TARGET, first, [b"{}"])).status == 504
+    answer = await gate.ask(
+        "POST",
+        TARGET,
+        [*gate.plain_proof((await gate.pay(PRICE)).tx_hash), ("Idempotency-Key", "two")],
+        [b"{}"],
+    )
+    assert told(answer) == (409, "payment_already_used")
+    assert served(gate) == 2
+
+
+async def test_another_request_under_the_key_of_an_open_call_is_refused(
+    gate: SmallGateway, desk: Desk
+) -> None:
+    gate.upstream.answer = hang_up
+    assert (await desk.ask()).status == 504
+    assert told(await desk.ask(b"[]", is_fresh=True)) == (422, "idempotency_key_reused")
+    assert served(gate) == 1
+
+
+async def test_another_key_is_another_call_while_the_first_is_open(
+    gate: SmallGateway, payer: SmallPayer
+) -> None:
+    """Else its answer would be under the key of the first, and the second would buy it once more."""
+    desk = Desk(gate, payer, "plain")
+    gate.upstream.answer = hang_up
+    lost = await desk.ask(method="GET", body=b"")
+    gate.upstream.answer = plain()
+    two = [("Idempotency-Key", "two")]
+    other = await desk.ask(method="GET", body=b"", key=two)
+    assert other.headers["tollway-call-id"] != lost.headers["tollway-call-id"]
+    assert is_replayed(await desk.ask(method="GET", body=b"", key=two))
+    assert (await desk.ask(method="GET", body=b"")).headers["tollway-call-id"] == lost.headers[
+        "tollway-call-id"
+    ]
+    assert await desk.paid() == 2 * PRICE
+
+
+# ---------------------------------------------------------------------- answered in part
+
+
+async def cut(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\nhalf")
+    await writer.drain()
+    raise ConnectionAbortedError
+
+
+@pytest.mark.parametrize(("method", "runs_again"), [("GET", True), ("POST", False)])
+async def test_an_answer_that_its_upstream_cut_short_is_repeated_where_the_method_is_safe(
+    gate: SmallGateway, desk: Desk, method: str, runs_again: bool
+) -> None:
+    gate.upstream.answer = cut
+    first = await desk.ask(b"", method=method)
+    assert (first.status, first.is_ended) == (200, False)
+    gate.upstream.answer = plain(b"whole")
+    again = await desk.ask(b"", method=method)
+    if runs_again:
+        assert (again.status, again.body) == (200, b"whole")
+        assert is_replayed(await desk.ask(b"", method=method))
+    else:
+        assert told(again) == (409, "payment_already_used")
+        assert again.problem["callId"] == first.headers["tollway-call-id"]
+    assert (served(gate), await desk.paid()) == (1 + runs_again, PRICE)
+    await gate.check_balanced()
+
+
+async def test_while_an_answer_is_read_its_repeat_is_in_progress_and_then_gets_it(
+    gate: SmallGateway, desk: Desk
+) -> None:
+    may_go_on = asyncio.Event()
+
+    async def slow(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n" + b"x" * 50_000)
+        await writer.drain()
+        await may_go_on.wait()
+        writer.write(b"y" * 50_000)
+
+    gate.upstream.answer = slow
+    async with asyncio.TaskGroup() as group:
+        first = group.create_task(desk.ask())
+        await until(lambda: served(gate) == 1)
+        await until(lambda: any(call.state is CallState.CONSUMED for call in _calls(gate)))
+        again = await desk.ask()
+        may_go_on.set()
+    assert told(again) == (409, "idempotency_in_progress")
+    assert again.problem["paymentState"] == "charged"
+    assert first.result().status == 200
+    assert (await desk.ask()).body == first.result().body
+    assert (served(gate), await desk.paid()) == (1, PRICE)
+
+
+async def test_an_answer_that_died_with_its_gateway_is_told_after_a_minute(
+    gate: SmallGateway, desk: Desk
+) -> None:
+    first = await desk.ask()
+    (call,) = _calls(gate)
+    call.finish = None  # the crash
+    gate.book.rows.answers.clear()
+    assert told(await desk.ask()) == (409, "idempotency_in_progress")
+    gate.now_ms += 60_000
+    gone = await desk.ask()
+    assert told(gone) == (409, "payment_already_used")
+    assert gone.problem["callId"] == first.headers["tollway-call-id"]
+    assert gone.problem["paymentState"] == "charged"
+
+
+def _calls(gate: SmallGateway) -> list[Any]:
+    return list(gate.book.rows.calls.values())
+
+
+async def test_an_answer_that_was_dropped_is_not_bought_twice(gate: SmallGateway, desk: Desk) -> None:
+    first = await desk.ask()
+    gate.book.rows.answers.clear()
+    again = await desk.ask()
+    assert told(again) == (409, "payment_already_used")
+    assert again.problem["callId"] == first.headers["tollway-call-id"]
+    assert (served(gate), await desk.paid()) == (1, PRICE)
+
+
+# ---------------------------------------------------------------------- nothing speaks against a repeat
+
+
+async def test_a_repeat_goes_before_the_budget_of_failed_calls(gate: SmallGateway, desk: Desk) -> None:
+    assert (await desk.ask()).status == 200
+    gate.upstream.answer = plain(status=500)
+    for number in range(20):
+        await desk.ask(key=[("Idempotency-Key", f"fails {number}")], is_fresh=True)
+    assert told(await desk.ask(key=(), is_fresh=True)) == (429, "failed_call_budget_exhausted")
+    assert is_replayed(await desk.ask())
+
+
+async def test_a_repeat_goes_before_what_the_call_costs_by_now(gate: SmallGateway, desk: Desk) -> None:
+    assert (await desk.ask()).status == 200
+    await gate.revise(gate.sample("api_quotes"), price=Price.parse("7"))
+    gate.now_ms += 3_600_000
+    await gate.settling.tank.refresh()
+    assert is_replayed(await desk.ask())
+    assert is_replayed(await desk.ask(is_fresh=True))
+
+
+async def test_a_repeat_goes_before_the_balance_of_its_wallet(gate: SmallGateway) -> None:
+    payer = SmallPayer(buyer=gate.buyer, gate=gate)
+    payer.fund(PRICE)
+    desk = Desk(gate, payer, Dialect.X402_V2.value)
+    assert (await desk.ask()).status == 200
+    assert payer.balance == 0
+    assert is_replayed(await desk.ask(is_fresh=True))
+    assert (served(gate), transfers(gate)) == (1, 1)
+
+
+async def test_a_repeat_goes_before_the_chain(gate: SmallGateway, payer: SmallPayer) -> None:
+    desk = Desk(gate, payer, "plain")
+    assert (await desk.ask()).status == 200
+    unseen = gate.sample_payment().tx_hash  # it would have to be looked up
+    answer = await gate.ask("POST", TARGET, [*gate.plain_proof(unseen), *KEY], [b"{}"])
+    assert is_replayed(answer)
+
+
+async def test_an_authorisation_whose_time_is_over_opens_nothing(
+    gate: SmallGateway, payer: SmallPayer
+) -> None:
+    """Old ones can be read on the chain by anybody."""
+    asked = await payer.quote("POST", TARGET)
+    assert (await Desk(gate, payer, Dialect.X402_V2.value).ask()).status == 200
+    old = payer.show(asked)
+    gate.now_ms += 3_600_000
+    await gate.settling.tank.refresh()
+    answer = await gate.ask("POST", TARGET, [*old, *KEY], [b"{}"])
+    assert "idempotency-replayed" not in answer.headers
+    assert answer.status == 402
+
+
+async def test_an_open_call_is_never_asked_to_be_paid_again_in_another_currency(
+    gate: SmallGateway, payer: SmallPayer
+) -> None:
+    desk = Desk(gate, payer, "plain")
+    gate.upstream.answer = hang_up
+    assert (await desk.ask()).status == 504
+    await gate.revise(gate.sample("api_quotes"), currency="EURC")
+    gate.now_ms += 3_600_000
+    answer = await desk.ask()
+    assert told(answer) == (409, "payment_already_used")
+    assert answer.problem["paymentState"] == "held"
+
+
+# ---------------------------------------------------------------------- bounds
+
+
+@pytest.mark.parametrize(("length", "status"), [(1, 200), (255, 200), (256, 400)])
+async def test_a_key_has_255_characters_at_most(
+    gate: SmallGateway, desk: Desk, length: int, status: int
+) -> None:
+    assert (await desk.ask(key=[("Idempotency-Key", "k" * length)])).status == status
+
+
+async def test_a_key_is_forgotten_after_a_day(gate: SmallGateway, payer: SmallPayer) -> None:
+    desk = Desk(gate, payer, "plain")
+    assert (await desk.ask()).status == 200
+    gate.now_ms += 86_400_001
+    assert not is_replayed(await desk.ask())
+    assert served(gate) == 2
+
+
+async def test_replays_do_not_count_as_calls_that_were_paid(gate: SmallGateway, desk: Desk) -> None:
+    assert (await desk.ask()).status == 200
+    (call,) = await gate.history()
+    assert call.delivery is Delivery.COMPLETE
+    for _ in range(3):
+        assert is_replayed(await desk.ask())
+    assert len(await gate.history()) == 1
