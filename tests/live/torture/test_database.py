@@ -1,0 +1,299 @@
+"""PostgreSQL stops, dies, and is replaced by its standby; disks are full and databases read-only: while callers call.
+
+In between there is only 503. Afterwards the gateways are back by themselves, every call that reached the upstream has
+its record, none was sent twice, and nothing was sent that was not claimed.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import os
+import resource
+import shutil
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from tollway_live_street import API, PRICE_UNITS, find_free_port, plain, poll
+from tollway_torture_postgres_pair import run_pair
+from tollway_torture_rig import Progress, open_seats, pay_in_bulk, run_upstream, stopwatch
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
+
+CALLERS = 6
+BACK_DEADLINE_S = 30.0
+PAUSE_S = 0.05
+"""Of a caller who was told to come back later; a real one waits for what `Retry-After` says."""
+QUICK = {
+    "TOLLWAY_LIMIT_OWNER_RENEW_S": "0.3",
+    "TOLLWAY_LIMIT_RECOVERY_INTERVAL_S": "0.5",
+}
+ONLY_LONG = pytest.mark.skipif(os.environ.get("TORTURE") != "long", reason="long form only: make torture")
+AWAY, UNKNOWN = (503, "storage_unavailable"), (503, "payment_outcome_unknown")
+_RUNS = (f"run{number}" for number in itertools.count(1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Callers:
+    """Each with a payment of its own; each call has a path of its own, and is made once."""
+
+    street: Any
+    seats: list[Any]
+    upstream: Any
+    api_id: str
+    payers: list[Any]
+    payments: list[Any]
+    run: str
+    progress: Progress = field(default_factory=Progress)
+    served: list[tuple[str, str]] = field(default_factory=list)
+    refused: dict[tuple[str, str], tuple[int, str]] = field(default_factory=dict)
+
+    async def ask(self, number: int, path: str, *, method: str = "GET") -> Any:
+        payer, tx_hash = self.payers[number], self.payments[number]
+        seat = self.seats[number % len(self.seats)]
+        url = f"{seat.gateway.base_url}{API}/gateway/{self.api_id}{path}"
+        return await self.street.send(url, method=method, headers=plain(payer, tx_hash))
+
+    async def _call_on(self, number: int) -> None:
+        for turn in itertools.count():
+            path, method = f"/echo/{self.run}/{number}/{turn}", ("GET", "POST")[turn % 2]
+            reply = await self.ask(number, path, method=method)
+            if reply.status == 200:
+                self.served.append((method, path))
+                self.progress.add()
+                continue
+            assert not reply.asks_for_money, reply.body
+            self.refused[method, path] = (reply.status, reply.code)
+            await asyncio.sleep(PAUSE_S)
+
+    @contextlib.asynccontextmanager
+    async def calling(self) -> AsyncIterator[None]:
+        """The last payer keeps still: its payment is yet unseen."""
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._call_on(number)) for number in range(len(self.payers) - 1)]
+            await self.wait_served(what="calls before the trouble")
+            yield
+            for task in tasks:
+                task.cancel()
+
+    async def wait_served(self, *, what: str) -> None:
+        await self.progress.wait_more(20, deadline_s=BACK_DEADLINE_S, what=what)
+
+    async def wait_trouble(self) -> None:
+        """Somebody is told, and no gateway says that it is ready."""
+        await self.wait_refused()
+        for seat in self.seats:
+            await poll(lambda seat=seat: self._is_unready(seat), deadline_s=20, what="an unready gateway")
+
+    async def wait_refused(self) -> None:
+        goal = len(self.refused) + 10
+        await poll(lambda: len(self.refused) > goal, deadline_s=BACK_DEADLINE_S, what="refusals")
+
+    async def _is_unready(self, seat: Any) -> bool:
+        reply = await self.street.send(seat.gateway.base_url + "/readyz")
+        return (reply.status, reply.code) == AWAY and not reply.json["checks"]["storage"]
+
+    async def wait_back(self) -> None:
+        for seat in self.seats:
+            await seat.wait_ready()
+        await self.wait_served(what="calls after the trouble")
+
+    async def show_unseen(self) -> Any:
+        """A payment that no gateway has seen."""
+        return await self.ask(len(self.payers) - 1, f"/echo/{self.run}/unseen")
+
+    async def check(self) -> Counter[str]:
+        """The state of every call, counted. `held`: its outcome was lost with the power, and only its provider can tell."""
+        gateway = self.seats[0].gateway
+        assert (await self.show_unseen()).status == 200
+        await poll(lambda: self._is_settled(gateway), deadline_s=BACK_DEADLINE_S, what="recovery")
+        seen = {key: count for key, count in self.upstream.seen.items() if f"/{self.run}/" in key[1]}
+        assert set(seen.values()) <= {1}, "sent twice"
+        states: dict[tuple[str, str], str] = {}
+        for payer, tx_hash in zip(self.payers, self.payments, strict=True):
+            calls = await self.street.history(gateway, payer)
+            assert len(calls) < 1000
+            own = {(call["method"], call["path"]): call["payment"]["state"] for call in calls}
+            assert len(own) == len(calls), "two records for one call"
+            states |= own
+            taken = sum(PRICE_UNITS for state in own.values() if state != "released")
+            shown = await self.street.payment(gateway, payer, tx_hash)
+            assert int(shown["credit"]) == int(shown["amount"]) - taken
+        taking = {key for key, state in states.items() if state in ("charged", "held")}
+        assert set(seen) <= taking, "sent without a record"
+        assert {key for key, state in states.items() if state == "charged"} <= set(seen), (
+            "charged, never sent"
+        )
+        assert set(self.served) <= taking, "an answer without a record"
+        unclaimed = {key for key, told in self.refused.items() if told == AWAY}
+        assert not unclaimed & set(seen), "sent, and told that nothing was taken"
+        assert set(self.refused.values()) <= {AWAY, UNKNOWN}
+        assert (await self.street.audit(gateway)).wrong == ()
+        return Counter(states.values())
+
+    async def _is_settled(self, gateway: Any) -> bool:
+        pending = [await self.street.history(gateway, one, "&status=pending") for one in self.payers]
+        return not any(pending)
+
+
+class Place:
+    """Gateways on one database, an upstream, and a listing; each scene brings callers of its own."""
+
+    def __init__(self, street: Any, seats: list[Any], upstream: Any, *, provider: Any, api_id: str) -> None:
+        self.street, self.seats, self.upstream = street, seats, upstream
+        self.provider, self.api_id = provider, api_id
+
+    async def gather(self) -> Callers:
+        payers = await self.street.wallets(CALLERS + 1)
+        payments = await pay_in_bulk(self.street, payers, self.provider.address, each=5_000)
+        return Callers(
+            street=self.street,
+            seats=self.seats,
+            upstream=self.upstream,
+            api_id=self.api_id,
+            payers=payers,
+            payments=payments,
+            run=next(_RUNS),
+        )
+
+
+@contextlib.asynccontextmanager
+async def open_place(
+    street: Any, zygote: Any, database_url: str, *, gateways: int, settings: dict[str, str] | None = None
+) -> AsyncIterator[Place]:
+    seats = open_seats(
+        zygote, street, gateways, database_url=database_url, settings={**QUICK, **(settings or {})}
+    )
+    async with run_upstream() as upstream, seats as opened:
+        provider = await street.wallet()
+        api_id = await street.publish(opened[0].gateway, provider, endpoint=upstream.base_url)
+        yield Place(street, opened, upstream, provider=provider, api_id=api_id)
+
+
+async def test_a_full_disk_under_sqlite_serves_nothing_unpaid(street: Any, zygote: Any, torture: Any) -> None:
+    """By a limit on the size of files of the gateway's process."""
+    path = street.folder / "full.sqlite3"
+    async with open_place(street, zygote, f"sqlite:///{path}", gateways=1) as place:
+        pid = place.seats[0].gateway.process.pid
+        _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+        refused, states = 0, Counter[str]()
+        for _ in range(torture.pick(short=1, long=5)):
+            callers = await place.gather()
+            async with callers.calling():
+                resource.prlimit(pid, resource.RLIMIT_FSIZE, (os.path.getsize(f"{path}-wal"), hard))
+                await callers.wait_trouble()
+                unseen = await callers.show_unseen()
+                assert (unseen.status, unseen.code) == AWAY
+                resource.prlimit(pid, resource.RLIMIT_FSIZE, (hard, hard))
+                await callers.wait_back()
+            refused += len(callers.refused)
+            states += await callers.check()
+        log = place.seats[0].gateway.read_log()
+        assert ("storage_away" in log, "disk_error" in log or "disk_full" in log) == (True, True)
+        torture.tell(refused=refused, **states)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pair() -> AsyncIterator[Any]:
+    async with run_pair(find_free_port) as it:
+        await it.replicate()
+        yield it
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def place(street: Any, zygote: Any, pair: Any) -> AsyncIterator[Place]:
+    """Two gateways on the pair."""
+    async with open_place(street, zygote, pair.url, gateways=2) as it:
+        yield it
+
+
+@pytest.mark.postgres
+@ONLY_LONG
+async def test_a_restart_of_the_database_costs_nothing_but_time(
+    place: Place, pair: Any, torture: Any
+) -> None:
+    kinds = ["stop", "kill"] * 4
+    states: Counter[str] = Counter()
+    back_s, refused = [], 0
+    for kind in kinds:
+        callers = await place.gather()
+        async with callers.calling():
+            await (pair.primary.stop() if kind == "stop" else pair.primary.kill())
+            await callers.wait_trouble()
+            unseen = await callers.show_unseen()
+            assert (unseen.status, unseen.code) == AWAY
+            assert "Retry-After" in unseen.headers
+            await pair.primary.start()
+            with stopwatch() as measured:
+                await callers.wait_back()
+                back_s.append(measured())
+        states += await callers.check()
+        refused += len(callers.refused)
+    torture.tell(restarts=len(kinds), refused=refused, back_s_max=round(max(back_s), 2), **states)
+
+
+@pytest.mark.postgres
+@ONLY_LONG
+async def test_a_read_only_database_serves_nothing_unpaid(place: Place, pair: Any, torture: Any) -> None:
+    callers = await place.gather()
+    async with callers.calling():
+        await pair.primary.ask(
+            "ALTER SYSTEM SET default_transaction_read_only = on", "SELECT pg_reload_conf()"
+        )
+        await callers.wait_trouble()
+        reached = sum(place.upstream.seen.values())
+        refused = len(callers.refused)
+        await poll(lambda: len(callers.refused) > refused + 10, deadline_s=20, what="refusals")
+        assert sum(place.upstream.seen.values()) == reached
+        await pair.primary.ask(
+            "SET default_transaction_read_only = off",
+            "ALTER SYSTEM RESET default_transaction_read_only",
+            "SELECT pg_reload_conf()",
+        )
+        await callers.wait_back()
+    torture.tell(refused=len(callers.refused), **await callers.check())
+    assert "is read-only" in "".join(seat.gateway.read_log() for seat in place.seats)
+
+
+@pytest.mark.postgres
+@ONLY_LONG
+@pytest.mark.skipif(shutil.which("prlimit") is None, reason="needs prlimit, of util-linux")
+async def test_a_full_disk_of_the_database_server_serves_nothing_unpaid(
+    place: Place, pair: Any, torture: Any
+) -> None:
+    """By a limit on the size of files, which needs neither a mount nor rights; the table of calls is what meets it."""
+    await pair.primary.ask("ALTER TABLE call SET (fillfactor = 10)", "SELECT 1")
+    callers = await place.gather()
+    async with callers.calling():
+        size = "SELECT pg_relation_size('call')"
+        await poll(lambda: _is_above(pair, size, 1_200_000), deadline_s=60, what="a table of some size")
+        pair.primary.limit_files(await pair.primary.ask(size))
+        await callers.wait_refused()
+        pair.primary.limit_files(None)
+        await callers.wait_back()
+    torture.tell(refused=len(callers.refused), **await callers.check())
+    logs = "".join(seat.gateway.read_log() for seat in place.seats)
+    assert "File too large" in logs
+
+
+async def _is_above(pair: Any, question: str, bound: int) -> bool:
+    return bool(await pair.primary.ask(question) > bound)
+
+
+@pytest.mark.postgres
+async def test_the_standby_takes_over_and_no_claim_is_lost(place: Place, pair: Any, torture: Any) -> None:
+    """The last one on the pair: it uses it up."""
+    callers = await place.gather()
+    async with callers.calling():
+        await pair.primary.kill()
+        await callers.wait_trouble()
+        unseen = await callers.show_unseen()
+        assert (unseen.status, unseen.code) == AWAY
+        pair.promote()
+        with stopwatch() as measured:
+            await callers.wait_back()
+            back_s = round(measured(), 2)
+    torture.tell(refused=len(callers.refused), back_s=back_s, **await callers.check())
