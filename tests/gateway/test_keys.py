@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from tollway.ledger.authorization import Dialect
-from tollway.ledger.call import CallState, Delivery
+from tollway.ledger.call import CallState
 from tollway.money import Price
 from tollway.testing.asgi_exchange import Exchange
 from tollway.testing.loopback import Arrived, hang_up, plain, until
-from tollway.testing.small_gateway import SmallGateway, open_gateway
+from tollway.testing.memory_book import MemoryBook
+from tollway.testing.small_gateway import NOW_MS, SmallGateway, open_gateway
 from tollway.testing.small_payer import SmallPayer, earned, has_terms, served, transfers
 
 PRICE = 10_000
@@ -364,10 +365,84 @@ async def test_a_key_is_forgotten_after_a_day(gate: SmallGateway, payer: SmallPa
     assert served(gate) == 2
 
 
-async def test_replays_do_not_count_as_calls_that_were_paid(gate: SmallGateway, desk: Desk) -> None:
-    assert (await desk.ask()).status == 200
-    (call,) = await gate.history()
-    assert call.delivery is Delivery.COMPLETE
-    for _ in range(3):
-        assert is_replayed(await desk.ask())
-    assert len(await gate.history()) == 1
+# ---------------------------------------------------------------------- another gateway was faster
+
+
+class BlindBook(MemoryBook):
+    """Another gateway claims between this one's look for the key and its own claim."""
+
+    async def find_keyed(self, payer: Any, idempotency_key: str, *, since_ms: int) -> None:
+        return None
+
+
+@pytest.fixture
+async def blind(gate: SmallGateway) -> AsyncIterator[SmallGateway]:
+    before = SmallGateway(gate.upstream, limits=gate.limits)
+    before.book = BlindBook(now_ms=lambda: NOW_MS, limits=gate.limits)
+    blind = SmallGateway(gate.upstream, limits=gate.limits, before=before)
+    await blind.publish()
+    async with blind.settling.running():
+        yield blind
+    await blind.dialer.close()
+
+
+FRESH = ["plain", "bound", Dialect.X402_V2.value]
+
+
+@pytest.fixture(params=FRESH)
+def blind_desk(request: pytest.FixtureRequest, blind: SmallGateway) -> Desk:
+    payer = SmallPayer(buyer=blind.buyer, gate=blind)
+    payer.fund(10 * PRICE)
+    return Desk(blind, payer, request.param)
+
+
+async def test_whoever_was_overtaken_at_the_books_gets_what_a_repeat_gets(
+    blind: SmallGateway, blind_desk: Desk
+) -> None:
+    assert (await blind_desk.ask()).status == 200
+    (standing, *_) = blind_standings(blind)
+    paid_before = standing.paid
+    assert is_replayed(await blind_desk.ask(is_fresh=True))
+    assert told(await blind_desk.ask(b"[]", is_fresh=True)) == (422, "idempotency_key_reused")
+    assert (served(blind), await blind_desk.paid()) == (1, PRICE)
+    assert standing.paid == paid_before  # a replay earns nobody more calls at once
+    await blind.check_balanced()
+
+
+def blind_standings(blind: SmallGateway) -> list[Any]:
+    patience = blind.gateway._customers._desk.patience
+    return list(patience._standings.values())
+
+
+async def test_whoever_was_overtaken_by_a_call_that_runs_hears_that_it_does(
+    blind: SmallGateway, blind_desk: Desk
+) -> None:
+    may_answer = asyncio.Event()
+
+    async def held(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
+        await may_answer.wait()
+        await plain()(arrived, writer)
+
+    blind.upstream.answer = held
+    async with asyncio.TaskGroup() as group:
+        first = group.create_task(blind_desk.ask())
+        await until(lambda: served(blind) == 1)
+        again = await blind_desk.ask(is_fresh=True)
+        may_answer.set()
+    assert told(again) == (409, "idempotency_in_progress")
+    assert (first.result().status, served(blind)) == (200, 1)
+
+
+async def test_whoever_was_overtaken_by_a_call_without_an_answer_runs_it_or_is_held(
+    blind: SmallGateway, blind_desk: Desk
+) -> None:
+    blind.upstream.answer = hang_up
+    lost = await blind_desk.ask()
+    blind.upstream.answer = plain()
+    again = await blind_desk.ask(is_fresh=True)
+    if again.status == 200:
+        assert again.headers["tollway-call-id"] == lost.headers["tollway-call-id"]
+        assert await blind_desk.paid() == PRICE
+    else:
+        assert told(again) == (409, "payment_already_used")
+        assert served(blind) == 1

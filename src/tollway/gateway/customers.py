@@ -100,6 +100,8 @@ class Visit:
         """Runs that ended unbilled or unknown count against a budget: they cost the provider and pay nobody. Those that
         were to be settled, and were not, cost this gateway too, and count for the wallet wherever it calls."""
         headers: Headers = [] if isinstance(outcome, Abandoned) else outcome.headers
+        if any(name == b"idempotency-replayed" for name, _ in headers):
+            return  # another call's answer
         state = next((value for name, value in headers if name == b"tollway-payment-state"), None)
         here, anywhere, patience = self._name_here(payer), self._name_anywhere(payer), self._desk.patience
         if state == b"charged":
