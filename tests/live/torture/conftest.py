@@ -40,6 +40,8 @@ def _load(name: str) -> ModuleType:
 
 
 _load("rig")
+_load("storm")
+_load("postgres_pair")
 
 
 @pytest.fixture(scope="session")

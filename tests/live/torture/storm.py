@@ -1,0 +1,355 @@
+"""A storm of kills: callers of every kind who do not give up, and what the books, the upstream and the chain say of each
+of their errands afterwards. Loaded by `conftest.py`; `test_kills.py` runs it.
+"""
+
+import asyncio
+import itertools
+import random
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+from sqlalchemy import select
+from tollway_live_hand_payer import V2, HandPayer, Quote
+from tollway_live_signed_calls import balance_of
+from tollway_live_street import API, PRICE_UNITS, bound, plain, poll
+from tollway_torture_rig import Progress, Seat, Upstream
+
+from tollway.sandbox.playground import START_USDC_UNITS
+from tollway.storage.book_tables import call_table, payment_table
+from tollway.storage.database import connect_database
+
+KINDS = ("credit", "bound", "keyed", "tx", "x402")
+SHAPES = ("echo", "echo", "echo", "slow", "long", "cut", "fail")
+"""How the upstream behaves: see `rig.Upstream`."""
+CREDIT_CALLS = 20_000
+TRIES = 6
+TRY_DEADLINE_S = 60.0
+REFUSED_PAUSE_S = 0.02
+REVIEWERS = 8
+WAITING = {
+    "idempotency_in_progress",
+    "payment_outcome_unknown",
+    "storage_unavailable",
+    "chain_unavailable",
+    "overloaded",
+    "upstream_unavailable",
+    "payment_pending",
+}
+"""Answers after which a caller asks the same again."""
+USED = {"payment_already_used", "nonce_reused"}
+BROKEN = {"upstream_bad_response", "upstream_unreachable"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """One whole answer."""
+
+    status: int
+    code: str | None
+    state: str | None
+    call_id: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Errand:
+    """One request that its caller sends, the same each time, until somebody tells how it ended."""
+
+    kind: str
+    method: str
+    path: str
+    query: str
+    headers: list[tuple[str, str]]
+    body: bytes | None
+    payer: Any
+    tx_hash: Any = None
+    told: list[Told] = field(default_factory=list)
+
+    @property
+    def is_done(self) -> bool:
+        return bool(self.told) and self.told[-1].code not in WAITING
+
+    @property
+    def answers(self) -> list[Told]:
+        """Of the upstream, or what is stored of it."""
+        return [told for told in self.told if told.code is None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claimed:
+    """What the books have about one claim."""
+
+    call_id: str
+    method: str
+    path: str
+    state: str
+    attempts: int
+    upstream_status: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Storm:
+    street: Any
+    seats: list[Seat]
+    upstream: Upstream
+    provider: Any
+    api_id: str
+    url: str
+    random: random.Random
+    quote: Quote
+    errands: list[Errand] = field(default_factory=list)
+    answered: Progress = field(default_factory=Progress)
+    paid: Counter[str] = field(default_factory=Counter)
+
+    @classmethod
+    async def brew(
+        cls, street: Any, seats: list[Seat], upstream: Upstream, *, url: str, seed: Any
+    ) -> "Storm":
+        provider = await street.wallet()
+        first = seats[0].gateway
+        api_id = await street.publish(first, provider, endpoint=upstream.base_url)
+        quote = Quote.read(await street.call(first, api_id, "/echo/quote"))
+        upstream.seen.clear()  # the gateway has looked whether somebody is there
+        return cls(
+            street=street,
+            seats=seats,
+            upstream=upstream,
+            provider=provider,
+            api_id=api_id,
+            url=url,
+            random=seed,
+            quote=quote,
+        )
+
+    # ---- While it blows.
+
+    async def call_on(self, kind: str, is_over: Callable[[], bool]) -> None:
+        """One caller: an errand after the other, each tried until it is told."""
+        payer = await self.street.wallet()
+        credit = None if kind in ("tx", "x402") else await self.pay(payer, CREDIT_CALLS)
+        nonces = itertools.count()
+        while not is_over():
+            tx_hash = await self.pay(payer, 1, nonce=next(nonces)) if kind == "tx" else credit
+            errand = self.make_errand(kind, payer, tx_hash)
+            self.errands.append(errand)
+            await self.pursue(errand, tries=TRIES)
+
+    async def pursue(self, errand: Errand, *, tries: int) -> None:
+        """Until it is told how it ended, or so many tries came to nothing."""
+        while tries and not errand.is_done:
+            try:
+                await self.run(errand)
+            except aiohttp.ClientConnectorError:
+                await asyncio.sleep(
+                    REFUSED_PAUSE_S
+                )  # nobody listens: the next one is starting, and it was no try
+            except (aiohttp.ClientError, OSError):
+                tries -= 1  # it died, or the upstream cut its answer off
+            else:
+                tries -= 1
+
+    async def pay(self, payer: Any, calls: int, *, nonce: int = 0) -> Any:
+        """A transfer worth so many calls, mined."""
+        driver, token = self.street.driver, self.street.playground.token
+        if calls > 1:
+            minted = await driver.transact(token, "mint", payer.address, calls * PRICE_UNITS, key=payer.key)
+            await driver.wait_receipt(minted)
+            nonce += 1
+        amount = calls * PRICE_UNITS
+        payload = token.artifact.function("transfer").encode((str(self.provider.address), amount))
+        sent = await driver.send(key=payer.key, to=token.address, payload=payload, nonce=nonce)
+        await driver.wait_receipt(sent)
+        self.paid["units"] += amount
+        return sent
+
+    def make_errand(self, kind: str, payer: Any, tx_hash: Any) -> Errand:
+        shape, number = self.random.choice(SHAPES), len(self.errands)
+        method = "POST" if shape in ("echo", "slow", "fail") and self.random.random() < 0.5 else "GET"
+        path, query = f"/{shape}/{kind}/{number}", f"?s={self.random.uniform(0.0, 0.4):.3f}"
+        body = secrets.token_bytes(64) if method == "POST" else None
+        return Errand(
+            kind=kind,
+            method=method,
+            path=path,
+            query=query,
+            headers=self._show(kind, payer, tx_hash, path + query, method=method, body=body or b""),
+            body=body,
+            payer=payer,
+            tx_hash=tx_hash,
+        )
+
+    def _show(
+        self, kind: str, payer: Any, tx_hash: Any, rest: str, *, method: str, body: bytes
+    ) -> list[tuple[str, str]]:
+        gateway = self.seats[0].gateway
+        match kind:
+            case "x402":
+                hand = HandPayer(street=self.street, gateway=gateway, api_id=self.api_id, signer=payer)
+                return [hand.show(self.quote, V2, valid_before=int(time.time()) + 3_600)]
+            case "bound":
+                chain_id = self.street.driver.chain_id
+                return bound(
+                    payer, tx_hash, gateway, self.api_id, rest, chain_id=chain_id, method=method, body=body
+                )
+            case "keyed":
+                return [*plain(payer, tx_hash), ("Idempotency-Key", secrets.token_hex(12))]
+        return plain(payer, tx_hash)
+
+    async def run(self, errand: Errand) -> None:
+        """Sends it to whichever gateway, and takes down what that one says. A dead one says nothing."""
+        url = f"{self.random.choice(self.seats).gateway.base_url}{API}/gateway/{self.api_id}"
+        reply = await self.street.send(
+            url + errand.path + errand.query,
+            method=errand.method,
+            headers=errand.headers,
+            content=errand.body,
+            deadline_s=TRY_DEADLINE_S,
+        )
+        call_id = reply.headers.get("Tollway-Call-Id")
+        told = Told(status=reply.status, code=reply.code, state=reply.state, call_id=call_id)
+        errand.told.append(told)
+        self.answered.add()
+        assert not reply.asks_for_money, (errand, reply.body)
+        assert told.code is None or told.code in WAITING | USED | BROKEN, (errand, reply.status, reply.body)
+
+    # ---- When it is over.
+
+    async def wait_settled(self, *, deadline_s: float) -> None:
+        """No call is under way any more: each is spent, free or held."""
+
+        async def is_settled() -> bool:
+            return not any(claim.state in ("forwarding", "settling") for claim in await self.read_claims())
+
+        await poll(is_settled, deadline_s=deadline_s, what="an end of every call")
+
+    async def finish(self) -> int:
+        """Whoever was not told asks the same once more: nobody is asked for money. How many still cannot be told."""
+        open_errands = [errand for errand in self.errands if not errand.is_done]
+        waiting = iter(open_errands)
+
+        async def pursue() -> None:
+            for errand in waiting:
+                await self.pursue(errand, tries=1)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(REVIEWERS):
+                group.create_task(pursue())
+        return sum(1 for errand in open_errands if not errand.is_done)
+
+    async def read_claims(self) -> list[Claimed]:
+        """Every claim, read from outside."""
+        columns = call_table.c
+        names = ("method", "path", "state", "attempts", "upstream_status")
+        query = select(columns.id, *(columns[name] for name in names))
+        database = connect_database(self.url)
+        try:
+            rows = await database.read(lambda connection: connection.execute(query).mappings().all())
+        finally:
+            await database.close()
+        return [Claimed(call_id=row["id"], **{name: row[name] for name in names}) for row in rows]
+
+    async def check_upstream(self) -> Counter[str]:
+        """No call ran without a claim, or twice under one that may run once; no answer is without its record."""
+        claims: dict[tuple[str, str], list[Claimed]] = {}
+        for claim in await self.read_claims():
+            claims.setdefault((claim.method, claim.path), []).append(claim)
+        assert not set(self.upstream.seen) - set(claims), "the upstream saw what nobody claimed"
+        for errand in self.errands:
+            mine = claims.get((errand.method, errand.path), [])
+            self._check_errand(errand, mine, self.upstream.seen[errand.method, errand.path])
+        return Counter(claim.state for found in claims.values() for claim in found)
+
+    def _check_errand(self, errand: Errand, claims: list[Claimed], seen: int) -> None:
+        story = (errand, claims, seen)
+        assert seen <= sum(claim.attempts for claim in claims), story
+        is_repeatable = errand.method == "GET" or errand.kind == "keyed"
+        assert is_repeatable or all(claim.attempts == 1 for claim in claims), story
+        ended = [claim for claim in claims if claim.state == "consumed"]
+        assert len(ended) <= seen, f"charged for what was never sent: {story}"
+        if errand.kind in ("bound", "keyed", "tx", "x402"):
+            assert len([claim for claim in claims if claim.state != "released"]) <= 1, story
+        known = {claim.call_id: claim for claim in claims}
+        for told in errand.answers:
+            assert told.call_id in known, f"an answer without a record: {story}"
+            claim = known[told.call_id]
+            if told.status == 200:
+                assert (claim.state, claim.upstream_status, told.state) == ("consumed", 200, "charged"), story
+            else:
+                assert told.status == 500, story
+                assert (claim.state, told.state) in (("released", "released"), ("forwarding", "held")), story
+
+    async def check_payers(self, gateway: Any) -> Counter[str]:
+        """Each payer reads what became of the money, and what is free can be spent. Gives how many payments are what."""
+        fates: Counter[str] = Counter()
+        errands = iter(self._last_of_each_payment())
+
+        async def review() -> None:
+            for errand in errands:
+                fates[f"{errand.kind} {await self._check_payer(gateway, errand)}"] += 1
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(REVIEWERS):
+                group.create_task(review())
+        return fates
+
+    def _last_of_each_payment(self) -> list[Errand]:
+        """Of a payment worth many calls the last errand stands for all."""
+        return list(
+            {
+                errand.path if errand.kind == "x402" else errand.tx_hash: errand for errand in self.errands
+            }.values()
+        )
+
+    async def _check_payer(self, gateway: Any, errand: Errand) -> str:
+        if errand.kind == "x402":
+            return await self._check_signed(gateway, errand)
+        shown = await self.street.payment(gateway, errand.payer, errand.tx_hash)
+        if errand.kind != "tx":
+            assert shown["state"] == "credited", shown
+            return "credited"
+        records = [await self._record(gateway, errand.payer, call_id) for call_id in shown["calls"]]
+        states = Counter(record["payment"]["state"] for record in records)
+        assert set(states) <= {"charged", "held", "released"}, records
+        taken = states["charged"] + states["held"]
+        assert taken == (1 if shown["state"] == "spent" else 0), (shown, records)
+        assert all(
+            record["status"] == "unknown" for record in records if record["payment"]["state"] == "held"
+        )
+        again = await self.street.call(
+            gateway, self.api_id, f"/echo/after{errand.path}", headers=plain(errand.payer, errand.tx_hash)
+        )
+        if not taken:
+            assert (again.status, again.state) == (200, "charged"), again.body
+            return "free"
+        assert (again.status, again.code) == (409, "payment_already_used"), again.body
+        assert again.json["callId"] in shown["calls"]
+        return "held" if states["held"] else "spent"
+
+    async def _check_signed(self, gateway: Any, errand: Errand) -> str:
+        calls = await self.street.history(gateway, errand.payer)
+        states = Counter(call["payment"]["state"] for call in calls if call["path"] == errand.path)
+        assert states["charged"] + states["held"] <= 1, (errand, calls)
+        assert set(states) <= {"charged", "held", "released"}, (errand, calls)
+        return "spent" if states["charged"] else "held" if states["held"] else "free"
+
+    async def _record(self, gateway: Any, payer: Any, call_id: str) -> Any:
+        reply = await self.street.control(gateway, payer, "GET", f"/history/{call_id}")
+        assert reply.status == 200, reply.body
+        return reply.json
+
+    async def check_chain(self) -> int:
+        """Every coin that moved to the provider by an authorisation stands in the books, and no other does."""
+        columns = payment_table.c
+        query = select(columns.value_units).where(columns.is_authorized)
+        database = connect_database(self.url)
+        try:
+            settled = sum(await database.read(lambda connection: connection.execute(query).scalars().all()))
+        finally:
+            await database.close()
+        earned = await balance_of(self.street, self.provider.address) - START_USDC_UNITS
+        assert earned == self.paid["units"] + settled
+        return settled // PRICE_UNITS

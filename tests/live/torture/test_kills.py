@@ -1,0 +1,101 @@
+"""Two hundred times SIGKILL for a random gateway under load, each restarted in the same moment. The upstream's own log
+shows no double call, no answer is without its record, and soon every payment is spent, free again, or held with a
+reason that its payer can read.
+"""
+
+import asyncio
+from typing import Any
+
+import pytest
+from tollway_torture_rig import Seat, open_seats, run_upstream, stopwatch
+from tollway_torture_storm import KINDS, Storm
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
+
+SETTLED_WITHIN_S = 60.0
+ANSWERS_BETWEEN = 25
+"""At most this many answers are waited for between two kills; none at all is a kill while another one starts."""
+PROGRESS_DEADLINE_S = 120.0
+SETTINGS = {
+    "TOLLWAY_LIMIT_RPC_DEADLINE_S": "20",
+    "TOLLWAY_LIMIT_IN_FLIGHT_PER_ADDRESS_MAX": "100000",
+    "TOLLWAY_LOG_LEVEL": "warning",
+}
+QUICK = {
+    "TOLLWAY_LIMIT_OWNER_LEASE_S": "2",
+    "TOLLWAY_LIMIT_OWNER_RENEW_S": "0.2",
+    "TOLLWAY_LIMIT_RECOVERY_INTERVAL_S": "0.2",
+    "TOLLWAY_LIMIT_SWEEP_INTERVAL_S": "0.2",
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "gateways", "kills", "callers"),
+    [
+        pytest.param("postgresql", 3, (4, 200), (1, 4), marks=pytest.mark.postgres),
+        ("sqlite", 1, (2, 40), (1, 3)),
+    ],
+    ids=["three-on-postgresql", "one-on-sqlite"],
+)
+async def test_kill_9_under_load_doubles_no_call_loses_no_record_and_leaves_every_payment_explained(
+    street: Any,
+    zygote: Any,
+    torture: Any,
+    kind: str,
+    gateways: int,
+    kills: tuple[int, int],
+    callers: tuple[int, int],
+) -> None:
+    count, crowd = (
+        torture.pick(short=kills[0], long=kills[1]),
+        torture.pick(short=callers[0], long=callers[1]),
+    )
+    url = await street.make_postgres() if kind == "postgresql" else f"sqlite:///{street.folder}/kills.sqlite3"
+    gas = await street.wallet()
+    settings = {**SETTINGS, **torture.pick(short=QUICK, long={}), "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key}
+    async with (
+        run_upstream() as upstream,
+        open_seats(zygote, street, gateways, database_url=url, settings=settings) as seats,
+    ):
+        storm = await Storm.brew(street, seats, upstream, url=url, seed=torture.random)
+        with stopwatch() as storm_s:
+            await blow(storm, seats, kills=count, callers=crowd)
+            stormed_s = storm_s()
+        for seat in seats:
+            await seat.wait_ready()
+        with stopwatch() as settling_s:
+            await storm.wait_settled(deadline_s=SETTLED_WITHIN_S)
+            settled_s = settling_s()
+
+        untold = await storm.finish()
+        states = await storm.check_upstream()
+        fates = await storm.check_payers(seats[-1].gateway)
+        settled = await storm.check_chain()
+        assert (await street.audit(seats[0].gateway)).wrong == ()
+    torture.tell(
+        gateways=gateways,
+        kills=count,
+        errands=len(storm.errands),
+        answers=storm.answered.count,
+        upstream=upstream.seen.total(),
+        storm_s=round(stormed_s),
+        settled_s=round(settled_s, 1),
+        untold=untold,
+        transfers=settled,
+        calls=dict(states),
+        payments=dict(fates),
+    )
+
+
+async def blow(storm: Storm, seats: list[Seat], *, kills: int, callers: int) -> None:
+    """Everybody calls while gateways die; on the way out every caller has finished what he was about."""
+    is_over = False
+    async with asyncio.TaskGroup() as group:
+        for kind in KINDS:
+            for _ in range(callers):
+                group.create_task(storm.call_on(kind, lambda: is_over))
+        for _ in range(kills):
+            more = storm.random.randrange(ANSWERS_BETWEEN)
+            await storm.answered.wait_more(more, deadline_s=PROGRESS_DEADLINE_S, what="answers between kills")
+            storm.random.choice(seats).kill_and_restart()
+        is_over = True
