@@ -2,7 +2,6 @@
 reaches all within a second, and what one of them does for all another takes over.
 """
 
-import contextlib
 import json
 import signal
 import time
@@ -33,23 +32,16 @@ class Pair:
     one: Any
     two: Any
     provider: Any
-
-
-@contextlib.asynccontextmanager
-async def open_pair(street: Any, **settings: str) -> AsyncIterator[Pair]:
-    (gas,) = await street.wallets(1)
-    options = {
-        "database_url": await street.make_postgres(),
-        "settings": {**QUICK, "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key, **settings},
-    }
-    async with street.gateway(**options) as one, street.gateway(**options, public_url=one.public_url) as two:
-        yield Pair(street=street, one=one, two=two, provider=await street.wallet())
+    options: dict[str, Any]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def pair(street: Any) -> AsyncIterator[Pair]:
-    async with open_pair(street) as it:
-        yield it
+    (gas,) = await street.wallets(1)
+    settings = {**QUICK, "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key, "TOLLWAY_LIMIT_LEADER_LEASE_S": "2"}
+    options = {"database_url": await street.make_postgres(), "settings": settings}
+    async with street.gateway(**options) as one, street.gateway(**options, public_url=one.public_url) as two:
+        yield Pair(street=street, one=one, two=two, provider=await street.wallet(), options=options)
 
 
 # ---- What was begun at one goes on at another.
@@ -160,17 +152,17 @@ async def test_a_change_of_a_listing_reaches_the_other_gateway(pair: Pair) -> No
     await edit(pricePerRequest="0.03")
     took["price"] = await hears("the new price", lambda: asks_price("0.03"))
     await edit(pricePerRequest="0.03", status="paused")
-    took["pause"] = await hears("the pause", lambda: is_code("listing_paused"))
+    took["pause"] = await hears("the pause", lambda: is_code("api_paused"))
     await edit(pricePerRequest="0.03")
     took["resume"] = await hears("the resumption", lambda: asks_price("0.03"))
     exit_code, _ = await street.operate_here(pair.one, "listing", "suspend", api_id, "--reason", "test")
     assert exit_code == 0
-    took["suspend"] = await hears("the suspension", lambda: is_code("listing_suspended"))
+    took["suspend"] = await hears("the suspension", lambda: is_code("api_paused"))
     exit_code, _ = await street.operate_here(pair.one, "listing", "restore", api_id)
     assert exit_code == 0
     took["restore"] = await hears("the restoration", lambda: asks_price("0.03"))
     assert (await street.control(pair.one, pair.provider, "DELETE", f"/apis/{api_id}")).status == 204
-    took["retire"] = await hears("the end", lambda: is_code("listing_retired"))
+    took["retire"] = await hears("the end", lambda: is_code("api_retired"))
     print({name: round(seconds, 2) for name, seconds in took.items()})
 
 
@@ -184,13 +176,16 @@ async def test_a_blocked_wallet_is_blocked_at_every_gateway(pair: Pair) -> None:
         reply = await street.call(gateway, api_id, "/echo/blocked", headers=plain(caller, tx_hash))
         return bool(reply.code == code)
 
-    for words, code in (
-        (("block", str(caller.address), "--reason", "test"), "wallet_blocked"),
-        (("unblock", str(caller.address)), None),
-    ):
-        assert (await street.operate_here(pair.one, "wallet", *words))[0] == 0
+    async def reaches_both(code: str | None) -> None:
         for gateway in (pair.one, pair.two):
             await poll(lambda at=gateway: is_code(at, code), deadline_s=DEADLINE_S, what=f"{code}")
+
+    await reaches_both(None)
+    block = ("wallet", "block", str(caller.address), "--reason", "test")
+    assert (await street.operate_here(pair.one, *block))[0] == 0
+    await reaches_both("wallet_blocked")
+    assert (await street.operate_here(pair.one, "wallet", "unblock", str(caller.address)))[0] == 0
+    await reaches_both(None)
 
 
 # ---- One does it for all.
@@ -204,47 +199,42 @@ def leads(gateway: Any, duty: str) -> bool:
 
 
 async def find_leader(pair: Pair) -> tuple[Any, Any]:
-    """Who leads in everything, and the other; duties may be shared out between them."""
+    """One that leads in something, and the other one."""
 
-    def everything_is_led() -> bool:
+    def is_everything_led() -> bool:
         return all(leads(pair.one, duty) != leads(pair.two, duty) for duty in DUTIES)
 
-    await poll(everything_is_led, deadline_s=DEADLINE_S, what="a leader for each duty")
+    await poll(is_everything_led, deadline_s=DEADLINE_S, what="a leader for each duty")
     return (pair.one, pair.two) if leads(pair.one, "sweeper") else (pair.two, pair.one)
 
 
-async def test_each_duty_is_done_by_one_and_a_killed_one_is_succeeded(street: Any) -> None:
-    async with open_pair(street) as pair:
-        leader, other = await find_leader(pair)
-        leader.process.kill()
-        began = time.monotonic()
-        await poll(
-            lambda: all(leads(other, duty) for duty in DUTIES), deadline_s=DEADLINE_S, what="a succession"
-        )
-        print(f"succeeded after {time.monotonic() - began:.2f} s")
+async def succeeds(successor: Any, *, after: str) -> float:
+    """Seconds until it leads in everything."""
+    began = time.monotonic()
+    await poll(
+        lambda: all(leads(successor, duty) for duty in DUTIES),
+        deadline_s=DEADLINE_S,
+        what=f"a successor of a gateway that {after}",
+    )
+    return round(time.monotonic() - began, 2)
 
 
-async def test_a_stalled_leader_is_succeeded_and_steps_back_when_it_goes_on(street: Any) -> None:
-    async with open_pair(street, TOLLWAY_LIMIT_LEADER_LEASE_S="2", TOLLWAY_LIMIT_LEADER_POLL_S="0.2") as pair:
-        leader, other = await find_leader(pair)
-        leader.process.send_signal(signal.SIGSTOP)
-        try:
-            await poll(
-                lambda: all(leads(other, duty) for duty in DUTIES), deadline_s=DEADLINE_S, what="a succession"
-            )
-        finally:
-            leader.process.send_signal(signal.SIGCONT)
-        await poll(
-            lambda: not any(leads(leader, duty) for duty in DUTIES), deadline_s=DEADLINE_S, what="a step back"
-        )
-        assert "leadership_lost" in leader.read_log()
-        assert all(leads(other, duty) for duty in DUTIES)
-
-
-async def test_a_leader_that_is_stopped_hands_over(street: Any) -> None:
-    async with open_pair(street) as pair:
-        leader, other = await find_leader(pair)
-        assert await leader.stop() == 0
-        await poll(
-            lambda: all(leads(other, duty) for duty in DUTIES), deadline_s=DEADLINE_S, what="a succession"
-        )
+async def test_a_leader_is_succeeded_when_it_stalls_and_when_it_stops_and_when_it_dies(pair: Pair) -> None:
+    """Last in this file: it uses the pair up."""
+    took: dict[str, float] = {}
+    first, second = await find_leader(pair)
+    first.process.send_signal(signal.SIGSTOP)
+    try:
+        took["stalled"] = await succeeds(second, after="stalled")
+    finally:
+        first.process.send_signal(signal.SIGCONT)
+    await poll(
+        lambda: not any(leads(first, duty) for duty in DUTIES), deadline_s=DEADLINE_S, what="a step back"
+    )
+    assert "leadership_lost" in first.read_log()
+    assert await second.stop() == 0
+    took["stopped"] = await succeeds(first, after="stopped")
+    async with pair.street.gateway(**pair.options, public_url=pair.one.public_url) as third:
+        first.process.kill()
+        took["killed"] = await succeeds(third, after="was killed")
+    print(took)
