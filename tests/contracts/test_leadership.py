@@ -4,17 +4,21 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import asyncpg
 import pytest
 from prometheus_client import CollectorRegistry
+from sqlalchemy import Executable
 
+from tollway.cli.doctor import Finding, examine
 from tollway.errors import StorageUnavailable
 from tollway.limits import DEFAULT_LIMITS
-from tollway.storage.database import Database, PostgresDatabase, Work, connect_database
+from tollway.settings import load_settings
+from tollway.storage.database import Ask, Database, PostgresDatabase, Work, connect_database
 from tollway.storage.leadership import Duty, Leadership, are_sessions_shared, find_leaders
 from tollway.telemetry import Metrics
+from tollway.testing.memory_chain import MemoryChain
 
 QUICK = replace(DEFAULT_LIMITS, leader_poll_s=0.01, leader_lease_s=5.0)
 DEADLINE_S = 20.0
@@ -244,3 +248,63 @@ async def end_session(url: str, process: int | None) -> None:
         await connection.execute("SELECT pg_terminate_backend($1)", process)
     finally:
         await connection.close()
+
+
+# ---- What the doctor says.
+
+
+class Lent(PostgresDatabase):
+    """Behind a pooler: its sessions are those that everybody uses, for one transaction at a time."""
+
+    @contextlib.asynccontextmanager
+    async def hold(self) -> AsyncIterator[Ask]:
+        async def ask(question: Executable) -> Any:
+            return await self.read(lambda connection: connection.scalar(question))
+
+        yield ask
+
+
+async def examine_leaders(url: str, database: Database) -> Finding:
+    settings = load_settings(
+        {
+            "TOLLWAY_RPC_LOCAL": "http://127.0.0.1:1",
+            "TOLLWAY_DATABASE_URL": url,
+            "TOLLWAY_SECRET_KEY": "00112233445566778899aabbccddeeff" * 2,
+        }
+    )
+
+    async def fetch_status(url: str) -> int | None:
+        return None
+
+    found = await examine(
+        settings, database=database, chains=MemoryChain(), fetch_status=fetch_status, now_s=1.0
+    )
+    (finding,) = (one for one in found if one.check == "leaders")
+    return finding
+
+
+@pytest.mark.postgres
+async def test_the_doctor_names_the_leaders_and_misses_them(
+    databases: list[PostgresDatabase], postgres_url: str
+) -> None:
+    nobody = await examine_leaders(postgres_url, databases[0])
+    assert nobody.level == "note"
+    assert "nobody leads as sweeper or watcher" in nobody.detail
+    sweeper, watcher = Candidate(databases[0]), Candidate(databases[1], duty=Duty.WATCHER)
+    async with sweeper.standing(), watcher.standing():
+        await until(lambda: sweeper.is_working and watcher.is_working)
+        both = await examine_leaders(postgres_url, databases[2])
+    assert both.level == "ok"
+    assert "sweeper: " in both.detail
+    assert "watcher: " in both.detail
+
+
+@pytest.mark.postgres
+async def test_the_doctor_knows_a_pooler_that_lends_sessions(postgres_url: str) -> None:
+    database = Lent(postgres_url)
+    await database.open()
+    assert await are_sessions_shared(database) is True
+    found = await examine_leaders(postgres_url, database)
+    await database.close()
+    assert found.level == "failed"
+    assert "pooler" in found.detail

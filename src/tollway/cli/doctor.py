@@ -13,7 +13,8 @@ from tollway.errors import ChainUnavailable, StorageUnavailable
 from tollway.money import Asset, format_decimal
 from tollway.payments.settlement_rules import SettlementRules
 from tollway.settings import NetworkSettings, Settings
-from tollway.storage.database import Database, SqliteDatabase, is_shared_write_safe
+from tollway.storage.database import Database, PostgresDatabase, SqliteDatabase, is_shared_write_safe
+from tollway.storage.leadership import Duty, are_sessions_shared, find_leaders
 from tollway.storage.migrate import schema_state
 
 Level = Literal["ok", "note", "warning", "failed"]
@@ -65,6 +66,8 @@ async def examine(
                 "stopped, or use SQLite 3.51.3 or newer",
             )
         )
+    if isinstance(database, PostgresDatabase):
+        findings.append(await _examine_leaders(database))
     for network in settings.networks:
         findings.append(await _examine_chain(network, chains, now_s))
         findings.append(await _examine_settlement(settings, network, chains, fetch_status))
@@ -129,6 +132,117 @@ async def _examine_database(settings: Settings, database: Database) -> Finding:
         detail = f"{where} is from the release before; this one can serve from it, but run tollway migrate"
         return Finding(check="database", level="warning", detail=detail)
     return Finding(check="database", level="failed", detail=f"{where} is {state}; run tollway migrate")
+
+
+async def _examine_leaders(database: PostgresDatabase) -> Finding:
+    """Who sweeps and watches for all gateways; and whether anybody can, behind a pooler."""
+    check = "leaders"
+    try:
+        if await are_sessions_shared(database):
+            detail = (
+                "a pooler lends the server's sessions out for single transactions; the lock of a leader needs a session "
+                "of its own, so point database_url at the server, or pool by session"
+            )
+            return Finding(check=check, level="failed", detail=detail)
+        leaders = await find_leaders(database)
+    except StorageUnavailable:
+        return Finding(check=check, level="failed", detail="nobody can tell while the database does not answer")
+    told = [
+        f"{duty.label}: {leaders[duty].address or 'on the machine of the database'} "
+        f"(server process {leaders[duty].server_process})"
+        for duty in Duty
+        if duty in leaders
+    ]
+    missing = [duty.label for duty in Duty if duty not in leaders]
+    if missing:
+        told.append(f"nobody leads as {' or '.join(missing)}; a running gateway takes over within seconds")
+    return Finding(check=check, level="note" if missing else "ok", detail="; ".join(told))
+
+
+async def _examine_chain(network: NetworkSettings, chains: SettlementChain, now_s: float) -> Finding:
+    check = f"chain_{network.rules.chain_id}"
+    try:
+        await chains.check_chain(network.rules.chain_id)
+        answer = await chains.call_contract(
+            network.rules.chain_id,
+            to=None,
+            calldata=_READ_CLOCK,
+            gas=_CLOCK_GAS,
+            bytes_max=32,
+            deadline_s=_DEADLINE_S,
+        )
+    except ChainUnavailable as exc:
+        return Finding(check=check, level="failed", detail=f"{network.name}: {exc}")
+    if answer.reverted or len(answer.payload) != 32:
+        return Finding(check=check, level="note", detail=f"{network.name}: the node does not tell its time")
+    lag_s = now_s - int.from_bytes(answer.payload, "big")
+    if lag_s < -CLOCK_SLACK_S:
+        return Finding(
+            check=check,
+            level="failed",
+            detail=f"{network.name}: the latest block lies {-lag_s:.0f} s in the future; this machine's clock is behind",
+        )
+    if lag_s > BLOCK_AGE_MAX_S + 10 * network.block_time_s:
+        detail = (
+            f"{network.name}: the latest block is {lag_s:.0f} s old; the node lags, or this clock is ahead"
+        )
+        return Finding(check=check, level="warning", detail=detail)
+    return Finding(check=check, level="ok", detail=f"{network.name}: chain id and clock agree")
+
+
+async def _examine_settlement(
+    settings: Settings, network: NetworkSettings, chains: SettlementChain, fetch_status: FetchStatus
+) -> Finding:
+    """Whether payments by authorisation (x402, MPP) are offered on a network, and why not."""
+    check, rules = f"settlement_{network.rules.chain_id}", network.settlement
+    tokens = [asset for asset in network.rules.assets if asset.domain is not None]
+    silent = None
+    if not settings.x402 and not settings.mpp:
+        silent = "x402 and mpp are both off"
+    elif not rules.has_rail:
+        silent = "there is neither a gas key nor a facilitator"
+    elif not tokens:
+        silent = "no token there has the name and version of an EIP-712 domain"
+    if silent is not None:
+        return Finding(check=check, level="note", detail=f"{network.name}: no authorised payments: {silent}")
+    try:
+        faults = [fault async for fault in _find_faults(rules, tokens, chains, fetch_status)]
+    except ChainUnavailable as exc:
+        return Finding(check=check, level="failed", detail=f"{network.name}: {exc}")
+    if faults:
+        detail = f"{network.name}: authorised payments are not offered, or not by every key or token: "
+        return Finding(check=check, level="warning", detail=detail + "; ".join(faults))
+    by = "a facilitator" if rules.facilitator is not None else f"{len(rules.gas_keys)} gas key(s)"
+    symbols = ", ".join(asset.symbol for asset in tokens)
+    return Finding(
+        check=check, level="ok", detail=f"{network.name}: authorised payments in {symbols}, settled by {by}"
+    )
+
+
+async def _find_faults(
+    rules: SettlementRules, tokens: list[Asset], chains: SettlementChain, fetch_status: FetchStatus
+) -> AsyncIterator[str]:
+    """What withdraws the rail, or a part of it, right now. Raises ChainUnavailable."""
+    for asset in tokens:
+        fault = await find_domain_fault(chains, asset, deadline_s=_DEADLINE_S)
+        if fault is not None:
+            yield f"{asset.symbol} {_DOMAIN_FAULTS[fault]}"
+    if rules.facilitator is not None:
+        status = await fetch_status(rules.facilitator.url.rstrip("/") + "/supported")
+        if status is None or status >= _SERVER_ERROR:
+            yield "the facilitator does not answer" if status is None else f"the facilitator answers {status}"
+        return
+    fees = await chains.fetch_fees(rules.chain_id)
+    price_wei = fees.base_fee_wei + fees.tip_wei
+    if price_wei > rules.gas_price_max_wei:
+        limit = format_decimal(rules.gas_price_max_wei, decimals=9)
+        yield f"gas costs {format_decimal(price_wei, decimals=9)} gwei, above gas_price_max_gwei = {limit}"
+    for key in rules.gas_keys:
+        account = await chains.fetch_account(rules.chain_id, key.address)
+        if account.balance_wei < rules.gas_floor_wei:
+            floor = format_decimal(rules.gas_floor_wei, decimals=18)
+            has = format_decimal(account.balance_wei, decimals=18)
+            yield f"the gas key {key.address} has {has}, below gas_floor = {floor}"
 
 
 async def _examine_chain(network: NetworkSettings, chains: SettlementChain, now_s: float) -> Finding:
