@@ -104,6 +104,7 @@ REFUSED = [
     ({"TOLLWAY_DATABASE_URL": "mysql://h/n"}, "", "sqlite:///"),
     ({"TOLLWAY_DATABASE_URL": "sqlite:///:memory:"}, "", "sqlite:///"),
     ({"TOLLWAY_DATABASE_URL": "postgresql://h/n"}, "", "secret_key: "),
+    ({"TOLLWAY_RATE_LIMIT_URL": "http://me:pa55@cache.example"}, "", "must be redis://"),
     ({"TOLLWAY_SECRET_KEY": "abc"}, "", "64 hex digits"),
     ({"TOLLWAY_SECRET_KEY": "0" * 64}, "", "no random number"),
     ({"TOLLWAY_SECRET_KEY": KEY, "TOLLWAY_SECRET_KEY_FILE": "k"}, "", "not both"),
@@ -246,8 +247,16 @@ def test_lists_and_maxima_from_the_environment() -> None:
 
 
 def test_secrets_never_show() -> None:
-    shown = repr(load({"TOLLWAY_SECRET_KEY": KEY, "TOLLWAY_DATABASE_URL": "postgresql://u:pa55@h/n"}))
-    for secret in ("pa55", "hush-hush", KEY, repr(bytes.fromhex(KEY))):
+    shown = repr(
+        load(
+            {
+                "TOLLWAY_SECRET_KEY": KEY,
+                "TOLLWAY_DATABASE_URL": "postgresql://u:pa55@h/n",
+                "TOLLWAY_RATE_LIMIT_URL": "redis://:pa66@cache.example",
+            }
+        )
+    )
+    for secret in ("pa55", "pa66", "hush-hush", KEY, repr(bytes.fromhex(KEY))):
         assert secret not in shown
 
 

@@ -11,7 +11,7 @@ from tollway.cli.doctor import Finding, examine
 from tollway.errors import ChainUnavailable
 from tollway.identifiers import Address, ChainId
 from tollway.money import TokenDomain
-from tollway.settings import Listen, Settings, load_settings
+from tollway.settings import Listen, Secret, Settings, load_settings
 from tollway.storage.database import connect_database
 from tollway.storage.migrate import upgrade
 from tollway.testing.authorization_samples import USDC
@@ -223,6 +223,27 @@ async def test_a_facilitator_is_asked_whether_it_answers(
     found = await look(settings, chain_with_fees(), facilitator_status=status)
     finding = found["settlement_84532"]
     assert (finding.level, told in finding.detail) == (level, True)
+
+
+@pytest.mark.parametrize(
+    ("url", "rate_limit_url", "level"),
+    [
+        ("sqlite:///books.sqlite3", None, None),
+        ("postgresql://127.0.0.1:1/books", None, "note"),
+        ("sqlite:///books.sqlite3", "redis://:hush-hush@127.0.0.1:1", "warning"),
+    ],
+)
+async def test_gateways_that_count_alone_are_told_of(
+    tmp_path: Path, url: str, rate_limit_url: str | None, level: str | None
+) -> None:
+    settings = make_settings(
+        tmp_path,
+        database_url=Secret(url),
+        rate_limit_url=None if rate_limit_url is None else Secret(rate_limit_url),
+    )
+    finding = (await look(settings)).get("shared_rates")
+    assert (None if finding is None else finding.level) == level
+    assert "hush" not in str(finding)
 
 
 async def test_plain_settings_raise_no_warning(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from tollway.errors import ChainUnavailable, StorageUnavailable
 from tollway.money import Asset, format_decimal
 from tollway.payments.settlement_rules import SettlementRules
 from tollway.settings import NetworkSettings, Settings
+from tollway.shared_windows import SharedWindows
 from tollway.storage.database import Database, PostgresDatabase, SqliteDatabase, is_shared_write_safe
 from tollway.storage.leadership import Duty, are_sessions_shared, find_leaders
 from tollway.storage.migrate import schema_state
@@ -71,6 +72,7 @@ async def examine(
     for network in settings.networks:
         findings.append(await _examine_chain(network, chains, now_s))
         findings.append(await _examine_settlement(settings, network, chains, fetch_status))
+    findings.extend(await _examine_rates(settings))
     findings.append(await _examine_gateway(settings, fetch_status))
     return tuple(findings)
 
@@ -329,6 +331,26 @@ async def _find_faults(
             floor = format_decimal(rules.gas_floor_wei, decimals=18)
             has = format_decimal(account.balance_wei, decimals=18)
             yield f"the gas key {key.address} has {has}, below gas_floor = {floor}"
+
+
+async def _examine_rates(settings: Settings) -> tuple[Finding, ...]:
+    """Whether gateways that share a database count their callers together."""
+    check = "shared_rates"
+    if settings.rate_limit_url is None:
+        if settings.is_sqlite:
+            return ()  # there is one gateway
+        detail = "rate_limit_url is not set: of several gateways each counts its callers alone"
+        return (Finding(check=check, level="note", detail=detail),)
+    windows = SharedWindows(
+        settings.rate_limit_url.reveal(), namespace="doctor", secret=b"", deadline_s=_DEADLINE_S, retry_s=0.0
+    )
+    await windows.open()
+    is_up = windows.is_up
+    await windows.close()
+    if is_up:
+        return (Finding(check=check, level="ok", detail="the server for shared rates answers"),)
+    detail = "the server at rate_limit_url does not answer or takes no writes; each gateway counts alone"
+    return (Finding(check=check, level="warning", detail=detail),)
 
 
 async def _examine_gateway(settings: Settings, fetch_status: FetchStatus) -> Finding:
