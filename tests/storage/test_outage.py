@@ -1,0 +1,100 @@
+"""One line when the database is away, with its cause; one when it is back."""
+
+import sqlite3
+from typing import Any
+
+import pytest
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from structlog.testing import capture_logs
+
+from tollway.storage.outage import QUIET_S, CommitInDoubt, OutageLog, name_cause
+
+
+def server_error(state: str) -> DBAPIError:
+    orig = Exception("could not extend file")
+    orig.sqlstate = state  # type: ignore[attr-defined]
+    return DBAPIError("INSERT secret", {}, orig)
+
+
+def file_error(name: str) -> DBAPIError:
+    orig = sqlite3.OperationalError("disk")
+    orig.sqlite_errorname = name
+    return DBAPIError("INSERT secret", {}, orig)
+
+
+@pytest.mark.parametrize(
+    ("exc", "cause"),
+    [
+        (server_error("25006"), "read_only"),
+        (server_error("53100"), "disk_full"),
+        (server_error("53300"), "too_many_connections"),
+        (server_error("57P01"), "server_stopping"),
+        (server_error("08006"), "connection_lost"),
+        (server_error("42703"), "failed"),
+        (file_error("SQLITE_FULL"), "disk_full"),
+        (file_error("SQLITE_READONLY_DBMOVED"), "read_only"),
+        (file_error("SQLITE_IOERR_WRITE"), "disk_error"),
+        (file_error("SQLITE_CANTOPEN"), "file_cannot_be_opened"),
+        (file_error("SQLITE_BUSY"), "locked_by_another_process"),
+        (file_error("SQLITE_ERROR"), "failed"),
+        (DBAPIError("x", {}, Exception(), connection_invalidated=True), "connection_lost"),
+        (PoolTimeout(), "no_connection_free"),
+        (TimeoutError(), "no_answer_in_time"),
+        (ConnectionRefusedError(), "unreachable"),
+        (CommitInDoubt(), "standby_not_waited_for"),
+        (ValueError(), "failed"),
+    ],
+)
+def test_names_the_cause(exc: BaseException, cause: str) -> None:
+    assert name_cause(exc) == cause
+
+
+class Log:
+    def __init__(self) -> None:
+        self.s = 100.0
+        self.it = OutageLog("postgresql:h1/books", clock=lambda: self.s)
+
+
+def told(job: Any) -> list[tuple[str, str, str]]:
+    with capture_logs() as lines:
+        job()
+    return [(line["event"], line["use"], line["cause"]) for line in lines]
+
+
+def test_an_outage_is_told_once_and_its_end_once() -> None:
+    log = Log()
+
+    def outage() -> None:
+        for _ in range(5):
+            log.it.note_failure("write", server_error("53100"))
+            log.it.note_success("read")  # a full disk can still be read
+        log.it.note_success("write")
+        log.it.note_success("write")
+
+    assert told(outage) == [("storage_away", "write", "disk_full"), ("storage_back", "write", "disk_full")]
+
+
+def test_a_new_cause_is_told_and_the_same_one_not_all_the_time() -> None:
+    log = Log()
+
+    def flapping() -> None:
+        for _ in range(5):
+            log.it.note_failure("write", server_error("53100"))
+            log.it.note_failure("write", server_error("25006"))
+
+    assert told(flapping) == [("storage_away", "write", "disk_full"), ("storage_away", "write", "read_only")]
+    log.s += QUIET_S
+    assert len(told(flapping)) == 2
+
+
+@pytest.mark.parametrize("state", ["40001", "40P01"])
+def test_a_rollback_that_is_tried_again_is_no_outage(state: str) -> None:
+    assert told(lambda: Log().it.note_failure("write", server_error(state))) == []
+
+
+def test_the_line_holds_no_statement() -> None:
+    with capture_logs() as lines:
+        Log().it.note_failure("write", server_error("53100"))
+    assert "secret" not in str(lines)
+    assert lines[0]["detail"] == "could not extend file"
