@@ -1,0 +1,125 @@
+"""Books that are broken on purpose, each in one way: the histories must find every one of them."""
+
+from dataclasses import replace
+from typing import Any
+
+from tests.simulation.fake_books import FakeGateway
+from tollway.identifiers import CallId
+from tollway.ledger.book import Claim, Claimed, ClaimOutcome, Close, Closed, Fenced
+from tollway.ledger.call import CallState, PaymentState
+
+
+class ForgetsDebits(FakeGateway):
+    """A claim is granted, and nothing is taken."""
+
+    async def claim(self, claim: Claim) -> ClaimOutcome:
+        before = dict(self._rows.payments)
+        outcome = await super().claim(claim)
+        self._rows.payments.update(before)
+        return outcome
+
+
+class ForgetsNonces(FakeGateway):
+    """A bound signature counts as often as it is shown."""
+
+    async def claim(self, claim: Claim) -> ClaimOutcome:
+        return await super().claim(replace(claim, nonce=None))
+
+
+class ForgetsEnds(FakeGateway):
+    """A plain signature counts although a bound one was shown."""
+
+    async def claim(self, claim: Claim) -> ClaimOutcome:
+        return await super().claim(replace(claim, is_plain=False))
+
+
+class CoversEverything(FakeGateway):
+    """Authorisations are granted without regard to what else is under way on their balance."""
+
+    async def claim(self, claim: Claim) -> ClaimOutcome:
+        if claim.cover is not None:
+            claim = replace(claim, cover=replace(claim.cover, balance_units=10**9))
+        return await super().claim(claim)
+
+
+class ClosesUnfenced(FakeGateway):
+    """Whoever closes a call closes it, whatever became of it meanwhile."""
+
+    async def close(self, close: Close) -> Closed | Fenced:
+        call = self._rows.calls.get(close.call_id)
+        if call is not None and call.state is CallState.UNKNOWN:
+            call.state, call.owner_id = CallState.FORWARDING, self.owner_id
+        if call is not None:
+            close = replace(close, epoch=call.epoch)
+            call.owner_id = self.owner_id
+        return await super().close(close)
+
+
+class GivesBackSilence(FakeGateway):
+    """What was sent and got no answer is given back at once."""
+
+    async def close(self, close: Close) -> Closed | Fenced:
+        after = CallState.RELEASED if close.after is CallState.UNKNOWN else close.after
+        return await super().close(replace(close, after=after))
+
+
+class ForgetsHolds(FakeGateway):
+    """Recovery does not wait until a held price may come back."""
+
+    async def recover(self, *, now_ms: int) -> int:
+        for call in self._rows.calls.values():
+            if call.state is CallState.UNKNOWN:
+                call.moved_ms = 0
+        return await super().recover(now_ms=now_ms)
+
+
+class ForgetsPowerCuts(FakeGateway):
+    """The clock gives back what a lost close may have charged."""
+
+    async def recover(self, *, now_ms: int) -> int:
+        moved = await super().recover(now_ms=now_ms)
+        for call in self._rows.calls.values():
+            call.clock_releases = True
+        return moved
+
+
+class RunsForEver(FakeGateway):
+    """A repeat is no further attempt."""
+
+    async def reopen(self, call_id: CallId, **more: Any) -> Claimed | Fenced:
+        call = self._rows.calls.get(call_id)
+        if call is not None:
+            call.attempts = 1
+        return await super().reopen(call_id, **more)
+
+
+class ForgetsDebts(FakeGateway):
+    """What was bought with a payment that left the chain stays bought."""
+
+    async def mark_gone(self, payment_id: int, *, now_ms: int) -> int:
+        payment = self._rows.payments[payment_id]
+        if payment.state is PaymentState.UNFINAL:
+            self._rows.payments[payment_id] = replace(payment, state=PaymentState.GONE)
+            self._rows.gone_ms[payment_id] = self._rows.checked_ms[payment_id] = now_ms
+        return sum(
+            call.parts.get(payment_id, 0)
+            for call in self._rows.calls.values()
+            if call.state is CallState.CONSUMED
+        )
+
+
+BREAKAGES: dict[str, type[FakeGateway]] = {
+    kind.__name__: kind
+    for kind in (
+        ForgetsDebits,
+        ForgetsNonces,
+        ForgetsEnds,
+        CoversEverything,
+        ClosesUnfenced,
+        GivesBackSilence,
+        ForgetsHolds,
+        ForgetsPowerCuts,
+        RunsForEver,
+        ForgetsDebts,
+    )
+}

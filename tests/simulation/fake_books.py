@@ -1,0 +1,262 @@
+"""The fake database: the books in memory behind a machine that loses commits, answers and power, on command.
+
+`FakeMachine` is the disk and its server, `FakeGateway` one gateway process over it. Who gets what is decided by the real
+twin (`tollway.testing.memory_book`) and so by `tollway.ledger`; here is only what a process remembers and a crash forgets:
+which calls it has open, which commits it never heard of, which closes it still has to write.
+"""
+
+import copy
+from dataclasses import dataclass, fields
+from enum import Enum, auto
+from typing import Any
+
+from tollway.errors import StorageUnavailable
+from tollway.identifiers import Address, CallId
+from tollway.ledger.authorization import SettledTransfer, SettlementAttempt
+from tollway.ledger.book import Claim, Claimed, ClaimOutcome, Close, Closed, Fenced, Finish
+from tollway.ledger.call import CallState, NewPayment
+from tollway.ledger.gas import LaneTaken
+from tollway.ledger.kept_answers import StoredAnswer
+from tollway.limits import Limits
+from tollway.testing.memory_answers import MemoryAnswers
+from tollway.testing.memory_book import MemoryBook
+from tollway.testing.memory_gas import MemoryGas
+from tollway.testing.memory_rows import MemoryRows
+
+
+class Fate(Enum):
+    """What becomes of the next commit. After either the database is away until it is brought back."""
+
+    LOST = auto()  # nothing was written
+    UNHEARD = auto()  # it was written, and nobody heard
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class House:
+    """What all gateways of one history are told."""
+
+    limits: Limits
+    unfinal_max_nano: dict[str, int]
+    has_power_cuts: bool
+
+
+class FakeMachine:
+    """`life` ends with a power cut; what was written since the last flushed commit may end with it."""
+
+    def __init__(self, house: House, *, now_ms: int, gateway: "type[FakeGateway] | None" = None) -> None:
+        self.house = house
+        self.now_ms = now_ms
+        self.rows = MemoryRows()
+        self.is_away = False
+        self.fate: Fate | None = None
+        self._gateway = gateway or FakeGateway
+        self._images: list[MemoryRows] = []
+
+    def clock(self) -> int:
+        return self.now_ms
+
+    async def start(self, owner_id: str) -> "FakeGateway":
+        gateway = self._gateway(self, owner_id)
+        await gateway.renew_ownership(now_ms=self.now_ms)
+        await gateway.recover(now_ms=self.now_ms)
+        return gateway
+
+    async def kill(self, gateway: Any) -> None:
+        """What the process remembered is gone."""
+
+    async def cut_power(self, *, loses_all: bool) -> None:
+        """The newest unflushed commit is lost, or all of them."""
+        self.is_away = False
+        if self._images:
+            image = self._images[0 if loses_all else -1]
+            for field in fields(MemoryRows):
+                setattr(self.rows, field.name, getattr(image, field.name))
+            self._images.clear()
+        self.rows.life += 1
+
+    async def close(self) -> None: ...
+
+    def enter(self, *, flush: bool) -> Fate | None:
+        """A commit begins."""
+        if self.is_away:
+            raise StorageUnavailable
+        fate, self.fate = self.fate, None
+        if fate is Fate.LOST:
+            self.is_away = True
+            raise StorageUnavailable
+        if self.house.has_power_cuts:
+            if flush:
+                self._images.clear()
+            else:
+                self._images.append(_copy(self.rows))
+        return fate
+
+    def leave(self, fate: Fate | None) -> None:
+        if fate is Fate.UNHEARD:
+            self.is_away = True
+            raise StorageUnavailable
+
+
+class FakeGateway(MemoryBook):
+    """One gateway process: the twin, and what `storage.group_commit` remembers beside it."""
+
+    def __init__(self, machine: FakeMachine, owner_id: str) -> None:
+        house = machine.house
+        super().__init__(
+            now_ms=machine.clock,
+            owner_id=owner_id,
+            limits=house.limits,
+            unfinal_max_nano=house.unfinal_max_nano,
+        )
+        self.owner_id = owner_id
+        self._machine = machine
+        self._rows = machine.rows
+        self.gas = MemoryGas(machine.rows)
+        self._answers = MemoryAnswers(machine.rows, limits=house.limits)
+        self._open: set[tuple[CallId, int]] = set()
+        self._doubtful: set[tuple[CallId, int]] = set()
+        self._late: dict[CallId, Close] = {}
+
+    def _answer(self) -> None:
+        if self._machine.is_away:
+            raise StorageUnavailable
+
+    # ---- Through the queue: claims, reopens, closes, what settles.
+
+    async def claim(self, claim: Claim) -> ClaimOutcome:
+        key = (claim.call_id, 1)
+        try:
+            fate = self._machine.enter(flush=True)
+            outcome = await super().claim(claim)
+            self._machine.leave(fate)
+        except StorageUnavailable:
+            self._doubtful.add(key)
+            raise
+        if isinstance(outcome, Claimed):
+            self._open.add(key)
+        return outcome
+
+    async def reopen(
+        self, call_id: CallId, *, epoch: int, now_ms: int, is_plain: bool = False
+    ) -> Claimed | Fenced:
+        key = (call_id, epoch + 1)
+        try:
+            fate = self._machine.enter(flush=True)
+            outcome = await super().reopen(call_id, epoch=epoch, now_ms=now_ms, is_plain=is_plain)
+            self._machine.leave(fate)
+        except StorageUnavailable:
+            self._doubtful.add(key)
+            raise
+        if isinstance(outcome, Claimed):
+            self._open.add(key)
+        return outcome
+
+    async def close(self, close: Close) -> Closed | Fenced:
+        try:
+            fate = self._machine.enter(flush=False)
+            outcome = await super().close(close)
+            self._machine.leave(fate)
+        except StorageUnavailable:
+            self._late[close.call_id] = close  # still open: written when the database is back
+            raise
+        self._open.discard((close.call_id, close.epoch))
+        return outcome
+
+    def finish(self, finish: Finish) -> None:
+        if not self._machine.is_away:
+            self._machine.enter(flush=False)
+            super().finish(finish)
+
+    async def settle(
+        self, close: Close, *, attempt: SettlementAttempt | None, digest: bytes | None
+    ) -> Closed | Fenced | LaneTaken:
+        fate = self._machine.enter(flush=True)
+        outcome = await super().settle(close, attempt=attempt, digest=digest)
+        self._machine.leave(fate)
+        if isinstance(outcome, Fenced):
+            self._open.discard((close.call_id, close.epoch))
+        return outcome
+
+    async def conclude(
+        self, call_id: CallId, *, epoch: int, transfer: SettledTransfer | None, is_adrift: bool, now_ms: int
+    ) -> CallState | None:
+        fate = self._machine.enter(flush=True)
+        outcome = await super().conclude(
+            call_id, epoch=epoch, transfer=transfer, is_adrift=is_adrift, now_ms=now_ms
+        )
+        self._machine.leave(fate)
+        self._open.discard((call_id, epoch))
+        return outcome
+
+    async def set_adrift(self, call_id: CallId, *, epoch: int) -> bool:
+        self._open.discard((call_id, epoch))
+        self._machine.enter(flush=True)
+        return await super().set_adrift(call_id, epoch=epoch)
+
+    # ---- Transactions of their own.
+
+    async def renew_ownership(self, *, now_ms: int) -> None:
+        self._machine.enter(flush=True)
+        await super().renew_ownership(now_ms=now_ms)
+
+    async def record_payments(self, payments: Any, *, now_ms: int) -> Any:
+        self._machine.enter(flush=True)
+        return await super().record_payments(payments, now_ms=now_ms)
+
+    async def keep_answer(self, call_id: CallId, payer: Address, answer: StoredAnswer) -> None:
+        self._machine.enter(flush=True)
+        await self._answers.keep(call_id, payer, answer, now_ms=self._now_ms())
+
+    async def recover(self, *, now_ms: int) -> int:
+        self._machine.enter(flush=True)
+        late, self._late = self._late, {}
+        for close in late.values():
+            await super().close(close)
+            self._open.discard((close.call_id, close.epoch))
+        moved = 0
+        for call in list(self._rows.calls.values()):
+            if call.owner_id == self.owner_id and (call.claim.call_id, call.epoch) not in self._open:
+                moved += self._move_lost(call.claim.call_id, now_ms)
+        return moved + await super().recover(now_ms=now_ms)
+
+    def _move_lost(self, call_id: CallId, now_ms: int) -> int:
+        """A call of this gateway that nobody here will close (`storage.book_store`, `_name_lost`)."""
+        call = self._rows.calls[call_id]
+        if call.state is CallState.SETTLING:
+            held = self._held_by(call)
+            if held is None or held.is_adrift:
+                return 0
+            held.is_adrift, held.looked_ms = True, 0
+            return 1
+        if call.state is not CallState.FORWARDING:
+            return 0
+        is_doubtful = (call_id, call.epoch) in self._doubtful
+        after = CallState.UNKNOWN
+        if is_doubtful and call.epoch == 1:
+            after = CallState.RELEASED
+        elif is_doubtful and call.cut == "repeated":
+            after = CallState.CONSUMED
+        self._move(call, after)
+        call.clock_releases = call.clock_releases and is_doubtful
+        call.completed_ms = now_ms
+        return 1
+
+    async def recorded(self, new: NewPayment) -> Any:
+        """That payment as the books show it, for the report."""
+        found = await self.find_payments(new.tx_hash)
+        return next((one for one in found if one.payer == new.payer), None)
+
+
+_MUTABLE = ("calls", "authorizations", "attempts")
+
+
+def _copy(rows: MemoryRows) -> MemoryRows:
+    image = MemoryRows()
+    for field in fields(MemoryRows):
+        value = getattr(rows, field.name)
+        if field.name in _MUTABLE:
+            value = {key: copy.copy(one) for key, one in value.items()}
+        elif isinstance(value, dict | set | list):
+            value = value.copy()
+        setattr(image, field.name, value)
+    return image

@@ -1,0 +1,279 @@
+"""What really happened in a history, whatever the books say of it: what the upstream saw, what callers were shown, what
+moved on the chain. And the laws that the books must keep in the light of it, checked after each step.
+
+It reads the rows of the books and never asks their own audit.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from tollway.identifiers import CallId
+from tollway.ledger.authorization import Authorization, AuthorizationKey, SettledTransfer
+from tollway.ledger.call import MOVES, TAKING, CallState, PaymentState
+from tollway.ledger.claims import Purse, purse_of
+from tollway.testing.memory_rows import MemoryRows, purse_of_claim
+
+
+_BEFORE: dict[str, frozenset[CallState]] = {
+    "close": frozenset({CallState.FORWARDING}),
+    "reopen": frozenset({CallState.UNKNOWN, CallState.CONSUMED}),
+    "settle": frozenset({CallState.FORWARDING}),
+    "conclude": frozenset({CallState.SETTLING, CallState.UNKNOWN, CallState.REORGED}),
+    "recover": frozenset({CallState.FORWARDING, CallState.UNKNOWN}),
+    "resolve": frozenset({CallState.UNKNOWN}),
+    "gone": frozenset({CallState.CONSUMED}),
+    "record": frozenset({CallState.REORGED}),
+    "relocate": frozenset({CallState.REORGED}),
+}
+"""Where each step of a history may take a call from. What is not named moves none."""
+
+
+class LawBroken(AssertionError):
+    """The books broke a law. The message says which, and for which call or payment."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Request:
+    """What a caller wants, whether he asks once or often. `calls`: every call that was made for it."""
+
+    number: int
+    payer: Any
+    method: str
+    digest: bytes
+    price_units: int
+    tx_name: str | None
+    nonce: bytes | None
+    key: str | None
+    is_first_price: bool
+    authorization: Authorization | None
+    shown: int = 0
+    calls: list[CallId] = field(default_factory=list)
+
+    @property
+    def is_safe(self) -> bool:
+        return self.method == "GET"
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Fact:
+    """The truth about one call. `sends`: the epochs in which its bytes reached the upstream, whole."""
+
+    request: Request
+    sends: list[int] = field(default_factory=list)
+    free_epoch: int = 0  # the upstream's answer in that epoch cost nothing
+    has_cost: bool = False  # an answer that costs came, in whichever epoch
+    is_shown: bool = False  # and its caller saw it
+    is_cut: bool = False  # but not to its end
+    is_lost_close: bool = False  # a power cut took a close of it
+    is_decided: bool = False  # by the provider
+    since_ms: int = 0  # when it became unknown
+
+
+@dataclass(slots=True, kw_only=True)
+class Truth:
+    """`moved`: where authorisations have moved their money; `public`: those that anybody may land."""
+
+    facts: dict[CallId, Fact] = field(default_factory=dict)
+    moved: dict[AuthorizationKey, SettledTransfer] = field(default_factory=dict)
+    public: set[AuthorizationKey] = field(default_factory=set)
+    balances: dict[Any, int] = field(default_factory=dict)
+    plain_ended: set[int] = field(default_factory=set)
+    has_relocated: bool = False
+
+    def note_sent(self, call_id: CallId, epoch: int, *, attempts_max: int) -> None:
+        fact = self.facts[call_id]
+        need(epoch not in fact.sends, "one run of a call was sent twice", call_id)
+        fact.sends.append(epoch)
+        need(len(fact.sends) <= attempts_max, "a call ran too often", call_id)
+        is_repeatable = fact.request.is_safe or fact.request.key is not None
+        need(is_repeatable or len(fact.sends) == 1, "an unsafe request ran twice", call_id)
+        is_late = epoch < max(fact.sends)  # its gateway had stalled between the claim and the first byte
+        is_whole = fact.is_shown and not fact.is_cut and not fact.is_lost_close
+        need(not is_whole or is_late, "a call whose answer was shown ran again", call_id)
+
+
+def need(is_true: bool, law: str, what: object = "") -> None:
+    if not is_true:
+        raise LawBroken(f"{law}: {what}" if what else law)
+
+
+class Laws:
+    """Compares the books with themselves a step ago, and with the truth."""
+
+    def __init__(self, rows: MemoryRows, truth: Truth, *, hold_ms: int) -> None:
+        self._rows = rows
+        self._truth = truth
+        self._hold_ms = hold_ms
+        self._seen: dict[CallId, tuple[CallState, int]] = {}
+        self.debt_units = 0
+
+    def forget(self) -> None:
+        """After a power cut: what was seen may not have happened."""
+        for call_id, (state, epoch) in self._seen.items():
+            call = self._rows.calls.get(call_id)
+            if call is None or (call.state, call.epoch) != (state, epoch):
+                self._truth.facts[call_id].is_lost_close = True
+        self._seen = {key: (call.state, call.epoch) for key, call in self._rows.calls.items()}
+
+    def check(self, cause: str, now_ms: int) -> None:
+        rows, seen = self._rows, self._seen
+        held: dict[int, int] = {}
+        debt_units = 0
+        for call_id, call in rows.calls.items():
+            state = call.state
+            before = seen.get(call_id)
+            if before is None or before[0] is not state or before[1] != call.epoch:
+                self._check_move(call_id, before, cause, now_ms)
+                seen[call_id] = (state, call.epoch)
+            units, claim = 0, call.claim
+            for payment_id, part in call.parts.items():
+                need(part > 0, "a call holds nothing, or less", call_id)
+                held[payment_id] = held.get(payment_id, 0) + part
+                units += part
+            if claim.payment_id is None:
+                need(units == 0, "a call holds what nobody paid", call_id)
+            elif state in TAKING:
+                need(units == claim.price_units, "a call holds another sum than its price", call_id)
+            elif state is CallState.RELEASED:
+                need(units == 0, "a released call holds something", call_id)
+            else:
+                need(units < claim.price_units, "a debt is none", call_id)
+                debt_units += claim.price_units - units
+        for payment in rows.payments.values():
+            need(payment.taken_units == held.get(payment.id, 0), "taken is not the sum of the calls", payment.id)
+            need(payment.taken_units <= payment.value_units, "more is taken than there was", payment.id)
+        self.debt_units = debt_units
+
+    def _check_move(
+        self, call_id: CallId, before: tuple[CallState, int] | None, cause: str, now_ms: int
+    ) -> None:
+        call, fact = self._rows.calls[call_id], self._truth.facts[call_id]
+        after = call.state
+        if before is None:
+            need((after, call.epoch) == (CallState.FORWARDING, 1), "a call was born otherwise", call_id)
+            return
+        state, epoch = before
+        need(call.epoch in (epoch, epoch + 1), "an epoch fell, or leapt", call_id)
+        need(call.epoch == call.attempts, "attempts are not the epochs", call_id)
+        if call.epoch > epoch:
+            need(after is CallState.FORWARDING and cause == "reopen", "an epoch grew without a run", call_id)
+        need(state in _BEFORE.get(cause, ()), f"nothing moves a call from {state} by {cause}", call_id)
+        ways = MOVES[state]
+        is_way = after in ways or (after is CallState.REORGED and CallState.CONSUMED in ways)
+        need(is_way or after is state, f"no way from {state} to {after} ({cause})", call_id)
+        if after is CallState.UNKNOWN:
+            fact.since_ms = now_ms
+        elif after is CallState.RELEASED:
+            self._check_release(call_id, state, cause, now_ms)
+        elif after in (CallState.CONSUMED, CallState.REORGED):
+            is_paid = call.claim.authorization is None or call.claim.payment_id is not None
+            need(is_paid, "an authorised call is consumed and nothing has moved", call_id)
+            is_known = fact.has_cost or fact.is_decided or cause in ("conclude", "relocate")
+            need(is_known, "consumed without an answer that costs", call_id)
+
+    def _check_release(self, call_id: CallId, state: CallState, cause: str, now_ms: int) -> None:
+        """The price is free again: nothing was sent, or the answer costs nothing, or it was held for its time, or the
+        provider says so, or an authorisation will never pay, or pays credit."""
+        call, fact = self._rows.calls[call_id], self._truth.facts[call_id]
+        is_whole = fact.is_shown and not fact.is_cut
+        if cause == "resolve":
+            return
+        if call.claim.authorization is not None and cause == "conclude":
+            need(not fact.is_shown, "what was shown became credit", call_id)
+            return
+        if not fact.sends:
+            return
+        if cause == "recover" and state is CallState.UNKNOWN:
+            need(not is_whole, "the clock gave back what an answer has cost", call_id)
+            need(now_ms - fact.since_ms >= self._hold_ms, "a held price came back too early", call_id)
+            return
+        need(fact.free_epoch == call.epoch, f"a price came back that may be owed ({cause})", call_id)
+        need(not is_whole or fact.is_lost_close, "a shown answer was given back", call_id)
+
+    # ---- At the moment of a claim.
+
+    def check_granted(self, request: Request, call_id: CallId, *, unfinal_max_units: int | None) -> None:
+        """Everything that speaks against this claim, looked up in another way than the books do."""
+        rows = self._rows
+        if request.key is not None:
+            self._check_key(request, call_id)
+        if request.authorization is not None:
+            self._check_authorized(request, call_id)
+            return
+        call = rows.calls[call_id]
+        payment = rows.payments[call.claim.payment_id or 0]
+        need(payment.state is not PaymentState.GONE, "a gone payment was spent", call_id)
+        need(not payment.is_held, "a held payment was spent", call_id)
+        need(self.debt_of(purse_of(payment)) == 0, "a debtor was served", call_id)
+        need(
+            request.nonce is not None or payment.id not in self._truth.plain_ended,
+            "a plain signature counted after its end",
+            call_id,
+        )
+        if request.nonce is not None:
+            self._truth.plain_ended.add(payment.id)
+            self._check_nonce(request, call_id)
+        if request.is_first_price:
+            need(payment.taken_units == call.parts[payment.id], "the first price was given twice", call_id)
+        unfinal = [one for one in rows.payments.values() if one.state is PaymentState.UNFINAL]
+        if unfinal_max_units is not None and any(one.id in call.parts for one in unfinal):
+            spent = sum(one.taken_units for one in unfinal if one.payer == payment.payer)
+            need(spent <= unfinal_max_units, "too much was spent that is not final", call_id)
+
+    def _check_key(self, request: Request, call_id: CallId) -> None:
+        """One key of one wallet, one call; a released one is given up, and after its time a key is forgotten."""
+        calls = self._rows.calls
+        since_ms = calls[call_id].claim.created_ms - self._hold_ms
+        mine = [
+            key
+            for key, fact in self._truth.facts.items()
+            if (fact.request.payer, fact.request.key) == (request.payer, request.key)
+            and (one := calls.get(key)) is not None
+            and one.state is not CallState.RELEASED
+            and one.claim.created_ms > since_ms
+        ]
+        need(mine == [call_id], "one key named two calls", call_id)
+
+    def _check_nonce(self, request: Request, call_id: CallId) -> None:
+        mine = [
+            key
+            for key, fact in self._truth.facts.items()
+            if (fact.request.tx_name, fact.request.nonce) == (request.tx_name, request.nonce)
+            and (one := self._rows.calls.get(key)) is not None
+            and one.state is not CallState.RELEASED
+        ]
+        need(mine == [call_id], "one nonce bought twice", call_id)
+
+    def _check_authorized(self, request: Request, call_id: CallId) -> None:
+        key = request.authorization.key  # type: ignore[union-attr]  # an authorised request
+        mine = [
+            one.claim.call_id
+            for one in self._rows.calls.values()
+            if one.claim.authorization is not None
+            and one.claim.authorization.key == key
+            and one.state is not CallState.RELEASED
+        ]
+        need(mine == [call_id], "one authorisation bought twice", call_id)
+        need(key not in self._truth.moved, "an authorisation that has paid bought again", call_id)
+        purse = purse_of_claim(self._rows.calls[call_id].claim)
+        need(self.debt_of(purse) == 0, "a debtor was served", call_id)
+        if self._truth.has_relocated:
+            return
+        open_units = sum(
+            one.claim.price_units
+            for one in self._rows.calls.values()
+            if one.claim.authorization is not None
+            and one.claim.payer == request.payer
+            and one.state in (CallState.FORWARDING, CallState.SETTLING)
+            and one.claim.authorization.key not in self._truth.moved
+        )
+        need(
+            open_units <= self._truth.balances[request.payer], "more is under way than there is to move", call_id
+        )
+
+    def debt_of(self, purse: Purse) -> int:
+        return sum(
+            call.claim.price_units - sum(call.parts.values())
+            for call in self._rows.calls.values()
+            if call.state is CallState.REORGED and purse_of_claim(call.claim) == purse
+        )
