@@ -22,7 +22,7 @@ from tollway.money import Price
 from tollway.outbound.policy import Endpoint, parse_endpoint
 from tollway.registry.listing import ChargeOn, Listing
 from tollway.settings import Settings, load_settings
-from tollway.storage.database import connect_database
+from tollway.storage.database import Database, connect_database
 from tollway.storage.migrate import upgrade
 from tollway.testing.book_samples import NOW_MS, PAYER, claim_on, new_payment
 from tollway.testing.loopback import run_upstream, say_nothing, until
@@ -216,10 +216,22 @@ async def test_refuses_a_database_of_a_newer_version(tmp_path: Path) -> None:
     database = connect_database(f"sqlite:///{tmp_path}/books.sqlite3")
     await database.open()
     await upgrade(database)
-    await database.write(lambda c: c.execute(text("UPDATE alembic_version SET version_num = '9999_later'")))
+    await migrate_beyond_us(database)
     await database.close()
     with pytest.raises(SettingsInvalid, match="newer version"):
         await House(settings(tmp_path)).__aenter__()
+
+
+async def test_tables_that_outgrow_a_running_gateway_make_it_not_ready(house: House) -> None:
+    await migrate_beyond_us(house.database)
+    await house.schema.watch()
+    assert (await ask(house, "GET", "/readyz")).json()["checks"]["storage"] is False
+
+
+async def migrate_beyond_us(database: Database) -> None:
+    revision = text("UPDATE alembic_version SET version_num = '9999_later'")
+    floor = text("UPDATE schema_floor SET revision = '9999_later'")
+    await database.write(lambda connection: (connection.execute(revision), connection.execute(floor)))
 
 
 class Node(BaseHTTPRequestHandler):

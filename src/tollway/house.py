@@ -46,8 +46,8 @@ from tollway.storage.catalog_store import CatalogStore
 from tollway.storage.creation_store import CreationStore
 from tollway.storage.database import Database, ProcessLock, SqliteDatabase, connect_database
 from tollway.storage.leadership import Duty, Leadership
-from tollway.storage.migrate import schema_state, upgrade
 from tollway.storage.moderation_store import ModerationStore
+from tollway.storage.schema_keeper import SchemaKeeper
 from tollway.storage.sealer import Sealer
 from tollway.storage.session_store import SqlSessions
 from tollway.telemetry import Metrics
@@ -59,6 +59,7 @@ _log = structlog.get_logger(__name__)
 
 CHAIN_CHECK_INTERVAL_S = 60.0
 PRUNE_INTERVAL_S = 300.0
+SCHEMA_INTERVAL_S = 10.0
 MODERATION_INTERVAL_S = 0.5  # a block reaches every gateway within a second
 READY_NOTE_INTERVAL_S = 20.0
 CUT_DEADLINE_S = 3.0  # for the outcomes of calls whose connections were just cut: a few commits
@@ -72,6 +73,7 @@ class House:
     def __init__(self, settings: Settings) -> None:
         self.settings = ensure_secret_key(settings)
         self.database: Database = connect_database(settings.database_url.reveal())
+        self.schema = SchemaKeeper(self.database)
         self.rules: dict[ChainId, ChainRules] = {
             network.rules.chain_id: network.rules for network in settings.networks
         }
@@ -247,7 +249,7 @@ class House:
         self._lock_database()
         await self.database.open()
         self._stack.push_async_callback(self.database.close)
-        await self._prepare_schema()
+        await self.schema.prepare()
         await self.chains.open()
         self._stack.push_async_callback(self.chains.close)
         self._stack.push_async_callback(self.dialer.close)
@@ -269,6 +271,7 @@ class House:
         chores.every(limits.recovery_interval_s, self._recover)
         chores.every(CHAIN_CHECK_INTERVAL_S, self.roll_call.ask)
         chores.every(PRUNE_INTERVAL_S, self._prune)
+        chores.every(SCHEMA_INTERVAL_S, self.schema.watch)
         chores.every(MODERATION_INTERVAL_S, self.moderation.refresh)
         chores.every(READY_NOTE_INTERVAL_S, self._note_ready)
         chores.start(self._leadership(Duty.WATCHER).lead(self.watcher.run))
@@ -303,25 +306,6 @@ class House:
             raise SettingsInvalid([f"database_url: another gateway is serving from {self.database.path}"])
         self._stack.callback(lock.release)
 
-    async def _prepare_schema(self) -> None:
-        state = await schema_state(self.database)
-        if state == "foreign":
-            raise SettingsInvalid(
-                ["database_url: the database needs a newer version of Tollway than this one"]
-            )
-        if state == "ahead":
-            _log.warning("schema_ahead", hint="this gateway is older than its tables; it can serve from them")
-        if state in ("current", "ahead"):
-            return
-        if state == "serviceable" and self.database.dialect != "sqlite":
-            _log.warning("schema_serviceable", hint="the tables are one release old; run tollway migrate")
-            return
-        if self.database.dialect != "sqlite":
-            raise SettingsInvalid(
-                ["database_url: the tables are missing or old; run `tollway migrate` first"]
-            )
-        await upgrade(self.database)
-
     # ---- Serving.
 
     async def serve(self) -> None:
@@ -355,7 +339,7 @@ class House:
         checks = {**self.roll_call.checks, "load": not self.gauge.is_full()}
         try:
             await self.book.is_admitted(_NO_TRANSACTION)
-            checks["storage"] = self._is_writing
+            checks["storage"] = self._is_writing and self.schema.is_served
         except StorageUnavailable:
             checks["storage"] = False
         return checks

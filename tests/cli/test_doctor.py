@@ -1,5 +1,6 @@
 """The doctor: one finding for everything that is wrong or risky, and no change to anything."""
 
+import sqlite3
 from dataclasses import replace
 from pathlib import Path
 
@@ -117,6 +118,27 @@ async def test_a_database_that_is_not_there_is_not_made(tmp_path: Path) -> None:
 
 async def test_a_migrated_database_is_well(tmp_path: Path) -> None:
     assert (await look(make_settings(tmp_path), migrated=True))["database"].level == "ok"
+
+
+@pytest.mark.parametrize(
+    ("floor", "level", "told"),
+    [
+        ("0007_gas_by_network", "warning", "is from a newer version; this one can serve"),
+        ("9001_newer", "failed", "needs a newer version"),
+    ],
+)
+async def test_newer_tables_are_served_from_down_to_their_floor(
+    tmp_path: Path, floor: str, level: str, told: str
+) -> None:
+    settings = make_settings(tmp_path)
+    await look(settings, migrated=True)
+    with sqlite3.connect(tmp_path / "tollway.sqlite3") as connection:
+        connection.execute("UPDATE alembic_version SET version_num = '9001_newer'")
+        connection.execute("UPDATE schema_floor SET revision = ?", (floor,))
+    connection.close()
+    finding = (await look(settings))["database"]
+    assert finding.level == level
+    assert told in finding.detail
 
 
 @pytest.mark.parametrize(("status", "level"), [(None, "note"), (200, "ok"), (503, "failed")])

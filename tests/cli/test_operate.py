@@ -1,6 +1,7 @@
 """The operator's commands: what they change, what they print, how they exit, and when they must not write."""
 
 import json
+import sqlite3
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,32 @@ def office() -> Office:
 
 def test_migrate_makes_the_tables_and_can_run_again(office: Office) -> None:
     assert json.loads(office.run("migrate").stdout) == {"before": "current", "now": "current"}
+
+
+@pytest.mark.parametrize(
+    ("floor", "code", "told"),
+    [
+        ("0007_gas_by_network", operate.DONE, {"before": "ahead", "now": "ahead"}),
+        (
+            "9001_newer",
+            operate.FAILED,
+            {
+                "error": {
+                    "code": "command_failed",
+                    "problems": ["the database needs a newer version of Tollway than this one"],
+                }
+            },
+        ),
+    ],
+)
+def test_migrate_leaves_newer_tables_alone(office: Office, floor: str, code: int, told: Any) -> None:
+    with sqlite3.connect("tollway.sqlite3") as connection:
+        connection.execute("UPDATE alembic_version SET version_num = '9001_newer'")
+        connection.execute("UPDATE schema_floor SET revision = ?", (floor,))
+    connection.close()
+    result = office.run("migrate")
+    assert result.exit_code == code
+    assert json.loads(result.stdout or result.stderr) == told
 
 
 def test_bad_settings_are_all_told_and_nothing_runs(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,14 +11,15 @@ import uvloop
 
 from tollway import house
 from tollway.settings import load_settings
+from tollway.storage import schema_keeper
 from tollway.storage.migrate import schema_state, upgrade
 from tollway.telemetry import configure_logging
 
 
 def main() -> None:
     migrations = Path(sys.argv[1])
-    vars(house)["schema_state"] = partial(schema_state, migrations=migrations)
-    vars(house)["upgrade"] = partial(upgrade, migrations=migrations)
+    vars(schema_keeper)["schema_state"] = partial(schema_state, migrations=migrations)
+    vars(schema_keeper)["upgrade"] = partial(upgrade, migrations=migrations)
     settings = load_settings(os.environ)
     configure_logging(level=settings.log_level, style=settings.log_format)
     uvloop.run(house.run(settings))
