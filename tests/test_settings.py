@@ -103,6 +103,7 @@ REFUSED = [
     ({"TOLLWAY_LISTEN": "0.0.0.0:8402"}, "", "public_url: "),
     ({"TOLLWAY_DATABASE_URL": "mysql://h/n"}, "", "sqlite:///"),
     ({"TOLLWAY_DATABASE_URL": "sqlite:///:memory:"}, "", "sqlite:///"),
+    ({"TOLLWAY_DATABASE_URL": "postgresql://me@h1,h2/n?target_session_attrs=standby"}, "", "a gateway writes"),
     ({"TOLLWAY_DATABASE_URL": "postgresql://h/n"}, "", "secret_key: "),
     ({"TOLLWAY_RATE_LIMIT_URL": "http://me:pa55@cache.example"}, "", "must be redis://"),
     ({"TOLLWAY_SECRET_KEY": "abc"}, "", "64 hex digits"),

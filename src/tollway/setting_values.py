@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from tollway.identifiers import Address
 from tollway.money import Price
+from tollway.storage.postgres_address import PostgresAddress
 
 T = TypeVar("T")
 
@@ -85,6 +86,8 @@ def parse_database_url(raw: Any) -> Secret[str]:
     text = str(raw)
     if not re.match(r"(sqlite:///[^:]|postgresql(\+asyncpg)?://)", text):
         raise ValueError("must be sqlite:///file or postgresql://user:password@host/name")
+    if text.startswith("postgresql"):
+        PostgresAddress.parse(text)
     return Secret(text)
 
 

@@ -1,12 +1,14 @@
 """The door to the database: one writer, readers that cannot write, foreign errors translated."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import IntegrityError
+from structlog.testing import capture_logs
 
 from tollway.errors import StorageUnavailable
 from tollway.storage.database import ProcessLock, SqliteDatabase, connect_database, is_retryable
@@ -75,6 +77,56 @@ async def test_a_server_that_is_not_there_is_storage_unavailable(url: str) -> No
     with pytest.raises(StorageUnavailable):
         await database.open()
     await database.close()
+
+
+@pytest.mark.parametrize(
+    ("pragma", "undo", "cause"),
+    [
+        ("query_only=1", "query_only=0", "read_only"),
+        ("max_page_count=1", "max_page_count=1000000", "disk_full"),
+    ],
+)
+async def test_a_full_or_read_only_file_is_named_once_and_serves_again_when_it_can(
+    database: SqliteDatabase, pragma: str, undo: str, cause: str
+) -> None:
+    def change(connection: Connection) -> None:
+        connection.execute(text("INSERT INTO t SELECT max(n) + 1 FROM t"))
+        connection.execute(text("CREATE TABLE large AS SELECT zeroblob(100000) AS n"))
+
+    await database.write(add(0))
+    set_pragma(database, pragma)
+    with capture_logs() as lines:
+        for flush in (True, False, True):
+            with pytest.raises(StorageUnavailable):
+                await database.write(change, flush=flush)
+        assert await numbers(database) == [0]
+        set_pragma(database, undo)
+        await database.write(change)
+    assert await numbers(database) == [0, 1]
+    assert [(line["event"], line["cause"]) for line in lines] == [
+        ("storage_away", cause),
+        ("storage_back", cause),
+    ]
+
+
+def set_pragma(database: SqliteDatabase, pragma: str) -> None:
+    """Of the writer's one connection, outside a transaction: a read-only one cannot even be begun."""
+
+    def change() -> None:
+        driver = database._write_engine.raw_connection().driver_connection
+        assert driver is not None
+        driver.execute(f"PRAGMA {pragma}").close()
+
+    database._writer.submit(change).result()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is read-only for root")
+async def test_a_file_without_write_permission_is_storage_unavailable(database: SqliteDatabase) -> None:
+    os.chmod(database.path, 0o444)
+    other = SqliteDatabase(database.path)
+    with pytest.raises(StorageUnavailable):
+        await other.write(add(1))
+    await other.close()
 
 
 async def test_only_one_process_holds_the_lock(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from tollway.payments.settlement_rules import SettlementRules
 from tollway.settings import NetworkSettings, Settings
 from tollway.shared_windows import SharedWindows
 from tollway.storage.database import Database, PostgresDatabase, SqliteDatabase, is_shared_write_safe
+from tollway.storage.durability import find_risks, read_server_settings
 from tollway.storage.leadership import Duty, are_sessions_shared, find_leaders
 from tollway.storage.migrate import schema_state
 
@@ -68,6 +69,7 @@ async def examine(
             )
         )
     if isinstance(database, PostgresDatabase):
+        findings.append(await _examine_durability(database))
         findings.append(await _examine_leaders(database))
     for network in settings.networks:
         findings.append(await _examine_chain(network, chains, now_s))
@@ -136,6 +138,26 @@ async def _examine_database(settings: Settings, database: Database) -> Finding:
     return Finding(check="database", level="failed", detail=f"{where} is {state}; run tollway migrate")
 
 
+async def _examine_durability(database: PostgresDatabase) -> Finding:
+    check = "durability"
+    try:
+        server = await read_server_settings(database)
+    except StorageUnavailable:
+        return Finding(
+            check=check, level="failed", detail="nobody can tell while the database does not answer"
+        )
+    risks = list(find_risks(server))
+    if risks:
+        level: Level = "failed" if server.is_read_only else "warning"
+        return Finding(check=check, level=level, detail="; ".join(risks))
+    waits = (
+        f"waits for {server.standbys}"
+        if server.standbys
+        else "is on one server alone, and goes with its disk"
+    )
+    return Finding(check=check, level="ok", detail=f"a claim is on disk before it is served; it {waits}")
+
+
 async def _examine_leaders(database: PostgresDatabase) -> Finding:
     """Who sweeps and watches for all gateways; and whether anybody can, behind a pooler."""
     check = "leaders"
@@ -148,7 +170,9 @@ async def _examine_leaders(database: PostgresDatabase) -> Finding:
             return Finding(check=check, level="failed", detail=detail)
         leaders = await find_leaders(database)
     except StorageUnavailable:
-        return Finding(check=check, level="failed", detail="nobody can tell while the database does not answer")
+        return Finding(
+            check=check, level="failed", detail="nobody can tell while the database does not answer"
+        )
     told = [
         f"{duty.label}: {leaders[duty].address or 'on the machine of the database'} "
         f"(server process {leaders[duty].server_process})"

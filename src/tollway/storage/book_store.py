@@ -280,7 +280,7 @@ class BookStore(BookReader):
         )
 
     async def audit(self) -> AuditReport:
-        return await self._database.read(audit)
+        return await self._database.read(audit, is_long=True)
 
     async def release_held(self) -> int:
         return await self._write(partial(operator_notes.release_held, now_ms=self._now_ms()))
