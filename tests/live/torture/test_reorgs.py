@@ -1,0 +1,402 @@
+"""Blocks that are replaced, one to ten deep, under payments in every state: what left the chain after it was spent is a debt,
+what only moved stays paid, and nothing is ever spent twice.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+from tollway_live_rpc_line import RpcLine, run_rpc_line
+from tollway_live_signed_calls import QUICK, SignedCall, Stall, find_pending
+from tollway_live_street import PRICE_UNITS, plain, poll
+
+from tollway.identifiers import TxHash, keccak256
+from tollway.sandbox.playground import START_USDC_UNITS
+from tollway.storage.database import connect_database
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
+
+DEADLINE_S = 60.0
+WORTH = 3
+"""Calls that one payment buys."""
+KINDS = ("dropped", "moved", "spoiled")
+"""Its transaction is in no block any more; in another one; or in another one, where it does something else: it fails."""
+SETTINGS = {
+    **QUICK,
+    "TOLLWAY_LIMIT_WATCH_INTERVAL_S": "0.3",
+    "TOLLWAY_LIMIT_SETTLE_WAIT_S": "20",
+}
+
+USED_UP = ("payment_insufficient", "payment_already_used")
+_TRANSFER = "0x" + keccak256(b"Transfer(address,address,uint256)").hex()
+_NUMBERS = itertools.count(1)
+
+
+@dataclass(slots=True, kw_only=True)
+class Customer:
+    """One payer and the transactions that it has sent; `path` is its own, so that the upstream's log counts its calls."""
+
+    kind: str
+    spent: int
+    wallet: Any
+    raw: bytes = b""
+    paid: list[TxHash] = field(default_factory=list)
+    signed: SignedCall | None = None
+    path: str = field(default_factory=lambda: f"/echo/customer-{next(_NUMBERS)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reef:
+    """A gateway whose chain is not safe."""
+
+    street: Any
+    stall: Stall
+    gas: Any
+    thief: Any
+    line: RpcLine
+
+    @property
+    def driver(self) -> Any:
+        return self.street.driver
+
+    @property
+    def gateway(self) -> Any:
+        return self.stall.gateways[0]
+
+    async def show(self, customer: Customer, tx_hash: TxHash) -> Any:
+        headers = plain(customer.wallet, tx_hash)
+        return await self.street.call(self.gateway, self.stall.api_id, customer.path, headers=headers)
+
+    def served(self, customer: Customer) -> int:
+        signed = 0 if customer.signed is None else customer.signed.seen
+        return signed + int(self.street.provider.count(customer.path))
+
+    async def state(self, customer: Customer, tx_hash: TxHash) -> str:
+        return str((await self.street.payment(self.gateway, customer.wallet, tx_hash))["state"])
+
+    async def wait_state(self, customer: Customer, tx_hash: TxHash, *states: str) -> None:
+        async def is_there() -> bool:
+            return await self.state(customer, tx_hash) in states
+
+        what = f"{' or '.join(states)} of a payment that was {customer.kind}, {customer.spent} spent"
+        await poll(is_there, deadline_s=DEADLINE_S, what=what)
+
+    async def sign_transfer(self, customer: Customer, calls: int) -> tuple[bytes, TxHash]:
+        token = self.street.playground.token
+        payload = token.artifact.function("transfer").encode(
+            (str(self.stall.provider.address), calls * PRICE_UNITS)
+        )
+        signed: tuple[bytes, TxHash] = await self.driver.sign(
+            key=customer.wallet.key, to=token.address, payload=payload
+        )
+        return signed
+
+    async def pay(self, customer: Customer, calls: int) -> TxHash:
+        raw, tx_hash = await self.sign_transfer(customer, calls)
+        await self.broadcast(raw)
+        await self.driver.wait_receipt(tx_hash)
+        customer.paid.append(tx_hash)
+        return tx_hash
+
+    async def broadcast(self, raw: bytes) -> None:
+        await self.driver.rpc("eth_sendRawTransaction", "0x" + raw.hex())
+
+    async def sign_theft(self, customer: Customer, nonce: int) -> bytes:
+        """It takes all that the wallet has, which has allowed it: then whatever comes after it fails."""
+        token = self.street.playground.token
+        payload = token.artifact.function("transferFrom").encode(
+            (str(customer.wallet.address), str(self.thief.address), START_USDC_UNITS)
+        )
+        raw, _ = await self.driver.sign(
+            key=self.thief.key, to=token.address, payload=payload, nonce=nonce, gas=200_000
+        )
+        return bytes(raw)
+
+    async def give(self, customer: Customer) -> None:
+        await self.street.send_tokens(self.thief, customer.wallet.address, 100 * PRICE_UNITS)
+
+    async def check_books(self) -> None:
+        report = await self.street.audit(self.gateway)
+        assert report.wrong == ()
+
+
+@contextlib.asynccontextmanager
+async def open_reef(street: Any, **settings: str) -> AsyncIterator[Reef]:
+    gas, thief = await street.wallets(2)
+    async with run_rpc_line(street.session, street.driver.rpc_url) as line:
+        line.is_final = False
+        env = {"TOLLWAY_RPC_LOCAL": line.url, "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key}
+        async with street.gateway(settings={**SETTINGS, **env, **settings}) as gateway:
+            stall = await Stall.open(street, [gateway])
+            yield Reef(street=street, stall=stall, gas=gas, thief=thief, line=line)
+
+
+async def test_no_reorganisation_makes_a_payment_worth_more_than_it_is(
+    quiet_street: Any, torture: Any
+) -> None:
+    depths = torture.pick(short=[torture.random.randint(1, 10)], long=list(range(1, 11)))
+    debts = 0
+    async with open_reef(quiet_street) as reef:
+        for depth in depths:
+            await reef.driver.rpc("evm_setTime", int(time.time()))
+            customers = await open_accounts(reef)
+            await mine_together(reef, customers)
+            await spend_some(reef, customers)
+            await replace_blocks(reef, customers, depth)
+            await asyncio.gather(*(check_fate(reef, customer) for customer in customers))
+            await reef.check_books()
+            back = [
+                one for one in customers if one.kind == "dropped" and not one.signed and one.spent < WORTH
+            ]
+            owing = [one for one in customers if one.kind != "moved" and one.spent and one not in back]
+            debtors = [one for one in owing if one.kind == "spoiled" or one.signed is None]
+            for customer in debtors:
+                await reef.give(customer)
+            await asyncio.gather(*(settle_up(reef, customer) for customer in debtors))
+            await asyncio.gather(*(come_back(reef, customer) for customer in back))
+            for customer in customers:
+                await check_paid(reef, customer)
+            await reef.check_books()
+            debts += len(debtors)
+    torture.tell(depths=len(depths), payments=len(depths) * len(KINDS) * 4, debts=debts)
+
+
+async def test_what_may_be_spent_before_it_is_final_has_the_operators_limit(
+    quiet_street: Any, torture: Any
+) -> None:
+    """The most that a reorganisation can cost."""
+    async with open_reef(quiet_street, TOLLWAY_UNFINAL_SPEND_MAX="USDC:0.02") as reef:
+        await reef.driver.rpc("evm_setTime", int(time.time()))
+        customer = Customer(kind="dropped", spent=2, wallet=await quiet_street.wallet())
+        tx_hash = await reef.pay(customer, 5)
+        await spend(reef, customer, tx_hash, 2)
+        reply = await reef.show(customer, tx_hash)
+        assert (reply.asks_for_money, reply.code, reef.served(customer)) == (False, "payment_pending", 2)
+        await reef.driver.reorg(1)
+        await reef.wait_state(customer, tx_hash, "reorged")
+        told = await quiet_street.history(reef.gateway, customer.wallet)
+        assert [call["payment"]["state"] for call in told] == ["reorged"] * 2
+        await assert_spent(reef, customer, await reef.pay(customer, 1), "payer_in_debt")
+        rest = await reef.pay(customer, 2)
+        await assert_spent(reef, customer, rest, "payment_pending")  # what paid the debt is not final either
+        reef.line.is_final = True
+        await reef.driver.mine(5)
+        await poll(lambda: is_served(reef, customer, rest), deadline_s=DEADLINE_S, what="finality")
+        await check_paid(reef, customer)
+        await reef.check_books()
+
+
+async def is_served(reef: Reef, customer: Customer, tx_hash: TxHash) -> bool:
+    return (await reef.show(customer, tx_hash)).status == 200
+
+
+async def open_accounts(reef: Reef) -> list[Customer]:
+    """Of each kind one that is to be unspent, partly spent, spent; and one that pays by authorisation."""
+    kinds = [(kind, spent) for kind in KINDS for spent in (0, 1, WORTH)] + [(kind, 1) for kind in KINDS]
+    wallets = await reef.street.wallets(len(kinds))
+    customers = [
+        Customer(kind=kind, spent=spent, wallet=wallet)
+        for (kind, spent), wallet in zip(kinds, wallets, strict=True)
+    ]
+    token = reef.street.playground.token
+    approvals = [
+        await reef.driver.transact(token, "approve", str(reef.thief.address), 2**255, key=wallet.key)
+        for wallet in wallets
+    ]
+    for tx_hash in approvals:
+        await reef.driver.wait_receipt(tx_hash)
+    for customer in customers[-len(KINDS) :]:
+        customer.signed = reef.stall.sign(customer.wallet, f"{customer.path}-signed")
+    return customers
+
+
+async def mine_together(reef: Reef, customers: list[Customer]) -> None:
+    """All payments in one block, the settlements of signed calls among them."""
+    signed = [customer for customer in customers if customer.signed is not None]
+    await reef.driver.rpc("evm_setAutomine", False)
+    try:
+        async with asyncio.TaskGroup() as group:
+            calls = [
+                group.create_task(one.signed.send(deadline_s=DEADLINE_S)) for one in signed if one.signed
+            ]
+            for customer in customers:
+                if customer.signed is None:
+                    customer.raw, tx_hash = await reef.sign_transfer(customer, WORTH)
+                    customer.paid.append(tx_hash)
+                    await reef.broadcast(customer.raw)
+
+            async def are_waiting() -> bool:
+                return len(await find_pending(reef.street, reef.gas.address)) == len(signed)
+
+            await poll(are_waiting, deadline_s=DEADLINE_S, what="the settlements")
+            await reef.driver.mine(1)
+        assert [call.result().status for call in calls] == [200] * len(signed)
+    finally:
+        await reef.driver.rpc("evm_setAutomine", True)
+    for customer in signed:
+        assert customer.signed is not None
+        customer.paid += await customer.signed.transfers()
+        customer.raw = await fetch_raw(reef, customer.paid[0])
+    # One nonce after the other: what is dropped must not hold up those that are mined again.
+    for customer, kind in zip(
+        await sort_by_nonce(reef, signed), ("moved", "spoiled", "dropped"), strict=True
+    ):
+        customer.kind = kind
+
+
+async def fetch_raw(reef: Reef, tx_hash: TxHash) -> bytes:
+    return bytes.fromhex((await reef.driver.rpc("eth_getRawTransactionByHash", str(tx_hash)))[2:])
+
+
+async def sort_by_nonce(reef: Reef, signed: list[Customer]) -> list[Customer]:
+    sent = [await reef.driver.rpc("eth_getTransactionByHash", str(one.paid[0])) for one in signed]
+    order = sorted(range(len(signed)), key=lambda place: int(sent[place]["nonce"], 16))
+    return [signed[place] for place in order]
+
+
+async def spend_some(reef: Reef, customers: list[Customer]) -> None:
+    for customer in customers:
+        if customer.signed is None:
+            headers = plain(customer.wallet, customer.paid[0])
+            reply = await reef.street.call(reef.gateway, reef.stall.api_id, "/status/500", headers=headers)
+            assert (reply.status, reply.state) == (500, "released")  # so the books know what is unspent too
+            await spend(reef, customer, customer.paid[0], customer.spent)
+        assert reef.served(customer) == customer.spent
+
+
+async def spend(reef: Reef, customer: Customer, tx_hash: TxHash, calls: int) -> None:
+    for _ in range(calls):
+        reply = await reef.show(customer, tx_hash)
+        assert reply.status == 200, reply.body
+
+
+async def assert_spent(reef: Reef, customer: Customer, tx_hash: TxHash, *codes: str) -> None:
+    before = reef.served(customer)
+    reply = await reef.show(customer, tx_hash)
+    assert reply.code in codes, (customer.kind, customer.spent, reply.status, reply.body)
+    assert reef.served(customer) == before
+
+
+# ---- The blocks are replaced.
+
+
+async def replace_blocks(reef: Reef, customers: list[Customer], depth: int) -> None:
+    await reef.driver.mine(depth - 1) if depth > 1 else None
+    moved = [one.raw for one in in_lane_order(customers, "moved")]
+    spoiled = in_lane_order(customers, "spoiled")
+    count = await reef.driver.rpc("eth_getTransactionCount", str(reef.thief.address), "latest")
+    thefts = [await reef.sign_theft(one, int(count, 16) + place) for place, one in enumerate(spoiled)]
+    # In the second of the new blocks where there is one; alone in a block nothing stands, so each gets another hash.
+    place = min(1, depth - 1)
+    again = [*moved, *thefts, *(one.raw for one in spoiled)]
+    await reef.driver.reorg(depth, [(raw, place) for raw in again])
+
+
+def in_lane_order(customers: list[Customer], kind: str) -> list[Customer]:
+    return [one for one in customers if one.kind == kind]
+
+
+async def check_fate(reef: Reef, customer: Customer) -> None:
+    """What the payer is told, and what the payment still buys."""
+    (tx_hash,) = customer.paid
+    if customer.kind == "moved":
+        await wait_moved(reef, tx_hash)
+        assert await reef.state(customer, tx_hash) in ("credited", "spent")
+        if customer.signed is None:
+            await spend(reef, customer, tx_hash, WORTH - customer.spent)
+            await assert_spent(reef, customer, tx_hash, *USED_UP)
+    elif customer.signed is not None and customer.kind == "dropped":
+        await wait_honest(reef, customer)
+        return
+    else:
+        await reef.wait_state(customer, tx_hash, "reorged")
+        if customer.signed is None:
+            codes = ["payment_pending"] if customer.kind == "dropped" else ["payment_verification_failed"]
+            await assert_spent(reef, customer, tx_hash, *codes, "payer_in_debt")
+    told = await reef.street.history(reef.gateway, customer.wallet)
+    owed = 0 if customer.kind == "moved" else customer.spent
+    assert sum(call["payment"]["state"] == "reorged" for call in told) == owed
+
+
+async def wait_moved(reef: Reef, tx_hash: TxHash) -> None:
+    """The books know the block where it is now."""
+    receipt = await reef.driver.wait_receipt(tx_hash)
+
+    async def is_known() -> bool:
+        return await read_block(reef, tx_hash) == (receipt.block_number, receipt.block_hash)
+
+    await poll(is_known, deadline_s=DEADLINE_S, what="the new block in the books")
+
+
+async def read_block(reef: Reef, tx_hash: TxHash) -> tuple[int, bytes]:
+    query = text("SELECT block_number, block_hash FROM payment WHERE tx_hash = :tx_hash")
+
+    def read(connection: Any) -> tuple[int, bytes]:
+        number, block_hash = connection.execute(query, {"tx_hash": bytes(tx_hash)}).one()
+        return int(number), bytes(block_hash)
+
+    database = connect_database(reef.gateway.env["TOLLWAY_DATABASE_URL"])
+    try:
+        return await database.read(read)
+    finally:
+        await database.close()
+
+
+async def wait_honest(reef: Reef, customer: Customer) -> None:
+    """A settlement that left the chain is sent again by its gateway: it is owed until then, and paid after."""
+
+    async def is_honest() -> bool:
+        assert customer.signed is not None
+        moved = await customer.signed.transfers()
+        state = (await customer.signed.record())["payment"]["state"]
+        return len(moved) == 1 and state == "charged"
+
+    await poll(is_honest, deadline_s=DEADLINE_S, what="a settlement that is mined again")
+
+
+# ---- And what comes after.
+
+
+async def settle_up(reef: Reef, customer: Customer) -> None:
+    """A debtor is refused until he has paid; what he pays more buys calls."""
+    if customer.signed is not None:
+        await refuse_debtor(reef, customer)
+    first = await reef.pay(customer, 1)
+    await assert_spent(reef, customer, first, *(["payer_in_debt"] if customer.spent > 1 else USED_UP))
+    rest = await reef.pay(customer, customer.spent)
+    await spend(reef, customer, rest, 1)
+    await assert_spent(reef, customer, rest, *USED_UP)
+
+
+async def refuse_debtor(reef: Reef, customer: Customer) -> None:
+    again = reef.stall.sign(customer.wallet, f"{customer.path}-again")
+    reply = await again.send()
+    assert (reply.status, reply.code, again.seen) == (403, "payer_in_debt", 0), reply.body
+
+
+async def come_back(reef: Reef, customer: Customer) -> None:
+    """What was dropped is mined after all: it buys what it had not bought yet."""
+    (tx_hash,) = customer.paid
+    await reef.broadcast(customer.raw)
+    await reef.driver.wait_receipt(tx_hash)
+    await reef.wait_state(customer, tx_hash, "credited") if customer.spent else None
+    await spend(reef, customer, tx_hash, WORTH - customer.spent)
+    await assert_spent(reef, customer, tx_hash, *USED_UP)
+
+
+async def check_paid(reef: Reef, customer: Customer) -> None:
+    """The upstream has seen no more calls than the chain has transfers for."""
+    token = str(reef.street.playground.token.address)
+    topics = [
+        _TRANSFER,
+        *(f"0x{bytes(one.address).hex():0>64}" for one in (customer.wallet, reef.stall.provider)),
+    ]
+    wanted = {"address": token, "fromBlock": "0x0", "topics": topics}
+    paid = sum(int(log["data"], 16) for log in await reef.driver.rpc("eth_getLogs", wanted))
+    assert reef.served(customer) * PRICE_UNITS <= paid, (customer.kind, customer.spent)
