@@ -69,7 +69,7 @@ class Limits:
     )
     settlement_gas_max: int = 400_000  # of one transfer; a contract wallet's own check is part of it
     gas_refresh_s: float = 10.0  # between two looks at gas prices and the balances of gas keys
-    sweep_interval_s: float = 2.0  # between two looks at the settlements that nobody waits for: twice that after a chain is back they are finished
+    sweep_interval_s: float = 2.0  # between two looks at settlements that nobody waits for; mended within two
     sweep_batch_max: int = 100
     sweep_in_flight_max: int = 8
     fee_bump_after_s: float = 30.0  # a transaction that waits longer is offered more
