@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from tollway.identifiers import Address, ChainId, ListingId
 from tollway.money import Price
 from tollway.registry.listing import ChargeOn, Listing, Shelf
@@ -60,6 +62,34 @@ def test_one_asker_looks_while_the_others_are_served() -> None:
     assert cache.find(ID, now_ms=START + REFRESH_MS) == "stale"
     assert cache.find(ID, now_ms=START + REFRESH_MS) == make_shelf()
     assert cache.find(ID, now_ms=START + FRESH_MS) == "stale"  # never older than a second
+
+
+@pytest.mark.parametrize("look_ms", [0, 1, 300, 700, 1_500])
+@pytest.mark.parametrize("interval_ms", [1, 7, 100, 499, 600])
+def test_nobody_is_served_what_has_changed_a_second_ago(look_ms: int, interval_ms: int) -> None:
+    """Another gateway changes the listing again and again; here it is asked for every so often, and looks take time."""
+    cache = filled()
+    changed_ms = {1: START}
+    looks: list[tuple[int, int, int]] = []  # when it began and ends, and the revision that it found
+    for now_ms in range(START, START + 6_000, interval_ms):
+        if (now_ms - START) // 1_300 >= len(changed_ms):
+            changed_ms[len(changed_ms) + 1] = now_ms
+        for look in [look for look in looks if look[1] <= now_ms]:
+            looks.remove(look)
+            began_ms, _, revision = look
+            if cache.confirm(ID, revision, read_ms=began_ms, writes=0) is None:
+                cache.keep(make_shelf(revision=revision), weight=0, read_ms=began_ms, writes=0)
+        found = cache.find(ID, now_ms=now_ms)
+        if isinstance(found, Shelf):
+            newer = changed_ms.get(found.listing.revision + 1)
+            assert newer is None or now_ms - newer < FRESH_MS
+        else:
+            looks.append((now_ms, now_ms + look_ms, len(changed_ms)))
+    assert len(changed_ms) > 3
+
+
+def test_the_promised_second() -> None:
+    assert REFRESH_MS < FRESH_MS == 1_000
 
 
 def test_a_failed_look_leaves_the_next_asker_to_look() -> None:

@@ -38,7 +38,8 @@ _log = structlog.get_logger(__name__)
 
 
 class Watcher:
-    """One per process; on several gateways each watches all payments, which does no harm.
+    """One per process; of several gateways one runs it for all. Two at once do no harm: each move names the state that it
+    expects.
 
     `on_gone` is told of each payment that left its chain, once the books say so.
     """

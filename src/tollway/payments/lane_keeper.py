@@ -2,7 +2,7 @@
 its own call.
 
 What no node knows is broadcast again, and what a lane waits for is replaced at a higher price, up to the operator's
-ceiling. Every gateway keeps them, and several at once do no harm: of all that have one nonce one is mined. No call is
+ceiling. One gateway keeps them for all, and two at once do no harm: of all that have one nonce one is mined. No call is
 judged or moved here, and nothing is broadcast that was not stored before.
 """
 

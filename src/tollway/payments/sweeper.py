@@ -1,8 +1,8 @@
 """Finishes the settlements that nobody waits for: what a crash, a deadline or a silent chain has left in `settling`. And
 ends, by a look at the chain, calls without an outcome that an authorisation was to pay.
 
-A call is `released` only when its authorisation can surely never pay any more; anything else waits. Every gateway sweeps,
-and several at once do no harm: the books decide who moves a call, and the token takes an authorisation once. It pays
+A call is `released` only when its authorisation can surely never pay any more; anything else waits. One gateway sweeps for
+all, and two at once do no harm: the books decide who moves a call, and the token takes an authorisation once. It pays
 nobody, and signs nothing that was not stored before.
 """
 
@@ -88,7 +88,7 @@ class _Case:
 
 
 class Sweeper:
-    """One per process. `run_once` is a chore of the house."""
+    """One per process. `run_once` is a chore of whichever gateway leads."""
 
     def __init__(
         self,
