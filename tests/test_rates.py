@@ -1,5 +1,6 @@
 """Sliding windows, and whom a client address is counted as."""
 
+import asyncio
 import time
 from typing import cast
 
@@ -157,6 +158,17 @@ async def test_less_is_left_where_less_is_left(elsewhere: int, here: int, left: 
 async def test_a_clock_set_back_elsewhere_makes_nobody_wait_for_longer_than_the_window() -> None:
     rates = beside(OtherGateways(allowed=False, reset_s=time.time() + 3_600))
     assert await rates.hit(TWICE, "a") == 60
+
+
+async def test_a_crowd_that_waited_in_vain_gets_no_more_than_one_process_allows() -> None:
+    class Slow(OtherGateways):
+        async def hit(self, item: RateLimitItem, *key: str) -> bool | None:
+            await asyncio.sleep(0)
+            return None
+
+    rates = beside(Slow(allowed=None))
+    waits = await asyncio.gather(*(rates.hit(TWICE, "a") for _ in range(10)))
+    assert [wait_s is None for wait_s in waits].count(True) == 2
 
 
 async def test_a_note_is_told_to_the_others() -> None:

@@ -215,6 +215,14 @@ async def test_a_wrong_password_is_an_outage_and_is_not_shown(server: Any, names
     assert lines[0]["cause"] == "AuthenticationError"
 
 
+async def test_a_user_with_few_rights_is_enough(server: Any, namespace: str) -> None:
+    commands = ["+evalsha", "+script|load", "+lindex", "+lpush", "+ltrim", "+expire"]
+    server.client.acl_setuser("gate", enabled=True, passwords="+pw", keys=["tollway:*"], commands=commands)
+    async with windows(server.url.replace("//", "//gate:pw@"), namespace) as shared:
+        assert [await shared.hit(TWICE, "a") for _ in range(3)] == [True, True, False]
+        assert (await shared.look(TWICE, "a")).left == 0  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize("turns", [0, 1, 2, 3, 5, 8, 13, 30])
 async def test_whoever_leaves_in_the_middle_leaves_no_answer_to_others(
     standing: Any, namespace: str, turns: int
