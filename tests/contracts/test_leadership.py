@@ -188,6 +188,31 @@ async def test_a_stalled_leader_stops_its_work_once_it_looks(
     assert one.heard == [True, False, True, False]
 
 
+class Wandering(PostgresDatabase):
+    """Every question of a held session but the first two goes to another session, as behind a pooler."""
+
+    @contextlib.asynccontextmanager
+    async def hold(self) -> AsyncIterator[Ask]:
+        asked = 0
+        async with super().hold() as here, super().hold() as there:
+
+            async def ask(question: Executable) -> Any:
+                nonlocal asked
+                asked += 1
+                return await (here if asked <= 2 else there)(question)
+
+            yield ask
+
+
+@pytest.mark.postgres
+async def test_whoever_is_moved_into_another_session_leads_no_more(postgres_url: str) -> None:
+    database = Wandering(postgres_url)
+    one = Candidate(database)
+    async with one.standing():
+        await until(lambda: one.heard[:2] == [True, False])
+    await database.close()
+
+
 @pytest.mark.postgres
 async def test_a_leader_keeps_its_lead_by_making_sure(databases: list[PostgresDatabase]) -> None:
     """Far beyond its lease."""
