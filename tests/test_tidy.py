@@ -49,6 +49,7 @@ TESTED_ELSEWHERE: dict[str, tuple[str, ...]] = {
         "storage/authorization_store.py",
         "storage/authorization_tables.py",
     ),
+    "contracts/test_leadership.py": ("storage/leadership.py",),
     "contracts/test_keyed_calls.py": ("ledger/keyed_calls.py", "storage/key_store.py", "storage/turns.py"),
     "contracts/test_settling.py": ("storage/settling.py",),
     "contracts/test_relocation.py": ("ledger/relocation.py", "storage/relocation_store.py"),
