@@ -13,6 +13,7 @@ from sqlalchemy import Connection, text
 
 from tollway.errors import StorageUnavailable
 from tollway.storage.database import PostgresDatabase
+from tollway.storage.durability import read_server_settings
 
 pytestmark = pytest.mark.postgres
 
@@ -167,3 +168,9 @@ async def test_without_doubt_nothing_more_is_written(database: PostgresDatabase)
     )
     assert await database.write(has_written)
     assert not await database.write(has_written)
+
+
+async def test_the_server_is_asked_what_it_would_lose(database: PostgresDatabase) -> None:
+    found = await read_server_settings(database)
+    assert (found.fsync, found.full_page_writes) == (False, True)  # the tests' own server
+    assert (found.standbys, found.is_read_only, found.hosts) == ("", False, 1)

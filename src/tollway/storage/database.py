@@ -15,6 +15,7 @@ import fcntl
 import sqlite3 as stdlib_sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 from weakref import WeakSet
@@ -228,18 +229,20 @@ class PostgresDatabase:
         self._doubts = 0
         self._settled_doubts = 0
         self._warned: WeakSet[Any] = WeakSet()
+        dial = partial(self._dial, statement_deadline_s=COMMAND_TIMEOUT_S)
+        dial_long = partial(self._dial, statement_deadline_s=None)
         self._engine = create_async_engine(
             "postgresql+asyncpg://",
-            async_creator=self._dial,
+            async_creator=dial,
             pool_size=CONNECTIONS,
             max_overflow=CONNECTIONS_MORE,
             pool_timeout=POOL_TIMEOUT_S,
         )
         self._long_engine = create_async_engine(
-            "postgresql+asyncpg://", async_creator=self._dial_long, poolclass=NullPool
+            "postgresql+asyncpg://", async_creator=dial_long, poolclass=NullPool
         )
         self._lone_engine = create_async_engine(
-            "postgresql+asyncpg://", async_creator=self._dial, poolclass=NullPool
+            "postgresql+asyncpg://", async_creator=dial, poolclass=NullPool
         )
         event.listen(self._engine.sync_engine, "connect", self._stamp)
         event.listen(self._engine.sync_engine, "checkout", self._check_fresh)
@@ -338,13 +341,7 @@ class PostgresDatabase:
             driver.terminate()
             await connection.invalidate()
 
-    async def _dial(self) -> asyncpg.Connection:
-        return await self._attend(statement_deadline_s=COMMAND_TIMEOUT_S)
-
-    async def _dial_long(self) -> asyncpg.Connection:
-        return await self._attend(statement_deadline_s=None)
-
-    async def _attend(self, *, statement_deadline_s: float | None) -> asyncpg.Connection:
+    async def _dial(self, *, statement_deadline_s: float | None) -> asyncpg.Connection:
         connection = await self.line.dial(statement_deadline_s=statement_deadline_s)
         connection.add_log_listener(self._note_warning)
         return connection

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tollway.storage.database import PostgresDatabase
-from tollway.storage.durability import ServerSettings, find_risks, read_server_settings
+from tollway.storage.durability import ServerSettings, find_risks
 
 SAFE = ServerSettings(fsync=True, full_page_writes=True, standbys="", is_read_only=False, hosts=1)
 
@@ -25,13 +24,3 @@ def test_each_risk_is_told(settings: ServerSettings, told: list[str]) -> None:
     risks = list(find_risks(settings))
     assert len(risks) == len(told)
     assert all(part in risk for part, risk in zip(told, risks, strict=True))
-
-
-@pytest.mark.postgres
-async def test_the_server_is_asked(postgres_url: str) -> None:
-    database = PostgresDatabase(postgres_url)
-    try:
-        found = await read_server_settings(database)
-    finally:
-        await database.close()
-    assert found == replace(SAFE, fsync=False)  # the tests' own server
