@@ -318,6 +318,19 @@ async def test_gone_is_what_the_chain_says_twice(watch) -> None:
     assert len(watch.gone) == 1
 
 
+async def test_two_watchers_at_once_make_one_debt(watch) -> None:
+    """A leader that was stalled goes on for a moment beside its successor."""
+    payment = await watch.record()
+    await watch.consume(payment, 7)
+    successor = watch.make()
+    watch.chain.reorg(CHAIN, 1)
+    for _ in range(3):
+        await asyncio.gather(watch.watcher.check_once(), successor.check_once())
+    assert await watch.state(payment) is PaymentState.GONE
+    assert [debt.units for debt in await watch.book.debts(PAYER)] == [7]
+    assert (await watch.book.audit()).is_balanced
+
+
 async def test_back_in_the_pool_is_not_mined(watch) -> None:
     payment = await watch.record()
     watch.chain.reorg(CHAIN, 1)
