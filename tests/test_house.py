@@ -134,6 +134,15 @@ async def test_the_metrics_show_what_runs(house: House) -> None:
     assert 'http_route="/api/v2/apis"' in told
 
 
+async def test_a_gateway_that_is_alone_leads_in_everything(house: House) -> None:
+    async with asyncio.timeout(10):
+        while True:
+            told = generate_latest(house.metrics.registry).decode()
+            if all(f'tollway_leading{{duty="{duty}"}} 1.0' in told for duty in ("sweeper", "watcher")):
+                break
+            await asyncio.sleep(0.001)
+
+
 async def test_the_metrics_show_what_settles(tmp_path: Path) -> None:
     """Its chain is away: so are the signed payments, and the series say why."""
     gas_key = "0x" + "11" * 32
