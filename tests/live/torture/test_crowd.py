@@ -14,7 +14,7 @@ from tollway_torture_rig import Chorus, Heard, open_seats, pay_in_bulk, stopwatc
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 
-CHOIRS = 4
+CHOIRS_MAX = 4
 """Payments that are shown at the same time; each has its own crowd."""
 SETTINGS = {
     "TOLLWAY_LIMIT_IN_FLIGHT_PER_ADDRESS_MAX": "100000",
@@ -57,7 +57,7 @@ class Ticket:
 async def test_forty_thousand_presentations_of_two_hundred_payments_are_two_hundred_calls(
     street: Any, zygote: Any, torture: Any, kind: str, gateways: int
 ) -> None:
-    payments, times = torture.pick(short=(12, 40), long=(200, 200))
+    payments, times = torture.pick(short=(6, 40), long=(200, 200))
     url = await street.make_postgres() if kind == "postgresql" else f"sqlite:///{street.folder}/crowd.sqlite3"
     async with open_seats(zygote, street, gateways, database_url=url, settings=SETTINGS) as seats:
         first, provider = seats[0].gateway, await street.wallet()
@@ -111,7 +111,7 @@ async def sing(
             chorus.close()
 
     async with asyncio.TaskGroup() as group:
-        for _ in range(CHOIRS):
+        for _ in range(CHOIRS_MAX):
             group.create_task(show_one_after_the_other())
     return heard
 
