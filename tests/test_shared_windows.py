@@ -201,6 +201,17 @@ async def test_a_server_that_takes_no_writes_is_away(server: Any, namespace: str
         assert shared.is_up is True
 
 
+async def test_a_server_that_is_full_is_away(server: Any, namespace: str) -> None:
+    async with windows(server.url, namespace) as shared:
+        server.client.config_set("maxmemory", "1")
+        assert await shared.hit(TWICE, "a") is None
+        await shared.mend()
+        assert shared.is_up is False
+        server.client.config_set("maxmemory", "0")
+        await shared.mend()
+        assert await shared.hit(TWICE, "a") is True
+
+
 async def test_a_wrong_password_is_an_outage_and_is_not_shown(server: Any, namespace: str) -> None:
     server.kill()
     server.start("--requirepass", "right")
