@@ -22,7 +22,7 @@ from tollway.money import Price
 from tollway.outbound.policy import Endpoint, parse_endpoint
 from tollway.registry.listing import ChargeOn, Listing
 from tollway.settings import Settings, load_settings
-from tollway.storage.database import Database, connect_database
+from tollway.storage.database import Database, SqliteDatabase, connect_database
 from tollway.storage.migrate import upgrade
 from tollway.testing.book_samples import NOW_MS, PAYER, claim_on, new_payment
 from tollway.testing.loopback import run_upstream, say_nothing, until
@@ -229,6 +229,18 @@ async def test_refuses_a_database_of_a_newer_version(tmp_path: Path) -> None:
     await database.close()
     with pytest.raises(SettingsInvalid, match="newer version"):
         await House(settings(tmp_path)).__aenter__()
+
+
+async def test_books_that_cannot_be_written_make_it_not_ready_until_they_can(house: House) -> None:
+    assert isinstance(house.database, SqliteDatabase)
+    driver = house.database._write_engine.raw_connection().driver_connection
+    assert driver is not None
+    for is_read_only in (True, False):
+        driver.execute(f"PRAGMA query_only={int(is_read_only)}").close()
+        await house._renew()
+        answer = await ask(house, "GET", "/readyz")
+        assert answer.json()["checks"]["storage"] is not is_read_only
+        assert answer.json()["code"] == ("storage_unavailable" if is_read_only else "chain_unavailable")
 
 
 async def test_tables_that_outgrow_a_running_gateway_make_it_not_ready(house: House) -> None:

@@ -23,7 +23,7 @@ from tollway_torture_rig import Progress, open_seats, pay_in_bulk, run_upstream,
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 
-CALLERS = 6
+CALLERS = 4
 BACK_DEADLINE_S = 30.0
 PAUSE_S = 0.05
 """Of a caller who was told to come back later; a real one waits for what `Retry-After` says."""
@@ -89,7 +89,7 @@ class Callers:
             await poll(lambda seat=seat: self._is_unready(seat), deadline_s=20, what="an unready gateway")
 
     async def wait_refused(self) -> None:
-        goal = len(self.refused) + 10
+        goal = len(self.refused) + 5
         await poll(lambda: len(self.refused) > goal, deadline_s=BACK_DEADLINE_S, what="refusals")
 
     async def _is_unready(self, seat: Any) -> bool:
