@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from tests.simulation.fake_books import FakeGateway
+
 from tollway.identifiers import CallId
 from tollway.ledger.book import Claim, Claimed, ClaimOutcome, Close, Closed, Fenced
 from tollway.ledger.call import CallState, PaymentState

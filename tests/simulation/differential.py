@@ -1,48 +1,69 @@
 """The same history on both machines, and what differs."""
 
-import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
 from tests.simulation.fake_books import FakeMachine
 from tests.simulation.history import History
 from tests.simulation.run import at_once
-from tests.simulation.sqlite_books import SqliteMachine
+from tests.simulation.sqlite_books import SqliteDisk, SqliteMachine, opened_disk
+
 from tollway.testing.book_samples import NOW_MS
 
 SHOWN = 12
+FOUND_MAX = 3
 
 
-def compare(seed: int, number: int, *, template: Path, folder: Path) -> str | None:
-    """None when the real books told the same story as the twin; else its last lines, and where the two part."""
-    twin = _told_by_twin(seed, number)
-    real = asyncio.run(_told_by_sqlite(seed, number, template=template, folder=folder))
-    if twin == real:
-        return None
-    at = next((at for at, (one, two) in enumerate(zip(twin, real, strict=False)) if one != two), len(twin))
-    before = "\n".join(twin[max(0, at - SHOWN) : at])
-    return f"{before}\ntwin:   {twin[at : at + 1]}\nsqlite: {real[at : at + 1]}"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """Where the real books part from the twin, and what was told before."""
+
+    number: int
+    before: str
+    twin: str
+    sqlite: str
+
+
+async def compare(seed: int, numbers: Iterable[int], *, folder: Path) -> list[Difference]:
+    """The first differences; none is good."""
+    found: list[Difference] = []
+    async with opened_disk(folder) as disk:
+        for number in numbers:
+            twin = _told_by_twin(seed, number)
+            real = await _told_by_sqlite(seed, number, disk)
+            if twin != real:
+                found.append(_differ(number, twin, real))
+            if len(found) == FOUND_MAX:
+                break
+    return found
+
+
+def _differ(number: int, twin: list[str], real: list[str]) -> Difference:
+    pairs = enumerate(zip_longest(twin, real, fillvalue=""))
+    at, (one, two) = next((at, pair) for at, pair in pairs if pair[0] != pair[1])
+    return Difference(number=number, before="\n".join(twin[max(0, at - SHOWN) : at]), twin=one, sqlite=two)
 
 
 def _told_by_twin(seed: int, number: int) -> list[str]:
     history = History(seed, number, is_alone=True, tells=True)
     machine = FakeMachine(history.house, now_ms=NOW_MS)
     at_once(history.play(machine))
-    return [*history.story.told, *at_once(_describe(history, machine))]
+    return [*history.story.told, *at_once(_describe(history))]
 
 
-async def _told_by_sqlite(seed: int, number: int, *, template: Path, folder: Path) -> list[str]:
+async def _told_by_sqlite(seed: int, number: int, disk: SqliteDisk) -> list[str]:
     history = History(seed, number, is_alone=True, tells=True)
-    path = folder / "books.sqlite3"
-    machine = SqliteMachine(history.house, path, template=template, now_ms=NOW_MS)
+    machine = SqliteMachine(history.house, disk, now_ms=NOW_MS)
     try:
         await history.play(machine)
-        return [*history.story.told, *await _describe(history, machine)]
+        return [*history.story.told, *await _describe(history)]
     finally:
         await machine.close()
 
 
-async def _describe(history: History, machine: Any) -> list[str]:
+async def _describe(history: History) -> list[str]:
     """Everything that the books show in the end."""
     gateway = history.last_gateway
     report = await gateway.audit()

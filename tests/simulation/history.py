@@ -5,6 +5,7 @@ compared, and one history played again step by step. The gateway's part is writt
 `gateway.forward`; whatever is decided about money is decided by the books.
 """
 
+import contextlib
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -12,6 +13,7 @@ from typing import Any
 
 from tests.simulation.fake_books import Fate, House
 from tests.simulation.truth import Fact, Laws, Request, Truth, need
+
 from tollway.errors import StorageUnavailable
 from tollway.identifiers import Address, CallId, ListingId, TxHash, keccak256
 from tollway.ledger.authorization import Authorization, Cover, Dialect, SettledTransfer, SettlementAttempt
@@ -19,8 +21,8 @@ from tollway.ledger.book import Claim, Claimed, Close, Closed, Exhausted, Finish
 from tollway.ledger.call import CallState, Delivery, NewPayment, PaymentState
 from tollway.ledger.claims import Purse, purse_of
 from tollway.ledger.gas import LaneTaken
-from tollway.ledger.keyed_calls import KeyedCall, KeyTaken
 from tollway.ledger.kept_answers import StoredAnswer
+from tollway.ledger.keyed_calls import KeyedCall, KeyTaken
 from tollway.limits import DEFAULT_LIMITS
 from tollway.testing.book_samples import CHAIN, GAS_KEY, NOW_MS, PAYEE, PROVIDER, USDC
 
@@ -81,20 +83,21 @@ class History:
             unfinal_max_nano={"USDC": (self.unfinal_max_units or 0) * 1000} if is_limited else {},
             has_power_cuts=draw() < 0.2,
         )
-        self._steps = 5 + int(random.Random.expovariate(self.random, 0.2))
+        self._steps = 4 + int(self.random.expovariate(0.2)) + (30 if draw() < 0.08 else 0)
         self.machine: Any = None
         self._gateways: list[Any] = []
         self._stalled: list[Any] = []
         self._born = 0
         self._trips: list[Trip] = []
         self._requests: list[Request] = []
+        self._silent: list[CallId] = []
         self._nonces = 0
         self._payments: dict[str, NewPayment] = {}
         self._gone: set[str] = set()
         self._gone_debt = 0
         self._block = 100
         self._words = 0
-        self.truth = Truth(balances={payer: int(draw() * 12) for payer in self._payers})
+        self.truth = Truth(balances={payer: int(draw() * draw() * 60) for payer in self._payers})
         self._laws: Laws | None = None
         self._plot = self._draw_plot()
 
@@ -102,10 +105,10 @@ class History:
         wild = self._wildness
         has_auth = self._auth_share > 0
         weighted: list[tuple[float, Callable[[], Any]]] = [
-            (3.0, self._show_new),
-            (1.6, self._show_again),
+            (2.2, self._show_new),
+            (2.0, self._show_again),
             (0.7, self._race),
-            (7.0, self._go_on),
+            (9.0, self._go_on),
             (0.8, self._wait),
             (0.7, self._recover),
             (0.4, self._pay),
@@ -121,7 +124,7 @@ class History:
         if self.gateways_wanted > 1:
             weighted.append((0.7 * wild, self._stall))
         if has_auth:
-            weighted += [(1.0, self._mine), (0.8, self._sweep)]
+            weighted += [(2.5, self._mine), (1.0, self._sweep)]
         total, sums = 0.0, []
         for weight, _ in weighted:
             total += weight
@@ -204,8 +207,11 @@ class History:
         await self._show([self._new_request()], self._fate())
 
     async def _show_again(self) -> None:
-        if self._requests:
-            await self._show([self._pick(self._requests)], self._fate())
+        """Of those who come back most have got no answer."""
+        if self._silent and self._flip(0.6):
+            await self._show([self.truth.facts[self._pick(self._silent)].request], self._fate())
+        elif self._requests:
+            await self._show([self._pick(self._requests[-3:])], self._fate())
 
     async def _race(self) -> None:
         """Several at once: the same request, or different ones."""
@@ -299,7 +305,9 @@ class History:
             if len(claims) > 1 and isinstance(outcome, Exhausted):
                 # A refusal may tell what those behind it in its batch hold by now.
                 outcome = replace(outcome, held_units=0)
-            self._tell("claim", call=claim.call_id, request=request.number, outcome=outcome, at=gateway.owner_id)
+            self._tell(
+                "claim", call=claim.call_id, request=request.number, outcome=outcome, at=gateway.owner_id
+            )
             if isinstance(outcome, Claimed):
                 self._trips.append(
                     Trip(gateway=gateway, request=request, call_id=claim.call_id, claimed=outcome)
@@ -318,9 +326,7 @@ class History:
         self._check("claim")
         if isinstance(outcome, Claimed) and self._laws is not None:
             fact = self.truth.facts[claim.call_id]
-            self._laws.check_granted(
-                fact.request, claim.call_id, unfinal_max_units=self.unfinal_max_units
-            )
+            self._laws.check_granted(fact.request, claim.call_id, unfinal_max_units=self.unfinal_max_units)
         return outcome
 
     async def _claim_of(self, gateway: Any, request: Request) -> Claim | None:
@@ -403,7 +409,9 @@ class History:
     ) -> bool:
         self.machine.fate = self._fate()
         try:
-            outcome = await gateway.reopen(call_id, epoch=epoch, now_ms=self.machine.now_ms, is_plain=is_plain)
+            outcome = await gateway.reopen(
+                call_id, epoch=epoch, now_ms=self.machine.now_ms, is_plain=is_plain
+            )
         except StorageUnavailable:
             self._tell("reopen", call=call_id, outcome="away", at=gateway.owner_id)
             self._check("reopen")
@@ -465,6 +473,7 @@ class History:
         else:
             after = CallState.CONSUMED if before is CallState.CONSUMED else CallState.UNKNOWN
             await self._close(trip, after, None)
+            self._silent.append(trip.call_id)
         self._trips.remove(trip)
 
     async def _close(self, trip: Trip, after: CallState, status: int | None) -> bool:
@@ -577,7 +586,12 @@ class History:
         self._trips.remove(trip)
 
     async def _conclude(
-        self, gateway: Any, call_id: CallId, epoch: int, transfer: SettledTransfer | None, is_adrift: bool = False
+        self,
+        gateway: Any,
+        call_id: CallId,
+        epoch: int,
+        transfer: SettledTransfer | None,
+        is_adrift: bool = False,
     ) -> CallState | None:
         self.machine.fate = self._fate()
         try:
@@ -622,7 +636,10 @@ class History:
 
     def _transfer(self, name: str) -> SettledTransfer:
         return SettledTransfer(
-            tx_hash=_TX[name], block_number=self._block, block_hash=_BLOCK, block_time=self.machine.now_ms // 1000
+            tx_hash=_TX[name],
+            block_number=self._block,
+            block_hash=_BLOCK,
+            block_time=self.machine.now_ms // 1000,
         )
 
     async def _sweep(self) -> None:
@@ -631,7 +648,7 @@ class History:
         gateway = self._pick(self._gateways)
         now_s = self.machine.now_ms // 1000
         try:
-            for call in await gateway.unsettled(limit=10):
+            for call in await gateway.unsettled(limit=100):
                 key = call.authorization.key
                 transfer = self.truth.moved.get(key)
                 is_over = now_s >= call.authorization.valid_before + EXPIRY_SLACK_S
@@ -733,7 +750,9 @@ class History:
                 return
             payment = self._pick(list(payments))
             if payment.state is PaymentState.GONE:
-                name = next((name for name, one in self._payments.items() if one.tx_hash == payment.tx_hash), None)
+                name = next(
+                    (name for name, one in self._payments.items() if one.tx_hash == payment.tx_hash), None
+                )
                 if name is not None:
                     old = self._payments[name]
                     value = old.value_units if self._flip(0.7) else 1 + int(self.random.random() * 12)
@@ -762,10 +781,8 @@ class History:
         self._tell("wait")
 
     async def _renew(self, gateway: Any) -> None:
-        try:
+        with contextlib.suppress(StorageUnavailable):
             await gateway.renew_ownership(now_ms=self.machine.now_ms)
-        except StorageUnavailable:
-            pass
 
     async def _recover(self) -> None:
         if not self._gateways:
@@ -779,7 +796,7 @@ class History:
         self._check("recover")
 
     async def _resolve(self) -> None:
-        unknown = list(self.truth.facts)
+        unknown = self._silent if self._silent and self._flip(0.7) else list(self.truth.facts)
         if not unknown or not self._gateways:
             return
         call_id = self._pick(unknown)

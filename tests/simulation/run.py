@@ -14,6 +14,7 @@ from tests.simulation.breakages import BREAKAGES
 from tests.simulation.fake_books import FakeGateway, FakeMachine
 from tests.simulation.history import History, Story
 from tests.simulation.truth import LawBroken
+
 from tollway.testing.book_samples import NOW_MS
 
 T = TypeVar("T")
@@ -73,10 +74,10 @@ def play_in_processes(seed: int, histories: int, *, jobs: int) -> list[Tally]:
     """The same, shared among processes of their own."""
     share = -(-histories // jobs)
     starts = range(0, histories, share)
+    program = [sys.executable, "-m", "tests.simulation", f"--seed={seed}"]
     running = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.simulation", f"--seed={seed}", f"--first={start}"]
-            + [f"--histories={min(share, histories - start)}", "--json"],
+            [*program, f"--first={start}", f"--histories={min(share, histories - start)}", "--json"],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             text=True,

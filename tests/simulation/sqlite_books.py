@@ -5,82 +5,124 @@ tell the two apart.
 """
 
 import asyncio
-import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from tests.simulation.fake_books import Fate, House
+
 from tollway.errors import StorageUnavailable
 from tollway.identifiers import Address, CallId
 from tollway.ledger.book import Claim
 from tollway.ledger.kept_answers import StoredAnswer
 from tollway.storage.answer_store import AnswerStore
 from tollway.storage.book_store import BookStore
-from tollway.storage.database import SqliteDatabase
+from tollway.storage.database import SqliteDatabase, sqlite_module
 from tollway.storage.gas_store import GasStore
+from tollway.storage.migrate import upgrade
 from tollway.storage.sealer import Sealer
 
-_PARTS = ("", "-wal")
+Image = Any
+"""Everything in a file, kept in memory: a connection of the SQLite module."""
+
+
+class SqliteDisk:
+    """One file for many histories, because preparing statements takes longest. `empty`: migrated, without a row."""
+
+    def __init__(self, database: SqliteDatabase) -> None:
+        self.database = database
+        self.empty: Image = None
+
+    async def take_image(self) -> Image:
+        image = sqlite_module.connect(":memory:", check_same_thread=False)
+        await self._at_writer(lambda connection: connection.backup(image))
+        return image
+
+    async def put_back(self, image: Image) -> None:
+        await self._at_writer(image.backup)
+
+    async def _at_writer(self, job: Callable[[Any], None]) -> None:
+        """Where the one writing connection lives, and between its transactions."""
+
+        def run() -> None:
+            raw = self.database._write_engine.raw_connection()
+            try:
+                job(raw.driver_connection)
+            finally:
+                raw.close()
+
+        await asyncio.get_running_loop().run_in_executor(self.database._writer, run)
+
+
+@asynccontextmanager
+async def opened_disk(folder: Path) -> AsyncIterator[SqliteDisk]:
+    database = SqliteDatabase(folder / "books.sqlite3")
+    await database.open()
+    try:
+        await upgrade(database)
+        disk = SqliteDisk(database)
+        disk.empty = await disk.take_image()
+        yield disk
+    finally:
+        await database.close()
 
 
 class SqliteMachine:
-    """One file; `template` is a migrated, empty one. `rows` is None: the laws are checked on the twin."""
+    """`rows` is None: the laws are checked on the twin."""
 
     rows = None
 
-    def __init__(self, house: House, path: Path, *, template: Path, now_ms: int) -> None:
+    def __init__(self, house: House, disk: SqliteDisk, *, now_ms: int) -> None:
         self.house = house
         self.now_ms = now_ms
         self.is_away = False
         self.fate: Fate | None = None
         self.life = 0
-        self._path = path
-        self._images = 0
-        for part in (*_PARTS, "-shm"):
-            Path(f"{path}{part}").unlink(missing_ok=True)
-        shutil.copyfile(template, path)
-        self.database = SqliteDatabase(path)
-        self.dialect = self.database.dialect
+        self._disk = disk
+        self.database = disk.database
+        self.dialect = disk.database.dialect
+        self._images: list[Image] = []
         self._gateways: list[SqliteGateway] = []
+        self._is_begun = False
 
     def clock(self) -> int:
         return self.now_ms
 
     # ---- What the stores see of it.
 
-    async def read(self, work: Any) -> Any:
+    async def read(self, work: Any, **more: Any) -> Any:
         if self.is_away:
             raise StorageUnavailable
-        return await self.database.read(work)
+        return await self.database.read(work, **more)
 
-    async def write(self, work: Any, *, flush: bool = True) -> Any:
+    async def write(self, work: Any, *, flush: bool = True, **more: Any) -> Any:
         if self.is_away:
             raise StorageUnavailable
         if self.fate is Fate.LOST:
             self.is_away, self.fate = True, None
             raise StorageUnavailable
         if self.house.has_power_cuts:
-            self._take_image(flush=flush)
-        outcome = await self.database.write(work, flush=flush)
+            await self._keep_image(flush=flush)
+        outcome = await self.database.write(work, flush=flush, **more)
         if self.fate is Fate.UNHEARD:  # the work itself may have asked to be done again, with more locks
             self.is_away, self.fate = True, None
             raise StorageUnavailable
         return outcome
 
-    def _take_image(self, *, flush: bool) -> None:
+    async def _keep_image(self, *, flush: bool) -> None:
         if flush:
-            self._images = 0
-            return
-        for part in _PARTS:
-            source = Path(f"{self._path}{part}")
-            if source.exists():
-                shutil.copyfile(source, f"{self._path}.{self._images}{part}")
-        self._images += 1
+            self._images.clear()
+        else:
+            self._images.append(await self._disk.take_image())
 
     # ---- What happens to it.
 
     async def start(self, owner_id: str) -> "SqliteGateway":
+        """The first one finds the books empty."""
+        if not self._is_begun:
+            self._is_begun = True
+            await self._disk.put_back(self._disk.empty)
         gateway = SqliteGateway(self, owner_id)
         self._gateways.append(gateway)
         await gateway.book.open()
@@ -93,14 +135,9 @@ class SqliteMachine:
     async def cut_power(self, *, loses_all: bool) -> None:
         self.is_away = False
         self.life += 1
-        if not self._images:
-            return
-        await self.database.close()
-        for part in _PARTS:
-            shutil.copyfile(f"{self._path}.{0 if loses_all else self._images - 1}{part}", f"{self._path}{part}")
-        Path(f"{self._path}-shm").unlink(missing_ok=True)
-        self._images = 0
-        self.database = SqliteDatabase(self._path)
+        if self._images:
+            await self._disk.put_back(self._images[0 if loses_all else -1])
+            self._images.clear()
 
     async def drain(self) -> None:
         """Everything that nobody waits for is written."""
@@ -110,7 +147,6 @@ class SqliteMachine:
     async def close(self) -> None:
         for gateway in list(self._gateways):
             await self.kill(gateway)
-        await self.database.close()
 
 
 class SqliteGateway:

@@ -13,7 +13,6 @@ from tollway.ledger.call import MOVES, TAKING, CallState, PaymentState
 from tollway.ledger.claims import Purse, purse_of
 from tollway.testing.memory_rows import MemoryRows, purse_of_claim
 
-
 _BEFORE: dict[str, frozenset[CallState]] = {
     "close": frozenset({CallState.FORWARDING}),
     "reopen": frozenset({CallState.UNKNOWN, CallState.CONSUMED}),
@@ -140,7 +139,11 @@ class Laws:
                 need(units < claim.price_units, "a debt is none", call_id)
                 debt_units += claim.price_units - units
         for payment in rows.payments.values():
-            need(payment.taken_units == held.get(payment.id, 0), "taken is not the sum of the calls", payment.id)
+            need(
+                payment.taken_units == held.get(payment.id, 0),
+                "taken is not the sum of the calls",
+                payment.id,
+            )
             need(payment.taken_units <= payment.value_units, "more is taken than there was", payment.id)
         self.debt_units = debt_units
 
@@ -268,7 +271,9 @@ class Laws:
             and one.claim.authorization.key not in self._truth.moved
         )
         need(
-            open_units <= self._truth.balances[request.payer], "more is under way than there is to move", call_id
+            open_units <= self._truth.balances[request.payer],
+            "more is under way than there is to move",
+            call_id,
         )
 
     def debt_of(self, purse: Purse) -> int:

@@ -1,0 +1,100 @@
+"""A hundred thousand histories of the books, each with its own faults, and the laws checked after each step.
+
+`SIMULATION_SEED` chooses others. A history that fails is named with its seed, and comes again, step by step, with
+`python -m tests.simulation --seed N --history K`.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.simulation.breakages import BREAKAGES
+from tests.simulation.differential import compare
+from tests.simulation.run import ROOT, play_in_memory, play_in_processes, play_many
+from tests.simulation.truth import LawBroken
+
+from tollway.ledger.call import CallState
+
+SEED = int(os.environ.get("SIMULATION_SEED", "20261121"))
+HISTORIES = 100_000
+COMPARED = 240
+UNTIL_FOUND = 30_000
+
+
+@pytest.mark.timeout(600)
+def test_no_law_is_broken_in_a_hundred_thousand_histories() -> None:
+    jobs = min(8, len(os.sched_getaffinity(0)))
+    tallies = play_in_processes(SEED, HISTORIES, jobs=jobs)
+    for tally in tallies:
+        assert tally.broken is None, (
+            f"{tally.law}\npython -m tests.simulation --seed {SEED} --history {tally.broken}"
+        )
+    assert sum(tally.histories for tally in tallies) == HISTORIES
+    assert sum(tally.steps for tally in tallies) > 5 * HISTORIES
+
+
+@pytest.mark.timeout(600)
+async def test_the_real_books_on_sqlite_tell_the_same_stories_as_their_twin(tmp_path: Path) -> None:
+    memory = Path("/dev/shm")  # where syncing costs nothing, if there is such a place
+    folder = tmp_path
+    if memory.is_dir() and os.access(memory, os.W_OK):
+        folder = memory / f"tollway-simulation-{os.getpid()}"
+        folder.mkdir()
+    try:
+        differences = await compare(SEED, range(COMPARED), folder=folder)
+    finally:
+        for path in folder.glob("books.sqlite3*"):
+            path.unlink()
+        if folder != tmp_path:
+            folder.rmdir()
+    for one in differences:
+        print(f"seed {SEED}, history {one.number}\n{one.before}\ntwin:   {one.twin}\nsqlite: {one.sqlite}\n")
+    assert differences == []
+
+
+@pytest.mark.parametrize("name", sorted(BREAKAGES))
+def test_books_that_are_broken_on_purpose_are_found(name: str) -> None:
+    tally = play_many(SEED, range(UNTIL_FOUND), gateway=BREAKAGES[name])
+    assert tally.broken is not None, "no history noticed"
+    with pytest.raises(AssertionError) as caught:
+        play_in_memory(SEED, tally.broken, gateway=BREAKAGES[name])
+    assert (str(caught.value) or repr(caught.value)) == tally.law
+    play_in_memory(SEED, tally.broken)  # nothing is wrong with that history itself
+
+
+def test_a_history_comes_again_exactly_and_says_what_broke() -> None:
+    broken = play_many(SEED, range(UNTIL_FOUND), gateway=BREAKAGES["ForgetsNonces"])
+    command = [sys.executable, "-m", "tests.simulation", f"--seed={SEED}", f"--history={broken.broken}"]
+    runs = [
+        subprocess.run([*command, *more], cwd=ROOT, capture_output=True, text=True, check=False)
+        for more in ([], [], ["--broken=ForgetsNonces"])
+    ]
+    assert runs[0].stdout == runs[1].stdout != ""
+    assert [run.returncode for run in runs] == [0, 0, 1]
+    assert broken.law in runs[2].stderr
+
+
+def test_other_seeds_tell_other_stories() -> None:
+    told = {tuple(play_in_memory(seed, number, tells=True).told) for seed in (1, 2) for number in (0, 1)}
+    assert len(told) == 4
+
+
+def test_histories_reach_every_state_and_every_end() -> None:
+    """Laws that are never put to the test hold too."""
+    seen = {
+        word for number in range(6_000) for line in _told(number) for word in line.replace("=", " ").split()
+    }
+    assert {state.value for state in CallState} - {"forwarding", "settling", "reorged"} <= seen
+    assert {"claim", "reopen", "close", "settle", "conclude", "relocate", "gone", "power", "stall"} <= seen
+    kinds = {word.partition("(")[0] for word in seen}
+    assert {"Claimed", "Exhausted", "NonceUsed", "PlainEnded", "InDebt", "Unspendable"} <= kinds
+    assert {"NotFirst", "NotCovered", "KeyTaken", "UnfinalLimit", "Fenced", "away"} <= kinds
+
+
+def _told(number: int) -> list[str]:
+    try:
+        return play_in_memory(SEED, number, tells=True).told
+    except LawBroken as exc:
+        pytest.fail(f"history {number}: {exc}")
