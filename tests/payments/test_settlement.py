@@ -476,3 +476,43 @@ async def test_it_is_waited_for_as_long_as_its_blocks_take() -> None:
         assert not settling.done()
         scene.chain.bury(CHAIN, 3)
         assert isinstance(await settling, Settled)
+
+
+# ---- One node's word, and that of several. A call costs 0.01.
+
+
+@pytest.mark.parametrize(("above_nano", "is_settled"), [(10**7, True), (10**7 - 1, False)])
+async def test_one_nodes_word_settles_what_is_small_and_nothing_else(
+    hasty: SettlingScene, above_nano: int, is_settled: bool
+) -> None:
+    hasty.rules[CHAIN] = replace(hasty.rules[CHAIN], agreement_above=(("USDC", above_nano),))
+    call = await hasty.claim()
+    hasty.chain.leave_one(CHAIN)
+    outcome = await settle(call)
+    assert isinstance(outcome, Settled if is_settled else Undecided)
+    assert len(hasty.chain.broadcasts) == is_settled
+    assert (await hasty.book.audit()).is_balanced
+
+
+async def test_the_receipt_of_what_is_large_needs_agreement_too(hasty: SettlingScene) -> None:
+    hasty.rules[CHAIN] = replace(hasty.rules[CHAIN], agreement_above=(("USDC", 1),))
+    call = await hasty.claim()
+    send = hasty.chain.send_transaction
+
+    async def send_and_lose_a_node(chain_id: Any, raw: bytes) -> SendRefused | None:
+        hasty.chain.leave_one(CHAIN)
+        return await send(chain_id, raw)
+
+    hasty.chain.send_transaction = send_and_lose_a_node  # type: ignore[method-assign]  # the fake's own hook
+    assert isinstance(await settle(call), Undecided)
+    assert len(set(hasty.chain.broadcasts)) == 1
+    assert await call.read_state() is CallState.SETTLING
+
+
+async def test_before_a_call_that_is_large_nodes_agree_too(scene: SettlingScene) -> None:
+    scene.chain.leave_one(CHAIN)
+    scene.rules[CHAIN] = replace(scene.rules[CHAIN], agreement_above=(("USDC", 10**7),))
+    assert isinstance(await check(scene, scene.payer()), Cover)
+    scene.rules[CHAIN] = replace(scene.rules[CHAIN], agreement_above=(("USDC", 10**7 - 1),))
+    with pytest.raises(ChainUnavailable):
+        await check(scene, scene.payer("another"))

@@ -552,3 +552,18 @@ async def test_no_more_than_a_few_calls_are_looked_at_together() -> None:
         scene.book.attempts_of = count  # type: ignore[method-assign,assignment]  # the fake's own hook
         await sweep(scene)
         assert most == 2
+
+
+@pytest.mark.parametrize(("above_nano", "state"), [(10**7, CallState.CONSUMED), (1, CallState.SETTLING)])
+async def test_one_nodes_word_concludes_what_is_small_and_nothing_else(
+    scene: SettlingScene, above_nano: int, state: CallState
+) -> None:
+    scene.rules[CHAIN] = replace(scene.rules[CHAIN], agreement_above=(("USDC", above_nano),))
+    call = await leave_adrift(scene)
+    scene.chain.mine_sent(CHAIN)
+    scene.chain.leave_one(CHAIN)
+    await sweep(scene, times=2)
+    assert await call.read_state() is state
+    scene.chain.bring_back(CHAIN)
+    await sweep(scene)
+    assert await call.read_state() is CallState.CONSUMED
