@@ -22,6 +22,7 @@ from tollway_live_rpc_line import (
 )
 from tollway_live_signed_calls import SignedCall, Stall
 from tollway_live_street import PRICE_UNITS, plain, poll
+from tollway_torture_rig import open_seats
 
 from tollway.identifiers import TxHash
 
@@ -101,7 +102,7 @@ class Shop:
 
 
 @contextlib.asynccontextmanager
-async def open_shop(street: Any, nodes: int, **agreement: Any) -> AsyncIterator[Shop]:
+async def open_shop(street: Any, zygote: Any, nodes: int, **agreement: Any) -> AsyncIterator[Shop]:
     async with contextlib.AsyncExitStack() as stack:
         lines = [
             await stack.enter_async_context(run_rpc_line(street.session, street.driver.rpc_url))
@@ -113,9 +114,12 @@ async def open_shop(street: Any, nodes: int, **agreement: Any) -> AsyncIterator[
             "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key,
             "TOLLWAY_LIMIT_SETTLE_WAIT_S": "2",
         }
-        gateway = await stack.enter_async_context(street.gateway(settings=settings))
-        small = await Stall.open(street, [gateway])
-        large = await Stall.open(street, [gateway], pricePerRequest=LARGE_PRICE)
+        url = f"sqlite:///{street.folder}/shop-{next(_NUMBERS)}.sqlite3"
+        (seat,) = await stack.enter_async_context(
+            open_seats(zygote, street, 1, database_url=url, settings=settings)
+        )
+        small = await Stall.open(street, [seat.gateway])
+        large = await Stall.open(street, [seat.gateway], pricePerRequest=LARGE_PRICE)
         credit = await street.send_tokens(payer, small.provider.address, 50 * PRICE_UNITS)
         shop = Shop(street=street, lines=lines, small=small, large=large, payer=payer, credit=credit)
         await shop.spend_credit()
@@ -163,17 +167,19 @@ async def suffer(shop: Shop, name: str, *, stall: Stall, units: int) -> None:
     assert len(await signed.transfers()) == 1
 
 
-async def test_a_lone_node_that_is_no_use_harms_nobody(street: Any, torture: Any) -> None:
-    async with open_shop(street, 1) as shop:
+async def test_a_lone_node_that_is_no_use_harms_nobody(street: Any, zygote: Any, torture: Any) -> None:
+    async with open_shop(street, zygote, 1) as shop:
         for name in torture.pick(short=["hangs", "answers null", "lags"], long=list(SILENT) * 2):
             await suffer(shop, name, stall=shop.small, units=PRICE_UNITS)
         await shop.check_books()
         torture.tell(faults=len(shop.recoveries_s) // 2, recovery_s_max=round(max(shop.recoveries_s), 2))
 
 
-async def test_what_two_nodes_must_agree_on_is_believed_from_neither_alone(street: Any, torture: Any) -> None:
+async def test_what_two_nodes_must_agree_on_is_believed_from_neither_alone(
+    street: Any, zygote: Any, torture: Any
+) -> None:
     """Above a value; below it one node is enough, and the other may lie in its bed."""
-    async with open_shop(street, 2, agreement_min=2, above=ABOVE) as shop:
+    async with open_shop(street, zygote, 2, agreement_min=2, above=ABOVE) as shop:
         lies = torture.pick(short=["invents", "tells of more"], long=["invents", "tells of more", "lags"] * 2)
         for name in lies:
             await doubt(shop, shop.lines[torture.random.randrange(2)], name)
@@ -235,8 +241,8 @@ async def lose_one(shop: Shop, line: RpcLine, name: str) -> None:
     assert (dear.seen, shop.street.provider.count(path)) == (1, 1)
 
 
-async def test_two_of_three_decide_against_the_third(street: Any, torture: Any) -> None:
-    async with open_shop(street, 3, agreement_min=2) as shop:
+async def test_two_of_three_decide_against_the_third(street: Any, zygote: Any, torture: Any) -> None:
+    async with open_shop(street, zygote, 3, agreement_min=2) as shop:
         for _ in range(torture.pick(short=1, long=4)):
             liar = shop.lines[torture.random.randrange(3)]
             wallet, tx_hash = await pay(shop, shop.small, 2 * PRICE_UNITS)

@@ -11,13 +11,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import select
 from tollway_live_rpc_line import RpcLine, run_rpc_line
 from tollway_live_signed_calls import QUICK, SignedCall, Stall, find_pending
 from tollway_live_street import PRICE_UNITS, plain, poll
+from tollway_torture_rig import open_seats
 
 from tollway.identifiers import TxHash, keccak256
 from tollway.sandbox.playground import START_USDC_UNITS
+from tollway.storage.book_tables import payment_table
 from tollway.storage.database import connect_database
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
@@ -60,6 +62,7 @@ class Reef:
     gas: Any
     thief: Any
     line: RpcLine
+    database: Any
 
     @property
     def driver(self) -> Any:
@@ -80,12 +83,29 @@ class Reef:
     async def state(self, customer: Customer, tx_hash: TxHash) -> str:
         return str((await self.street.payment(self.gateway, customer.wallet, tx_hash))["state"])
 
-    async def wait_state(self, customer: Customer, tx_hash: TxHash, *states: str) -> None:
-        async def is_there() -> bool:
-            return await self.state(customer, tx_hash) in states
+    async def read_payments(self, tx_hashes: list[TxHash]) -> dict[TxHash, tuple[str, bytes]]:
+        """State and block of each, in the books."""
+        columns = select(payment_table.c.tx_hash, payment_table.c.state, payment_table.c.block_hash)
+        query = columns.where(payment_table.c.tx_hash.in_([bytes(one) for one in tx_hashes]))
+        rows = await self.database.read(lambda connection: connection.execute(query).all())
+        return {TxHash(row.tx_hash): (row.state, bytes(row.block_hash)) for row in rows}
 
-        what = f"{' or '.join(states)} of a payment that was {customer.kind}, {customer.spent} spent"
-        await poll(is_there, deadline_s=DEADLINE_S, what=what)
+    async def wait_gone(self, tx_hashes: list[TxHash]) -> None:
+        async def are_gone() -> bool:
+            states = await self.read_payments(tx_hashes)
+            return all(states[one][0] == "gone" for one in tx_hashes)
+
+        await poll(are_gone, deadline_s=DEADLINE_S, what="payments that are gone")
+
+    async def wait_moved(self, tx_hashes: list[TxHash]) -> None:
+        """The books know the blocks where they are now."""
+        receipts = [await self.driver.wait_receipt(one) for one in tx_hashes]
+
+        async def are_known() -> bool:
+            states = await self.read_payments(tx_hashes)
+            return all(states[one.tx_hash] == ("unfinal", one.block_hash) for one in receipts)
+
+        await poll(are_known, deadline_s=DEADLINE_S, what="the new blocks in the books")
 
     async def sign_transfer(self, customer: Customer, calls: int) -> tuple[bytes, TxHash]:
         token = self.street.playground.token
@@ -127,28 +147,35 @@ class Reef:
 
 
 @contextlib.asynccontextmanager
-async def open_reef(street: Any, **settings: str) -> AsyncIterator[Reef]:
+async def open_reef(street: Any, zygote: Any, **settings: str) -> AsyncIterator[Reef]:
     gas, thief = await street.wallets(2)
     async with run_rpc_line(street.session, street.driver.rpc_url) as line:
         line.is_final = False
         env = {"TOLLWAY_RPC_LOCAL": line.url, "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key}
-        async with street.gateway(settings={**SETTINGS, **env, **settings}) as gateway:
-            stall = await Stall.open(street, [gateway])
-            yield Reef(street=street, stall=stall, gas=gas, thief=thief, line=line)
+        url = f"sqlite:///{street.folder}/reef-{next(_NUMBERS)}.sqlite3"
+        wanted = {**SETTINGS, **env, **settings}
+        async with open_seats(zygote, street, 1, database_url=url, settings=wanted) as (seat,):
+            stall = await Stall.open(street, [seat.gateway])
+            database = connect_database(url)
+            try:
+                yield Reef(street=street, stall=stall, gas=gas, thief=thief, line=line, database=database)
+            finally:
+                await database.close()
 
 
 async def test_no_reorganisation_makes_a_payment_worth_more_than_it_is(
-    quiet_street: Any, torture: Any
+    quiet_street: Any, zygote: Any, torture: Any
 ) -> None:
     depths = torture.pick(short=[torture.random.randint(1, 10)], long=list(range(1, 11)))
     debts = 0
-    async with open_reef(quiet_street) as reef:
+    async with open_reef(quiet_street, zygote) as reef:
         for depth in depths:
             await reef.driver.rpc("evm_setTime", int(time.time()))
             customers = await open_accounts(reef)
             await mine_together(reef, customers)
             await spend_some(reef, customers)
             await replace_blocks(reef, customers, depth)
+            await wait_noticed(reef, customers)
             await asyncio.gather(*(check_fate(reef, customer) for customer in customers))
             await reef.check_books()
             back = [
@@ -168,10 +195,10 @@ async def test_no_reorganisation_makes_a_payment_worth_more_than_it_is(
 
 
 async def test_what_may_be_spent_before_it_is_final_has_the_operators_limit(
-    quiet_street: Any, torture: Any
+    quiet_street: Any, zygote: Any, torture: Any
 ) -> None:
     """The most that a reorganisation can cost."""
-    async with open_reef(quiet_street, TOLLWAY_UNFINAL_SPEND_MAX="USDC:0.02") as reef:
+    async with open_reef(quiet_street, zygote, TOLLWAY_UNFINAL_SPEND_MAX="USDC:0.02") as reef:
         await reef.driver.rpc("evm_setTime", int(time.time()))
         customer = Customer(kind="dropped", spent=2, wallet=await quiet_street.wallet())
         tx_hash = await reef.pay(customer, 5)
@@ -179,7 +206,8 @@ async def test_what_may_be_spent_before_it_is_final_has_the_operators_limit(
         reply = await reef.show(customer, tx_hash)
         assert (reply.asks_for_money, reply.code, reef.served(customer)) == (False, "payment_pending", 2)
         await reef.driver.reorg(1)
-        await reef.wait_state(customer, tx_hash, "reorged")
+        await reef.wait_gone([tx_hash])
+        assert await reef.state(customer, tx_hash) == "reorged"
         told = await quiet_street.history(reef.gateway, customer.wallet)
         assert [call["payment"]["state"] for call in told] == ["reorged"] * 2
         await assert_spent(reef, customer, await reef.pay(customer, 1), "payer_in_debt")
@@ -302,20 +330,27 @@ def in_lane_order(customers: list[Customer], kind: str) -> list[Customer]:
     return [one for one in customers if one.kind == kind]
 
 
+async def wait_noticed(reef: Reef, customers: list[Customer]) -> None:
+    """The gateway has seen what happened to each; a settlement that it lost it sends again by itself."""
+    lost = [one for one in customers if one.kind == "dropped" and one.signed is not None]
+    await reef.wait_moved([one.paid[0] for one in customers if one.kind == "moved"])
+    await reef.wait_gone([one.paid[0] for one in customers if one.kind != "moved" and one not in lost])
+    for customer in lost:
+        await wait_honest(reef, customer)
+
+
 async def check_fate(reef: Reef, customer: Customer) -> None:
     """What the payer is told, and what the payment still buys."""
     (tx_hash,) = customer.paid
     if customer.kind == "moved":
-        await wait_moved(reef, tx_hash)
         assert await reef.state(customer, tx_hash) in ("credited", "spent")
         if customer.signed is None:
             await spend(reef, customer, tx_hash, WORTH - customer.spent)
             await assert_spent(reef, customer, tx_hash, *USED_UP)
     elif customer.signed is not None and customer.kind == "dropped":
-        await wait_honest(reef, customer)
         return
     else:
-        await reef.wait_state(customer, tx_hash, "reorged")
+        assert await reef.state(customer, tx_hash) == "reorged"
         if customer.signed is None:
             codes = ["payment_pending"] if customer.kind == "dropped" else ["payment_verification_failed"]
             await assert_spent(reef, customer, tx_hash, *codes, "payer_in_debt")
@@ -324,40 +359,20 @@ async def check_fate(reef: Reef, customer: Customer) -> None:
     assert sum(call["payment"]["state"] == "reorged" for call in told) == owed
 
 
-async def wait_moved(reef: Reef, tx_hash: TxHash) -> None:
-    """The books know the block where it is now."""
-    receipt = await reef.driver.wait_receipt(tx_hash)
-
-    async def is_known() -> bool:
-        return await read_block(reef, tx_hash) == (receipt.block_number, receipt.block_hash)
-
-    await poll(is_known, deadline_s=DEADLINE_S, what="the new block in the books")
-
-
-async def read_block(reef: Reef, tx_hash: TxHash) -> tuple[int, bytes]:
-    query = text("SELECT block_number, block_hash FROM payment WHERE tx_hash = :tx_hash")
-
-    def read(connection: Any) -> tuple[int, bytes]:
-        number, block_hash = connection.execute(query, {"tx_hash": bytes(tx_hash)}).one()
-        return int(number), bytes(block_hash)
-
-    database = connect_database(reef.gateway.env["TOLLWAY_DATABASE_URL"])
-    try:
-        return await database.read(read)
-    finally:
-        await database.close()
-
-
 async def wait_honest(reef: Reef, customer: Customer) -> None:
     """A settlement that left the chain is sent again by its gateway: it is owed until then, and paid after."""
 
-    async def is_honest() -> bool:
-        assert customer.signed is not None
-        moved = await customer.signed.transfers()
-        state = (await customer.signed.record())["payment"]["state"]
-        return len(moved) == 1 and state == "charged"
+    signed = customer.signed
+    assert signed is not None
 
-    await poll(is_honest, deadline_s=DEADLINE_S, what="a settlement that is mined again")
+    async def is_mined() -> bool:
+        return len(await signed.transfers()) == 1
+
+    async def is_charged() -> bool:
+        return bool((await signed.record())["payment"]["state"] == "charged")
+
+    await poll(is_mined, deadline_s=DEADLINE_S, what="a settlement that is mined again")
+    await poll(is_charged, deadline_s=DEADLINE_S, what="a settlement that is paid again")
 
 
 # ---- And what comes after.
@@ -385,7 +400,7 @@ async def come_back(reef: Reef, customer: Customer) -> None:
     (tx_hash,) = customer.paid
     await reef.broadcast(customer.raw)
     await reef.driver.wait_receipt(tx_hash)
-    await reef.wait_state(customer, tx_hash, "credited") if customer.spent else None
+    await reef.wait_moved([tx_hash])
     await spend(reef, customer, tx_hash, WORTH - customer.spent)
     await assert_spent(reef, customer, tx_hash, *USED_UP)
 
