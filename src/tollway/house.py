@@ -74,6 +74,7 @@ class House:
         self.settings = ensure_secret_key(settings)
         self.database: Database = connect_database(settings.database_url.reveal())
         self.schema = SchemaKeeper(self.database)
+        self._is_writing = True  # opening the books writes to them; from then on, the renewals tell
         self.rules: dict[ChainId, ChainRules] = {
             network.rules.chain_id: network.rules for network in settings.networks
         }
