@@ -36,6 +36,9 @@ test: install    ## all tests (options: ARGS="-k replay")
 torture: install ## the worst days, long form, at most 20 minutes (options: TORTURE_SEED=7 ARGS="-k kill")
 	TORTURE=long $(BIN)/python -m pytest -p no:cacheprovider --timeout=1200 tests/live/torture $(ARGS)
 
+mutants: install ## five deliberate breakages, each caught by its named test
+	$(BIN)/python tests/mutants.py
+
 check: install   ## format, lint, types, import contracts, docs
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
