@@ -165,7 +165,7 @@ class Load:
 async def test_a_server_that_dies_under_load_loosens_rates_and_touches_no_money(
     pair: Pair, torture: Any
 ) -> None:
-    street, rounds = pair.street, torture.pick(short=3, long=40)
+    street, rounds = pair.street, torture.pick(short=3, long=8)
     workers = torture.pick(short=3, long=6)
     calls = rounds * workers
     (payer, *wallets) = await street.wallets(1 + workers)
