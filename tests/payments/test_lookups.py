@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tollway.chain.reader import NotMined
+from tollway.chain.reader import NotMined, Trust
 from tollway.errors import ChainUnavailable, Code, Refusal, describe_rate
 from tollway.payments.lookups import Charge, Lookups
 
@@ -56,6 +56,17 @@ async def test_one_flight_for_each_transaction_on_each_chain(stall, charge) -> N
     assert stall.chain.questions == len(stall.meter.charged) == 4
     await lookups.fetch(chain_ids[0], hashes[0], charge())
     assert stall.chain.questions == 5  # an answer is not kept
+
+
+async def test_who_needs_agreement_does_not_share_one_nodes_word(stall, charge) -> None:
+    lookups, tx_hash, chain_id = Lookups(stall.chain), stall.hash(), stall.chain.chain_ids[0]
+    stall.chain.gate = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        for trust in (Trust.ONE, Trust.AGREED, Trust.ONE):
+            group.create_task(lookups.fetch(chain_id, tx_hash, charge(), trust=trust))
+        await turns()
+        stall.chain.gate.set()
+    assert stall.chain.trusts == [Trust.ONE, Trust.AGREED]
 
 
 async def test_leaders_may_leave_one_after_another(stall, charge) -> None:

@@ -187,6 +187,8 @@ async def test_no_reorganisation_makes_a_payment_worth_more_than_it_is(
                 await reef.give(customer)
             await asyncio.gather(*(settle_up(reef, customer) for customer in debtors))
             await asyncio.gather(*(come_back(reef, customer) for customer in back))
+            for customer in find_lost(customers):
+                await wait_honest(reef, customer)
             for customer in customers:
                 await check_paid(reef, customer)
             await reef.check_books()
@@ -331,12 +333,14 @@ def in_lane_order(customers: list[Customer], kind: str) -> list[Customer]:
 
 
 async def wait_noticed(reef: Reef, customers: list[Customer]) -> None:
-    """The gateway has seen what happened to each; a settlement that it lost it sends again by itself."""
-    lost = [one for one in customers if one.kind == "dropped" and one.signed is not None]
+    """The gateway has seen what happened to each; but a settlement that it lost it sends again by itself."""
+    lost = find_lost(customers)
     await reef.wait_moved([one.paid[0] for one in customers if one.kind == "moved"])
     await reef.wait_gone([one.paid[0] for one in customers if one.kind != "moved" and one not in lost])
-    for customer in lost:
-        await wait_honest(reef, customer)
+
+
+def find_lost(customers: list[Customer]) -> list[Customer]:
+    return [one for one in customers if one.kind == "dropped" and one.signed is not None]
 
 
 async def check_fate(reef: Reef, customer: Customer) -> None:
