@@ -24,7 +24,7 @@ from tollway.testing.authorization_samples import CHAIN, USDC
 from tollway.testing.settling_scene import LISTING, SettlingScene, make_gas_key
 from tollway.treasury import Treasury, make_challenger, make_notes
 
-LIMITS = replace(DEFAULT_LIMITS, sweep_interval_s=0.01, gas_refresh_s=0.01)
+LIMITS = replace(DEFAULT_LIMITS, sweep_interval_s=0.01)
 
 
 @pytest.fixture
