@@ -25,6 +25,7 @@ from tollway_live_street import PRICE_UNITS, plain, poll
 from tollway_torture_rig import open_seats
 
 from tollway.identifiers import TxHash
+from tollway.sandbox.playground import START_USDC_UNITS
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 
@@ -183,6 +184,8 @@ async def test_what_two_nodes_must_agree_on_is_believed_from_neither_alone(
         lies = torture.pick(short=["invents", "tells of more"], long=["invents", "tells of more", "lags"] * 2)
         for name in lies:
             await doubt(shop, shop.lines[torture.random.randrange(2)], name)
+        for told in torture.pick(short=[0], long=[0, 10 * START_USDC_UNITS]):
+            await doubt_balance(shop, shop.lines[torture.random.randrange(2)], told)
         for name in torture.pick(short=["is gone"], long=list(SILENT)):
             await lose_one(shop, shop.lines[torture.random.randrange(2)], name)
         await shop.check_books()
@@ -217,6 +220,26 @@ async def doubt(shop: Shop, liar: RpcLine, name: str) -> None:
     assert told["amount"] == str(LARGE_UNITS)
     if name == "invents":
         assert_patient(await shop.show(wallet, shown, shop.large, path), "payment_pending")
+
+
+async def doubt_balance(shop: Shop, liar: RpcLine, told: int) -> None:
+    """One of two tells of another balance than a wallet has that signs a large payment: of none, or of more than all."""
+    signer = await rich(shop)
+    real = START_USDC_UNITS
+    if told > real:
+        real = LARGE_UNITS - 1
+        await shop.street.send_tokens(signer, shop.small.provider.address, START_USDC_UNITS - real)
+    signed: SignedCall = shop.large.sign(signer, shop.path("balance"))
+    liar.lie(answer_with(real, told))
+    reply, _ = await asyncio.gather(signed.send(), shop.spend_credit())
+    assert_patient(reply, "chain_unavailable")
+    shop.mend()
+    if real < LARGE_UNITS:
+        reply = await signed.send()
+        assert (reply.status, reply.json["reason"], signed.seen) == (402, "insufficient_balance", 0)
+    else:
+        await shop.recover(signed.send)
+        assert (signed.seen, len(await signed.transfers())) == (1, 1)
 
 
 async def lose_one(shop: Shop, line: RpcLine, name: str) -> None:
