@@ -28,18 +28,18 @@ class Gate:
         self.is_away = False
         self.flushed: list[bool] = []
 
-    async def read(self, work: Any) -> Any:
+    async def read(self, work: Any, *, is_long: bool = False) -> Any:
         if self.is_away:
             raise StorageUnavailable
-        return await self._database.read(work)
+        return await self._database.read(work, is_long=is_long)
 
-    async def write(self, work: Any, *, flush: bool = True) -> Any:
+    async def write(self, work: Any, *, flush: bool = True, is_long: bool = False) -> Any:
         self.begun += 1
         self.flushed.append(flush)
         await self.before.wait()
         if self.is_away or self.fail_before():
             raise StorageUnavailable
-        outcome = await self._database.write(work, flush=flush)
+        outcome = await self._database.write(work, flush=flush, is_long=is_long)
         self.committed += 1
         await self.after.wait()
         if self.fail_after():
