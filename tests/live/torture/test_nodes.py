@@ -113,7 +113,7 @@ async def open_shop(street: Any, zygote: Any, nodes: int, **agreement: Any) -> A
         settings = {
             **name_nodes(street.folder, lines, **agreement),
             "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key,
-            "TOLLWAY_LIMIT_SETTLE_WAIT_S": "2",
+            "TOLLWAY_LIMIT_SETTLE_WAIT_S": "1",
         }
         url = f"sqlite:///{street.folder}/shop-{next(_NUMBERS)}.sqlite3"
         (seat,) = await stack.enter_async_context(
