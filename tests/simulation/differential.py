@@ -1,7 +1,7 @@
 """The same history on both machines, and what differs."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from tests.simulation.history import History
 from tests.simulation.run import at_once
 from tests.simulation.sqlite_books import SqliteDisk, SqliteMachine, opened_disk
 
+from tollway.ledger.call import CallRecord
 from tollway.testing.book_samples import NOW_MS
 
 SHOWN = 12
@@ -73,8 +74,13 @@ async def _describe(history: History) -> list[str]:
         lines += [str(one) for one in sorted(payments, key=lambda one: one.id)]
         lines += [str(one) for one in await gateway.debts(payer)]
     for call_id in sorted(history.truth.facts):
-        lines.append(f"{call_id} {await gateway.find_call(call_id)}")
+        lines.append(f"{call_id} {_without_bytes(await gateway.find_call(call_id))}")
     for request in history.requests:
         if request.authorization is not None:
             lines.append(str(await gateway.find_authorized(request.authorization.key)))
     return lines
+
+
+def _without_bytes(record: CallRecord | None) -> CallRecord | None:
+    """While a call runs again the twin forgets how many bytes its earlier run moved, and SQL does not."""
+    return None if record is None else replace(record, request_bytes=None, response_bytes=None)

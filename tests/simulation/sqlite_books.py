@@ -182,8 +182,10 @@ class SqliteGateway:
         await self._answers.keep(call_id, payer, answer, now_ms=self._machine.now_ms)
 
     async def recover(self, *, now_ms: int) -> int:
-        moved: int = await self.book.recover(now_ms=now_ms)
-        await self.drain()
+        try:
+            moved: int = await self.book.recover(now_ms=now_ms)
+        finally:
+            await self.drain()  # closes that found no database are tried once more, whether it is back or not
         return moved
 
     async def drain(self) -> None:
