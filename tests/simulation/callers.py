@@ -1,0 +1,244 @@
+"""Who calls, and what a gateway takes: new requests, repeats, races, claims, runs under a claim that is there."""
+
+from dataclasses import replace
+from typing import Any
+
+from tests.simulation.fake_books import Fate
+from tests.simulation.scene import IDS, LISTING, TOKEN, TX, WORDS, Scene, Trip
+from tests.simulation.truth import Fact, Request
+
+from tollway.errors import StorageUnavailable
+from tollway.identifiers import Address, CallId
+from tollway.ledger.authorization import Authorization, Cover, Dialect
+from tollway.ledger.book import Claim, Claimed, Exhausted, NonceUsed
+from tollway.ledger.call import CallState
+from tollway.ledger.keyed_calls import KeyedCall, KeyTaken
+from tollway.testing.book_samples import CHAIN, PAYEE, PROVIDER, USDC
+
+
+class Callers(Scene):
+    """Shows requests to gateways, in the order of `gateway.counter`."""
+
+    # ---- Callers.
+
+    async def _show_new(self) -> None:
+        await self._show([self._new_request()], self._fate())
+
+    async def _show_again(self) -> None:
+        """Of those who come back most have got no answer."""
+        if self._silent and self._flip(0.6):
+            await self._show([self.truth.facts[self._pick(self._silent)].request], self._fate())
+        elif self._requests:
+            await self._show([self._pick(self._requests[-3:])], self._fate())
+
+    async def _race(self) -> None:
+        """Several at once: the same request, or different ones."""
+        first = self._new_request()
+        others = [first if self._flip(0.5) else self._new_request() for _ in range(2)]
+        await self._show([first, *others], None)
+
+    def _fate(self) -> Fate | None:
+        if self.random.random() > 0.12 * self._wildness:
+            return None
+        return Fate.LOST if self._flip(0.4) else Fate.UNHEARD
+
+    def _new_request(self) -> Request:
+        draw, words = self.random.random, self._words
+        self._words += 1
+        payer = self._pick(list(self._payers))
+        price_units = self._prices if draw() < 0.7 else 1 + int(draw() * 6)
+        is_authorized = draw() < self._auth_share or not self._payments
+        nonce = None
+        if not is_authorized and draw() < 0.5:
+            nonce = WORDS[int(draw() * 6)]  # so few that they meet
+        authorization = self._authorize(payer, price_units) if is_authorized else None
+        names = [name for name, one in self._payments.items() if one.payer == payer]
+        method = "GET" if draw() < 0.6 else "POST"
+        same = WORDS[62 if method == "GET" else 63]
+        request = Request(
+            number=len(self._requests),
+            payer=payer,
+            method=method,
+            digest=WORDS[64 + words % 190] if draw() < 0.8 else same,
+            price_units=price_units,
+            tx_name=self._pick(names) if names and not is_authorized else None,
+            nonce=nonce,
+            key=f"key-{int(draw() * 3)}" if draw() < 0.3 else None,
+            is_first_price=not is_authorized and draw() < 0.1,
+            authorization=authorization,
+        )
+        if authorization is None and request.tx_name is None:
+            request.authorization = self._authorize(payer, price_units)
+            request.nonce, request.is_first_price = None, False
+        self._requests.append(request)
+        return request
+
+    def _authorize(self, payer: Address, units: int) -> Authorization:
+        self._nonces += 1
+        return Authorization(
+            chain_id=CHAIN,
+            token=TOKEN,
+            payer=payer,
+            payee=PAYEE,
+            base_units=units,
+            valid_after=0,
+            valid_before=self.machine.now_ms // 1000 + 120,
+            nonce=WORDS[self._nonces % 64],
+            signature=b"\x05" * 65,
+            dialect=Dialect.X402_V2,
+        )
+
+    # ---- A gateway takes a call.
+
+    async def _show(self, requests: list[Request], fate: Fate | None) -> None:
+        if not self._gateways:
+            return
+        gateway = self._pick(self._gateways)
+        waiting: list[tuple[Request, Claim]] = []
+        for request in requests:
+            if self.story.claims >= len(IDS) - 4:
+                return
+            try:
+                if request.shown and request.key is None and await self._run_again(gateway, request):
+                    continue
+                if request.authorization is not None and await self._is_known(gateway, request):
+                    continue
+                claim = await self._claim_of(gateway, request)
+            except StorageUnavailable:
+                self._tell("away", request=request.number)
+                return
+            if claim is not None:
+                waiting.append((request, claim))
+        self.machine.fate = fate if waiting else None
+        claims = [claim for _, claim in waiting]
+        for request, claim in waiting:
+            request.shown += 1
+            request.calls.append(claim.call_id)
+            self.truth.facts[claim.call_id] = Fact(request=request)
+        if len(claims) > 1 and hasattr(gateway, "claim_all"):
+            outcomes = await gateway.claim_all(claims)
+        else:
+            outcomes = [await self._claim(gateway, claim) for claim in claims]
+        for (request, claim), outcome in zip(waiting, outcomes, strict=True):
+            if len(claims) > 1 and isinstance(outcome, Exhausted):
+                # A refusal may tell what those behind it in its batch hold by now.
+                outcome = replace(outcome, held_units=0)
+            self._tell(
+                "claim", call=claim.call_id, request=request.number, outcome=outcome, at=gateway.owner_id
+            )
+            if isinstance(outcome, Claimed):
+                self._trips.append(
+                    Trip(gateway=gateway, request=request, call_id=claim.call_id, claimed=outcome)
+                )
+            elif isinstance(outcome, KeyTaken):
+                await self._run_keyed(gateway, request, outcome.call)
+            elif isinstance(outcome, Exhausted | NonceUsed) and request.key is None:
+                await self._run_again(gateway, request)
+
+    async def _claim(self, gateway: Any, claim: Claim) -> object:
+        try:
+            outcome = await gateway.claim(claim)
+        except StorageUnavailable:
+            self._check("claim")
+            return "away"
+        self._check("claim")
+        if isinstance(outcome, Claimed) and self._laws is not None:
+            fact = self.truth.facts[claim.call_id]
+            self._laws.check_granted(fact.request, claim.call_id, unfinal_max_units=self.unfinal_max_units)
+        return outcome
+
+    async def _claim_of(self, gateway: Any, request: Request) -> Claim | None:
+        call_id = IDS[self.story.claims]
+        authorization, payment_id, tx_hash = request.authorization, None, None
+        if request.tx_name is not None:
+            tx_hash = TX[request.tx_name]
+            (payment,) = await gateway.find_payments(tx_hash)
+            payment_id = payment.id
+        self.story.claims += 1
+        return Claim(
+            call_id=call_id,
+            listing_id=LISTING,
+            listing_name="Quotes",
+            provider=PROVIDER,
+            payer=request.payer,
+            method=request.method,
+            path="/quote",
+            digest=request.digest,
+            price="0.01",
+            price_units=request.price_units,
+            currency="USDC",
+            payment_id=payment_id,
+            chain_id=CHAIN,
+            asset=USDC,
+            decimals=6,
+            tx_hash=tx_hash,
+            pay_to=PAYEE,
+            nonce=request.nonce,
+            ends_plain=request.nonce is not None,
+            is_plain=authorization is None and request.nonce is None,
+            is_first_price=request.is_first_price,
+            idempotency_key=request.key,
+            request_id=call_id,
+            created_ms=self.machine.now_ms,  # ids are in order
+            authorization=authorization,
+            cover=None if authorization is None else self._cover(request.payer),
+        )
+
+    def _cover(self, payer: Address) -> Cover:
+        return Cover(balance_units=self.truth.balances[payer], block_number=self._block)
+
+    async def _is_known(self, gateway: Any, request: Request) -> bool:
+        """A known authorisation is answered from the record, or runs again under its claim."""
+        assert request.authorization is not None
+        known = await gateway.find_authorized(request.authorization.key)
+        if known is None or (known.state is CallState.RELEASED and known.transfer is None):
+            return False
+        is_open = known.state is CallState.UNKNOWN or (known.state is CallState.CONSUMED and known.is_lost)
+        if is_open and request.is_safe:
+            await self._reopen(gateway, request, known.call_id, known.epoch, is_plain=False)
+        return True
+
+    async def _run_again(self, gateway: Any, request: Request) -> bool:
+        if not request.is_safe or request.tx_name is None:
+            return False
+        try:
+            (payment,) = await gateway.find_payments(TX[request.tx_name])
+            found = await gateway.find_repeat(payment.id, request.digest)
+            if found is None or found.state is CallState.FORWARDING:
+                return False
+            is_plain = request.nonce is None
+            return await self._reopen(gateway, request, found.call_id, found.epoch, is_plain=is_plain)
+        except StorageUnavailable:
+            return True
+
+    async def _run_keyed(self, gateway: Any, request: Request, earlier: KeyedCall) -> None:
+        """The same request under its key runs again, safe or not, where it has no outcome or half an answer."""
+        is_open = earlier.state is CallState.UNKNOWN or (
+            earlier.state is CallState.CONSUMED and earlier.is_lost and request.is_safe
+        )
+        is_same = earlier.digest == request.digest and earlier.authorization is None
+        if is_same and is_open and request.authorization is None:
+            await self._reopen(
+                gateway, request, earlier.call_id, earlier.epoch, is_plain=request.nonce is None
+            )
+
+    async def _reopen(
+        self, gateway: Any, request: Request, call_id: CallId, epoch: int, *, is_plain: bool
+    ) -> bool:
+        self.machine.fate = self._fate()
+        try:
+            outcome = await gateway.reopen(
+                call_id, epoch=epoch, now_ms=self.machine.now_ms, is_plain=is_plain
+            )
+        except StorageUnavailable:
+            self._tell("reopen", call=call_id, outcome="away", at=gateway.owner_id)
+            self._check("reopen")
+            return True
+        finally:
+            self.machine.fate = None
+        self._tell("reopen", call=call_id, outcome=outcome, at=gateway.owner_id)
+        self._check("reopen")
+        if not isinstance(outcome, Claimed):
+            return False
+        self._trips.append(Trip(gateway=gateway, request=request, call_id=call_id, claimed=outcome))
+        return True

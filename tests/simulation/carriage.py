@@ -1,0 +1,255 @@
+"""How a granted call goes on: sent, answered or not, closed, settled, streamed; in the order of `gateway.forward`."""
+
+from typing import Any
+
+from tests.simulation.callers import Callers
+from tests.simulation.scene import ANSWER, BLOCK, EXPIRY_SLACK_S, LIMITS, LISTING, TX, WORDS, Trip
+
+from tollway.errors import StorageUnavailable
+from tollway.identifiers import CallId, TxHash
+from tollway.ledger.authorization import SettledTransfer, SettlementAttempt
+from tollway.ledger.book import Close, Closed, Finish
+from tollway.ledger.call import CallState, Delivery
+from tollway.ledger.gas import LaneTaken
+from tollway.testing.book_samples import CHAIN, GAS_KEY
+
+
+class Carriage(Callers):
+    """A gateway carries calls; an upstream answers as it likes; authorisations move their money, or do not."""
+
+    # ---- And carries it.
+
+    async def _go_on(self) -> None:
+        going = [trip for trip in self._trips if trip.gateway not in self._stalled]
+        if not going:
+            await self._show_new()
+            return
+        trip = self._pick(going)
+        match trip.stage:
+            case "held":
+                await self._send(trip)
+            case "sent":
+                await self._hear(trip)
+            case "settling":
+                await self._settle_on(trip)
+            case _:
+                await self._stream(trip)
+
+    async def _send(self, trip: Trip) -> None:
+        if self._flip(0.12):  # the connection died, or the caller left before all was sent
+            await self._close(trip, trip.claimed.before or CallState.RELEASED, None)
+            self._trips.remove(trip)
+            return
+        self._tell("send", call=trip.call_id, epoch=trip.claimed.epoch)
+        self.truth.note_sent(trip.call_id, trip.claimed.epoch, attempts_max=LIMITS.attempts_max)
+        trip.stage = "sent"
+
+    async def _hear(self, trip: Trip) -> None:
+        """The upstream: an answer that costs, one that does not, silence; or nothing yet."""
+        luck, fact = self.random.random(), self.truth.facts[trip.call_id]
+        if luck < 0.12:
+            return
+        before = trip.claimed.before
+        if luck < 0.62:
+            fact.has_cost = True
+            if trip.request.authorization is not None and before is not CallState.CONSUMED:
+                await self._settle(trip)
+                return
+            if await self._close(trip, CallState.CONSUMED, 200):
+                fact.is_shown, fact.is_cut, fact.is_lost_close = True, False, False
+                trip.stage = "body"
+                return
+        elif luck < 0.77:
+            fact.free_epoch = trip.claimed.epoch
+            await self._close(trip, CallState.RELEASED, 500)
+        else:
+            after = CallState.CONSUMED if before is CallState.CONSUMED else CallState.UNKNOWN
+            await self._close(trip, after, None)
+            self._silent.append(trip.call_id)
+        self._trips.remove(trip)
+
+    async def _close(self, trip: Trip, after: CallState, status: int | None) -> bool:
+        self.machine.fate = self._fate()
+        try:
+            outcome = await trip.gateway.close(self._describe(trip, after, status))
+        except StorageUnavailable:
+            outcome = None
+        finally:
+            self.machine.fate = None
+        self._tell("close", call=trip.call_id, after=after.value, outcome=outcome, at=trip.gateway.owner_id)
+        self._check("close")
+        return isinstance(outcome, Closed)
+
+    def _describe(self, trip: Trip, after: CallState, status: int | None) -> Close:
+        return Close(
+            call_id=trip.call_id,
+            epoch=trip.claimed.epoch,
+            after=after,
+            http_status=status,
+            upstream_status=status,
+            latency_ms=1,
+            upstream_latency_ms=1,
+            error=None,
+        )
+
+    async def _stream(self, trip: Trip) -> None:
+        is_cut = self._flip(0.3)
+        self.truth.facts[trip.call_id].is_cut = is_cut
+        trip.gateway.finish(
+            Finish(
+                call_id=trip.call_id,
+                epoch=trip.claimed.epoch,
+                delivery=Delivery.PARTIAL if is_cut else Delivery.COMPLETE,
+                request_bytes=0,
+                response_bytes=2,
+                completed_ms=self.machine.now_ms,
+                is_cut=is_cut,
+            )
+        )
+        await self._drain()
+        self._tell("finish", call=trip.call_id, is_cut=is_cut)
+        self._check("finish")
+        self._trips.remove(trip)
+
+    async def _drain(self) -> None:
+        drain = getattr(self.machine, "drain", None)
+        if drain is not None:
+            await drain()
+
+    # ---- Authorisations: the money moves when the answer is there.
+
+    async def _settle(self, trip: Trip) -> None:
+        close = self._describe(trip, CallState.SETTLING, 200)
+        is_signed = self._flip(0.7)
+        try:
+            for _ in range(3):
+                attempt = await self._sign(trip) if is_signed else None
+                outcome = await trip.gateway.settle(close, attempt=attempt, digest=None)
+                self._tell("settle", call=trip.call_id, outcome=outcome)
+                self._check("settle")
+                if not isinstance(outcome, LaneTaken):
+                    break
+            if isinstance(outcome, Closed):
+                trip.stage, trip.attempt = "settling", attempt
+                return
+        except StorageUnavailable:
+            self._tell("settle", call=trip.call_id, outcome="away")
+        await self._set_adrift(trip)
+        self._trips.remove(trip)
+
+    async def _sign(self, trip: Trip) -> SettlementAttempt:
+        nonce = await trip.gateway.gas.next_nonce(CHAIN, GAS_KEY)
+        return SettlementAttempt(
+            chain_id=CHAIN,
+            tx_hash=TxHash(WORDS[nonce % 256]),
+            call_id=trip.call_id,
+            listing_id=LISTING,
+            sender=GAS_KEY,
+            nonce=nonce,
+            raw=b"\x02",
+            fee_max_wei=1,
+            created_ms=self.machine.now_ms,
+        )
+
+    async def _settle_on(self, trip: Trip) -> None:
+        authorization = trip.request.authorization
+        assert authorization is not None
+        fact, luck = self.truth.facts[trip.call_id], self.random.random()
+        transfer = self.truth.moved.get(authorization.key)
+        try:
+            if transfer is not None:
+                if await self._conclude(trip.gateway, trip.call_id, trip.claimed.epoch, transfer) is (
+                    CallState.CONSUMED
+                ):
+                    fact.is_shown, trip.stage = True, "body"
+                    return
+            elif trip.attempt is not None and luck < 0.7:
+                self.truth.public.add(authorization.key)
+                self._tell("broadcast", call=trip.call_id)
+                return
+            elif trip.attempt is None and luck < 0.3:  # refused in simulation, and nothing was signed
+                await self._conclude(trip.gateway, trip.call_id, trip.claimed.epoch, None)
+            else:
+                if self._flip(0.5):
+                    await trip.gateway.keep_answer(trip.call_id, trip.request.payer, ANSWER)
+                await self._set_adrift(trip)
+        except StorageUnavailable:
+            await self._set_adrift(trip)
+        self._trips.remove(trip)
+
+    async def _conclude(
+        self,
+        gateway: Any,
+        call_id: CallId,
+        epoch: int,
+        transfer: SettledTransfer | None,
+        is_adrift: bool = False,
+    ) -> CallState | None:
+        self.machine.fate = self._fate()
+        try:
+            state: CallState | None = await gateway.conclude(
+                call_id, epoch=epoch, transfer=transfer, is_adrift=is_adrift, now_ms=self.machine.now_ms
+            )
+        finally:
+            self.machine.fate = None
+            self._check("conclude")
+        self._tell("conclude", call=call_id, state=state, is_moved=transfer is not None, adrift=is_adrift)
+        if state is CallState.RELEASED and self._laws is not None:
+            self._check_debts_paid_first(self.machine.rows.calls[call_id].claim.payment_id)
+        return state
+
+    async def _set_adrift(self, trip: Trip) -> None:
+        try:
+            is_adrift = await trip.gateway.set_adrift(trip.call_id, epoch=trip.claimed.epoch)
+        except StorageUnavailable:
+            is_adrift = "away"
+        self._tell("adrift", call=trip.call_id, outcome=is_adrift)
+        self._check("adrift")
+
+    async def _mine(self) -> None:
+        """Whoever likes lands a public authorisation, while it is valid and covered."""
+        now_s = self.machine.now_ms // 1000
+        open_ones = [
+            request.authorization
+            for request in self._requests
+            if request.authorization is not None
+            and request.authorization.key in self.truth.public
+            and request.authorization.key not in self.truth.moved
+            and now_s < request.authorization.valid_before
+            and self.truth.balances[request.payer] >= request.price_units
+        ]
+        if not open_ones:
+            return
+        chosen = self._pick(open_ones)
+        self._block += 1
+        self.truth.balances[chosen.payer] -= chosen.base_units
+        self.truth.moved[chosen.key] = self._transfer(f"tx{40 + int(self.random.random() * 20)}")
+        self._tell("mined", nonce=chosen.nonce.hex()[:8])
+
+    def _transfer(self, name: str) -> SettledTransfer:
+        return SettledTransfer(
+            tx_hash=TX[name],
+            block_number=self._block,
+            block_hash=BLOCK,
+            block_time=self.machine.now_ms // 1000,
+        )
+
+    async def _sweep(self) -> None:
+        if not self._gateways:
+            return
+        gateway = self._pick(self._gateways)
+        now_s = self.machine.now_ms // 1000
+        try:
+            for call in await gateway.unsettled(limit=100):
+                key = call.authorization.key
+                transfer = self.truth.moved.get(key)
+                is_over = now_s >= call.authorization.valid_before + EXPIRY_SLACK_S
+                if transfer is not None or is_over:
+                    await self._conclude(gateway, call.call_id, call.epoch, transfer, is_adrift=True)
+                elif call.state is CallState.SETTLING and self._flip(0.5):
+                    self.truth.public.add(key)
+                else:
+                    await gateway.postpone(call.call_id, until_ms=self.machine.now_ms + 5_000)
+        except StorageUnavailable:
+            pass
+        self._check("sweep")

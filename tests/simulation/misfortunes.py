@@ -1,0 +1,257 @@
+"""What happens to everybody: payments come, leave their chain and come back; time goes by; processes and machines fail."""
+
+import contextlib
+from typing import Any
+
+from tests.simulation.carriage import Carriage
+from tests.simulation.scene import (
+    BLOCK,
+    HOLD_MS,
+    LEASE_MS,
+    TX,
+)
+from tests.simulation.truth import need
+
+from tollway.errors import StorageUnavailable
+from tollway.ledger.call import CallState, NewPayment, PaymentState
+from tollway.ledger.claims import purse_of
+from tollway.testing.book_samples import CHAIN, PAYEE, USDC
+
+
+class Misfortunes(Carriage):
+    """The chain, the clock, the operator, and what breaks."""
+
+    # ---- The chain: payments come, leave, come back, become final.
+
+    async def _pay(self) -> None:
+        if not self._gateways or len(self._payments) > 8:
+            return
+        self._block += 1
+        name = f"tx{len(self._payments)}"
+        draw = self.random.random
+        new = NewPayment(
+            chain_id=CHAIN,
+            tx_hash=TX[name],
+            asset=USDC,
+            payer=self._pick(list(self._payers)),
+            payee=PAYEE,
+            value_units=1 + int(draw() * 12),
+            block_number=self._block,
+            block_hash=BLOCK,
+            block_time=self.machine.now_ms // 1000,
+            is_final=draw() < 0.5,
+        )
+        if await self._record(new):
+            self._payments[name] = new
+
+    async def _record(self, new: NewPayment) -> bool:
+        try:
+            (payment,) = await self._pick(self._gateways).record_payments([new], now_ms=self.machine.now_ms)
+        except StorageUnavailable:
+            return False
+        self._tell("record", id=payment.id, value=payment.value_units, taken=payment.taken_units)
+        self._check("record")
+        self._check_debts_paid_first(payment.id)
+        return True
+
+    def _check_debts_paid_first(self, payment_id: int | None) -> None:
+        """Whatever has just arrived in this payment has paid its payer's debts before anything else."""
+        if self._laws is None or payment_id is None:
+            return
+        payment = self.machine.rows.payments[payment_id]
+        if payment.state is not PaymentState.GONE and payment.rest_units > 0:
+            need(self._laws.debt_of(purse_of(payment)) == 0, "a debt outlived the money for it", payment.id)
+
+    async def _leave_chain(self) -> None:
+        """A reorganisation, or two lies in a row: the watcher sees a payment gone."""
+        try:
+            payments = await self._pick(self._gateways).unfinal_payments(limit=20) if self._gateways else ()
+            chosen = [one for one in payments if one.state is PaymentState.UNFINAL]
+            if not chosen:
+                return
+            payment, gateway = self._pick(chosen), self._pick(self._gateways)
+            if payment.is_authorized:
+                await self._relocate(gateway, payment)
+                return
+            before = self._laws.debt_units if self._laws is not None else 0
+            debt_units = await gateway.mark_gone(payment.id, now_ms=self.machine.now_ms)
+        except StorageUnavailable:
+            return
+        self._tell("gone", id=payment.id, debt=debt_units)
+        self._check("gone")
+        if self._laws is not None:
+            need(self._laws.debt_units - before == debt_units, "a debt is not what left", payment.id)
+
+    async def _relocate(self, gateway: Any, payment: Any) -> None:
+        """An authorisation made its transfer in another transaction, or in none."""
+        self.truth.has_relocated = True
+        if self._flip(0.4):
+            debt_units = await gateway.mark_gone(payment.id, now_ms=self.machine.now_ms)
+            self._tell("gone", id=payment.id, debt=debt_units)
+            self._check("gone")
+            return
+        for call in await gateway.authorizations_in(payment.id, limit=10):
+            self._block += 1
+            transfer = self._transfer(f"tx{60 + int(self.random.random() * 4)}")
+            is_moved = await gateway.relocate(
+                call.call_id, before=payment.tx_hash, transfer=transfer, now_ms=self.machine.now_ms
+            )
+            if is_moved:
+                self.truth.moved[call.authorization.key] = transfer
+            self._tell("relocate", call=call.call_id, outcome=is_moved)
+            self._check("relocate")
+
+    async def _watch(self) -> None:
+        """Gone payments come back, worth the same or another sum; others become final."""
+        try:
+            payments = await self._pick(self._gateways).unfinal_payments(limit=20) if self._gateways else ()
+            if not payments:
+                return
+            payment = self._pick(list(payments))
+            if payment.state is PaymentState.GONE:
+                name = next(
+                    (name for name, one in self._payments.items() if one.tx_hash == payment.tx_hash), None
+                )
+                if name is not None:
+                    old = self._payments[name]
+                    value = old.value_units if self._flip(0.7) else 1 + int(self.random.random() * 12)
+                    await self._record(_worth(old, value))
+                return
+            gateway = self._pick(self._gateways)
+            await gateway.mark_checked(
+                payment.id,
+                is_final=self._flip(0.5),
+                block_number=self._block,
+                block_hash=BLOCK,
+                now_ms=self.machine.now_ms,
+            )
+        except StorageUnavailable:
+            return
+        self._check("watch")
+
+    # ---- Time, people, and what breaks.
+
+    async def _wait(self) -> None:
+        luck = self.random.random()
+        self.machine.now_ms += 1_000 if luck < 0.4 else LEASE_MS + 1_000 if luck < 0.8 else HOLD_MS + 1_000
+        for gateway in self._gateways:
+            if gateway not in self._stalled:
+                await self._renew(gateway)
+        self._tell("wait")
+
+    async def _renew(self, gateway: Any) -> None:
+        with contextlib.suppress(StorageUnavailable):
+            await gateway.renew_ownership(now_ms=self.machine.now_ms)
+
+    async def _recover(self) -> None:
+        if not self._gateways:
+            return
+        gateway = self._pick(self._gateways)
+        try:
+            moved = await gateway.recover(now_ms=self.machine.now_ms)
+        except StorageUnavailable:
+            moved = "away"
+        self._tell("recover", moved=moved, at=gateway.owner_id)
+        self._check("recover")
+
+    async def _resolve(self) -> None:
+        unknown = self._silent if self._silent and self._flip(0.7) else list(self.truth.facts)
+        if not unknown or not self._gateways:
+            return
+        call_id = self._pick(unknown)
+        after = CallState.CONSUMED if self._flip(0.5) else CallState.RELEASED
+        fact = self.truth.facts[call_id]
+        was_decided, fact.is_decided = fact.is_decided, True
+        try:
+            is_moved = await self._pick(self._gateways).resolve(call_id, after, now_ms=self.machine.now_ms)
+        except StorageUnavailable:
+            is_moved = False
+        self._tell("resolve", call=call_id, after=after.value, outcome=is_moved)
+        self._check("resolve")
+        fact.is_decided = was_decided or is_moved
+
+    async def _start(self) -> None:
+        self._born += 1
+        gateway = await self.machine.start(f"gateway-{self._born}")
+        self._gateways.append(gateway)
+        self._tell("start", gateway=gateway.owner_id)
+
+    async def _bury(self, gateway: Any) -> None:
+        self._gateways.remove(gateway)
+        self._trips = [trip for trip in self._trips if trip.gateway is not gateway]
+        await self.machine.kill(gateway)
+        self._tell("kill", gateway=gateway.owner_id)
+
+    async def _kill(self) -> None:
+        """kill -9, and a new process in its place; where there is but one, it takes the lease to be sure."""
+        await self._come_back()
+        if not self._gateways:
+            return
+        gateway = self._pick(self._gateways)
+        await self._bury(gateway)
+        if self.gateways_wanted == 1:
+            self.machine.now_ms += LEASE_MS + 1_000
+        await self._start()
+        self._check("recover")
+
+    async def _stall(self) -> None:
+        """A gateway hangs for longer than its lease; the others judge. Then it goes on as if nothing had been."""
+        if self._stalled:
+            self._gateways += self._stalled
+            self._stalled.clear()
+            return
+        if len(self._gateways) < 2:
+            return
+        gateway = self._pick(self._gateways)
+        self._gateways.remove(gateway)
+        self._stalled.append(gateway)
+        self._tell("stall", gateway=gateway.owner_id)
+        self.machine.now_ms += LEASE_MS + 1_000
+        for other in self._gateways:
+            await self._renew(other)
+        await self._recover()
+
+    async def _come_back(self) -> None:
+        self.machine.is_away = False
+
+    async def _restore(self) -> None:
+        """The operator notes a restore, or releases what it holds."""
+        if not self._gateways:
+            return
+        gateway = self._pick(self._gateways)
+        try:
+            if self._flip(0.5):
+                await gateway.note_restored(now_ms=self.machine.now_ms)
+            else:
+                await gateway.release_held()
+        except StorageUnavailable:
+            return
+        self._check("restore")
+
+    async def _cut_power(self) -> None:
+        """The machine of the books dies. Where it is the gateways' own, they die with it."""
+        for gateway in [*self._gateways, *self._stalled] if self.gateways_wanted == 1 else ():
+            await self._bury(gateway)
+        await self.machine.cut_power(loses_all=self._flip(0.7))
+        self._tell("power cut")
+        if self._laws is not None:
+            self._laws.forget()
+        if self.gateways_wanted == 1:
+            self.machine.now_ms += LEASE_MS + 1_000
+            await self._start()
+        self._check("recover")
+
+
+def _worth(payment: NewPayment, value_units: int) -> NewPayment:
+    return NewPayment(
+        chain_id=payment.chain_id,
+        tx_hash=payment.tx_hash,
+        asset=payment.asset,
+        payer=payment.payer,
+        payee=payment.payee,
+        value_units=value_units,
+        block_number=payment.block_number,
+        block_hash=payment.block_hash,
+        block_time=payment.block_time,
+        is_final=payment.is_final,
+    )
