@@ -772,6 +772,17 @@ async def test_a_revert_is_an_answer_and_a_failing_node_is_not(make_node, make_r
         await call(await make_reader(url))
 
 
+@pytest.mark.parametrize("is_by_value", [False, True])
+async def test_no_node_alone_says_what_a_contract_answers(make_node, make_reader, is_by_value: bool) -> None:
+    honest, honest_url = await make_node()
+    liar, liar_url = await make_node()
+    honest.answers["eth_call"] = "0x" + "00" * 32
+    liar.answers["eth_call"] = "0x1626ba7e" + "00" * 28  # "that wallet has signed"
+    reader = await make_reader(liar_url, honest_url, agreement_min=2, is_by_value=is_by_value)
+    with pytest.raises(ChainUnavailable):
+        await call(reader)
+
+
 async def test_a_contract_on_another_chain_never_answers(make_node, make_reader) -> None:
     script, url = await make_node()
     script.answers |= {"eth_call": "0x01", "eth_getCode": "0x01", "eth_chainId": "0x1"}

@@ -201,8 +201,8 @@ class RpcReader:
         bytes_max: int,
         deadline_s: float,
     ) -> ContractAnswer:
-        """As many nodes as the least payment needs must say the same. Whatever the contract does wrong is `reverted`, out
-        of gas included."""
+        """Nodes must agree, whatever the value: it is not known yet, and a lie would let a stranger spend a wallet's
+        credit. Whatever the contract does wrong is `reverted`, out of gas included."""
 
         async def read(node: Node) -> ContractAnswer:
             return await read_call(
@@ -213,7 +213,7 @@ class RpcReader:
         alike = await panel.ask_alike(
             read,
             essence=lambda answer: None if answer.reverted else answer.payload,
-            trust=panel.least_trust,
+            trust=Trust.AGREED,
             deadline_s=deadline_s,
         )
         return alike[0]
