@@ -104,7 +104,7 @@ class Storm:
     provider: Any
     api_id: str
     url: str
-    random: random.Random
+    seats_dice: random.Random
     quote: Quote
     errands: list[Errand] = field(default_factory=list)
     answered: Progress = field(default_factory=Progress)
@@ -112,7 +112,7 @@ class Storm:
 
     @classmethod
     async def brew(
-        cls, street: Any, seats: list[Seat], upstream: Upstream, *, url: str, seed: Any
+        cls, street: Any, seats: list[Seat], upstream: Upstream, *, url: str, dice: random.Random
     ) -> "Storm":
         provider = await street.wallet()
         first = seats[0].gateway
@@ -126,20 +126,20 @@ class Storm:
             provider=provider,
             api_id=api_id,
             url=url,
-            random=seed,
+            seats_dice=dice,
             quote=quote,
         )
 
     # ---- While it blows.
 
-    async def call_on(self, kind: str, is_over: Callable[[], bool]) -> None:
-        """One caller: an errand after the other, each tried until it is told."""
+    async def call_on(self, kind: str, dice: random.Random, is_over: Callable[[], bool]) -> None:
+        """One caller: an errand after the other, each tried until it is told. `dice` draw the errands."""
         payer = await self.street.wallet()
         credit = None if kind in ("tx", "x402") else await self.pay(payer, CREDIT_CALLS)
         nonces = itertools.count()
         while not is_over():
             tx_hash = await self.pay(payer, 1, nonce=next(nonces)) if kind == "tx" else credit
-            errand = self.make_errand(kind, payer, tx_hash)
+            errand = self.make_errand(kind, dice, payer, tx_hash)
             self.errands.append(errand)
             await self.pursue(errand, tries=TRIES)
 
@@ -171,10 +171,10 @@ class Storm:
         self.paid["units"] += amount
         return sent
 
-    def make_errand(self, kind: str, payer: Any, tx_hash: Any) -> Errand:
-        shape, number = self.random.choice(SHAPES), len(self.errands)
-        method = "POST" if shape in ("echo", "slow", "fail") and self.random.random() < 0.5 else "GET"
-        path, query = f"/{shape}/{kind}/{number}", f"?s={self.random.uniform(0.0, 0.4):.3f}"
+    def make_errand(self, kind: str, dice: random.Random, payer: Any, tx_hash: Any) -> Errand:
+        shape, number = dice.choice(SHAPES), len(self.errands)
+        method = "POST" if shape in ("echo", "slow", "fail") and dice.random() < 0.5 else "GET"
+        path, query = f"/{shape}/{kind}/{number}", f"?s={dice.uniform(0.0, 0.4):.3f}"
         body = secrets.token_bytes(64) if method == "POST" else None
         return Errand(
             kind=kind,
@@ -206,7 +206,7 @@ class Storm:
 
     async def run(self, errand: Errand) -> None:
         """Sends it to whichever gateway, and takes down what that one says. A dead one says nothing."""
-        url = f"{self.random.choice(self.seats).gateway.base_url}{API}/gateway/{self.api_id}"
+        url = f"{self.seats_dice.choice(self.seats).gateway.base_url}{API}/gateway/{self.api_id}"
         reply = await self.street.send(
             url + errand.path + errand.query,
             method=errand.method,
