@@ -12,7 +12,7 @@ import pytest
 from tollway_live_street import API, bound, plain
 from tollway_torture_rig import Chorus, Heard, open_seats, pay_in_bulk, stopwatch, write_request
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(1_200)]
 
 CHOIRS_MAX = 4
 """Payments that are shown at the same time; each has its own crowd."""

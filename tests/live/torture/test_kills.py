@@ -12,7 +12,7 @@ import pytest
 from tollway_torture_rig import Seat, open_seats, run_upstream, stopwatch
 from tollway_torture_storm import KINDS, Storm
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(1_200)]
 
 SETTLED_WITHIN_S = 60.0
 LAST_LOOK_S = 10.0
