@@ -47,6 +47,19 @@ class Shelf:
         return Keeper(self.keep, status=200, headers=[(b"x-kind", b"rare")], bytes_max=10)
 
 
+async def test_is_open_until_the_answer_is_kept() -> None:
+    """Whoever leaves in that moment must not take the answer with him: what is open is read on, and let finish."""
+    were_open: list[bool] = []
+
+    async def keep(answer: StoredAnswer) -> None:
+        were_open.append(keeper.is_open)
+
+    keeper = Keeper(keep, status=200, headers=[], bytes_max=10)
+    await keeper.take(b"one")
+    await keeper.take(b"")
+    assert (were_open, keeper.is_open) == ([True], False)
+
+
 @pytest.mark.parametrize(
     ("chunks", "kept"),
     [

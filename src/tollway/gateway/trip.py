@@ -169,7 +169,7 @@ class Keeper:
 
     @property
     def is_open(self) -> bool:
-        """More is wanted."""
+        """More is wanted, or the whole is being stored."""
         return self._body is not None
 
     async def take(self, chunk: bytes) -> None:
@@ -181,8 +181,10 @@ class Keeper:
             if len(self._body) > self._bytes_max:
                 self._body = None
             return
-        body, self._body = bytes(self._body), None
-        await self._keep(StoredAnswer(status=self._status, headers=self._headers, body=body))
+        try:
+            await self._keep(StoredAnswer(status=self._status, headers=self._headers, body=bytes(self._body)))
+        finally:
+            self._body = None
 
 
 _: type[AnswerBody] = UpstreamBody
