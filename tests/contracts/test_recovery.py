@@ -19,7 +19,7 @@ from tollway.limits import DEFAULT_LIMITS
 from tollway.storage import book_store
 from tollway.storage.book_store import BookStore
 from tollway.storage.database import COMMAND_TIMEOUT_S, Database, SqliteDatabase, connect_database
-from tollway.storage.operator_notes import mark_path
+from tollway.storage.generation import mark_path
 from tollway.storage.recovery import OWNER_KEPT_MS, Stranded, prune_owners, read_shared_clock, settle
 from tollway.testing.book_samples import NOW_MS, claim_on, close_of, new_payment, tx_hash
 

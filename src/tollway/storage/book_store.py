@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import TypeVar
 
 import structlog
+from sqlalchemy import Connection
 
 from tollway.errors import StorageUnavailable
 from tollway.identifiers import CallId, TxHash
@@ -42,6 +43,7 @@ from tollway.storage import (
 from tollway.storage.audit import audit
 from tollway.storage.book_reader import BookReader
 from tollway.storage.database import Database, SqliteDatabase, Work, is_retryable
+from tollway.storage.generation import GenerationKeeper
 from tollway.storage.group_commit import GroupCommit, OpenKey
 from tollway.storage.lease import Lease
 from tollway.storage.posting import Posting, Reopen, Reopened
@@ -53,6 +55,7 @@ from tollway.storage.recovery import (
     read_boot_mark,
     read_shared_clock,
 )
+from tollway.storage.setback import WentBack, Witness
 from tollway.storage.settling import Conclude, Settle
 
 _log = structlog.get_logger(__name__)
@@ -63,6 +66,7 @@ ROLLBACKS_MAX = 8
 """How often a transaction that the database rolled back (deadlock) is tried again."""
 SETTLE_MAX = 500
 """Calls that one transaction of recovery moves."""
+RESTORE_HINT = "every balance is held; look with `tollway audit`, free with `tollway audit --release`"
 RENEW_TIMEOUT_S = 5.0
 """A renewal that hangs is given up so early that several more fit into the lease."""
 
@@ -82,8 +86,10 @@ class BookStore(BookReader):
         shared_clock: SharedClock = read_shared_clock,
         on_batch: Callable[[int], None] = lambda size: None,
         on_lapse: Callable[[], None] = lambda: None,
+        on_setback: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_lapse`: this gateway was silent for longer than its lease, and others may have settled its calls."""
+        """`on_lapse`: this gateway was silent for longer than its lease, and others may have settled its calls.
+        `on_setback`: the database was found to have gone back in time; its balances are held."""
         super().__init__(database, now_ms=now_ms, limits=limits)
         self._owner_id = owner_id
         self._unfinal_max_nano = unfinal_max_nano
@@ -91,9 +97,17 @@ class BookStore(BookReader):
         self._shared_clock = shared_clock
         self._on_lapse = on_lapse
         self._lease = Lease(length_ms=int(limits.owner_lease_s * 1000))
-        self._marking = asyncio.Lock()
+        self._generation = GenerationKeeper(database) if isinstance(database, SqliteDatabase) else None
+        self._on_setback = on_setback
+        self._witness = Witness(owner_id, is_forgotten=self._is_pruned)
+        self._holding = asyncio.Lock()
         self._batches = GroupCommit(
-            database, posting=self._posting, batch_max=limits.claim_batch_max, on_batch=on_batch
+            database,
+            posting=self._posting,
+            batch_max=limits.claim_batch_max,
+            witness=self._witness,
+            on_went_back=self._hold_forgetful,
+            on_batch=on_batch,
         )
 
     async def open(self) -> None:
@@ -206,16 +220,25 @@ class BookStore(BookReader):
             now_ms=now_ms,
             shared_clock=self._shared_clock,
             boot_mark=self._boot_mark,
+            witness=self._witness,
         )
         try:
-            async with asyncio.timeout(RENEW_TIMEOUT_S):
-                seen_ms = await self._write(work)
-        except TimeoutError as exc:
-            raise StorageUnavailable from exc
+            seen_ms = await self._renew(work)
+        except WentBack:
+            await self._hold_forgetful()
+            seen_ms = await self._renew(work)
+        self._witness.note_renewed(seen_ms)
         silent_ms = self._lease.note_renewed(seen_ms)
         if silent_ms is not None and self._database.dialect == "postgresql":
             _log.warning("owner_lease_lapsed", silent_s=silent_ms / 1000)
             self._on_lapse()
+
+    async def _renew(self, work: Work[int]) -> int:
+        try:
+            async with asyncio.timeout(RENEW_TIMEOUT_S):
+                return await self._write(work)
+        except TimeoutError as exc:
+            raise StorageUnavailable from exc
 
     async def recover(self, *, now_ms: int) -> int:
         self._batches.retry_late()
@@ -283,7 +306,8 @@ class BookStore(BookReader):
         return await self._database.read(audit, is_long=True)
 
     async def release_held(self) -> int:
-        return await self._write(partial(operator_notes.release_held, now_ms=self._now_ms()))
+        work = partial(operator_notes.release_held, now_ms=self._now_ms())
+        return await self._write(work, is_long=True)
 
     async def unfinal_payments(self, *, limit: int) -> tuple[Payment, ...]:
         work = partial(payment_store.unfinal_payments, limit=limit, now_ms=self._now_ms())
@@ -329,7 +353,7 @@ class BookStore(BookReader):
 
     async def note_restored(self, *, now_ms: int) -> None:
         """The operator says that the database was restored to an older moment. On SQLite it is found out."""
-        await self._write(partial(operator_notes.note_restored, now_ms=now_ms))
+        await self._write(partial(operator_notes.note_restored, now_ms=now_ms), is_long=True)
 
     async def restored_before_ms(self) -> int | None:
         return await self._database.read(operator_notes.restored_before_ms)
@@ -343,22 +367,29 @@ class BookStore(BookReader):
             answered_since_ms=self._answered_since_ms(),
         )
 
-    async def _write(self, work: Work[T], *, flush: bool = True) -> T:
+    async def _write(self, work: Work[T], *, flush: bool = True, is_long: bool = False) -> T:
         for _ in range(ROLLBACKS_MAX - 1):
             try:
-                return await self._database.write(work, flush=flush)
+                return await self._database.write(work, flush=flush, is_long=is_long)
             except StorageUnavailable as exc:
                 if not is_retryable(exc):
                     raise
-        return await self._database.write(work, flush=flush)
+        return await self._database.write(work, flush=flush, is_long=is_long)
+
+    def _is_pruned(self, connection: Connection, seen_ms: int) -> bool:
+        return self._shared_clock(connection, self._now_ms()) - seen_ms > recovery.OWNER_KEPT_MS
+
+    async def _hold_forgetful(self) -> None:
+        """Holds what a database remembers that has gone back in time. Until that is written, nothing here is claimed."""
+        async with self._holding:
+            reason = await self._write(partial(self._witness.hold, now_ms=self._now_ms()), is_long=True)
+            if reason is None:
+                return  # another task has seen to it
+            self._witness.forget()
+            _log.error("database_went_back", reason=reason, hint=RESTORE_HINT)
+            self._on_setback()
 
     async def _keep_generation(self, now_ms: int) -> None:
-        """SQLite only: bumps the generation, in the database first, then in the file beside it."""
-        if not isinstance(self._database, SqliteDatabase):
-            return
-        path = operator_notes.mark_path(self._database.path)
-        async with self._marking:
-            marked = await asyncio.to_thread(operator_notes.read_mark, path)
-            work = partial(operator_notes.bump_generation, marked=marked, now_ms=now_ms)
-            number = await self._write(work)
-            await asyncio.to_thread(operator_notes.write_mark, path, number)
+        if self._generation is not None and await self._generation.bump(now_ms=now_ms):
+            _log.error("database_restored", database=self._database.listen_address(), hint=RESTORE_HINT)
+            self._on_setback()

@@ -7,12 +7,13 @@ database was away for a moment; a claim of unknown outcome is answered without l
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
 import structlog
+from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError
 
 from tollway.errors import StorageUnavailable
@@ -22,6 +23,7 @@ from tollway.ledger.call import CallState
 from tollway.ledger.gas import LaneTaken
 from tollway.storage.database import Database, is_retryable
 from tollway.storage.posting import Entry, Outcome, Posting, PursesShort, Reopen, Reopened, post
+from tollway.storage.setback import WentBack, Witness
 from tollway.storage.settling import Conclude, Settle
 
 _log = structlog.get_logger(__name__)
@@ -52,9 +54,14 @@ class GroupCommit:
         *,
         posting: Callable[[], Posting],
         batch_max: int,
+        witness: Witness,
+        on_went_back: Callable[[], Awaitable[None]],
         on_batch: Callable[[int], None] = lambda size: None,
     ) -> None:
+        """`on_went_back`: the database has gone back in time; when it returns, the balances there are held."""
         self._database = database
+        self._witness = witness
+        self._on_went_back = on_went_back
         self._posting = posting
         self._batch_max = batch_max
         self._on_batch = on_batch
@@ -202,17 +209,28 @@ class GroupCommit:
         posting = replace(self._posting(), is_retry=is_retry)
         is_durable = any(isinstance(entry, Claim | Reopen | Settle | Conclude) for entry in entries)
         for attempt in range(ROLLBACKS_MAX):
-            work = partial(post, entries=entries, posting=posting)
+            work = partial(self._post, entries=entries, posting=posting, is_durable=is_durable)
             try:
                 return await self._database.write(work, flush=is_durable)
             except PursesShort as short:
                 posting = replace(posting, purses=short.purses)
+            except WentBack:
+                await self._on_went_back()
             except StorageUnavailable as exc:
                 if not is_retryable(exc) or attempt + 1 == ROLLBACKS_MAX:
                     raise
         raise StorageUnavailable("the batch was rolled back too often")
 
+    def _post(
+        self, connection: Connection, *, entries: list[Entry], posting: Posting, is_durable: bool
+    ) -> list[Outcome]:
+        if is_durable:
+            self._witness.vouch(connection)
+        return post(connection, entries, posting)
+
     def _answer(self, waiting: _Waiting, outcome: Outcome) -> None:
+        if isinstance(waiting.entry, Claim) and isinstance(outcome, Claimed):
+            self._witness.note_claimed(waiting.entry.call_id)
         if not _leaves_open(waiting.entry, outcome):
             self._forget(waiting.entry)
         if waiting.future is None:

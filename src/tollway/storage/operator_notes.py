@@ -1,19 +1,15 @@
 """What the operator and the house leave in the books: transactions let in, when the gateway was ready, restores.
 
 A restore of the database to an older moment forgets calls that were paid: every balance in it is held until the
-operator releases it. On SQLite it is found out: a generation counter in the database is bumped all the time, and a
-small file beside it keeps the last one. A database behind its file is an older one.
+operator releases it. `generation` and `setback` find it out.
 """
 
-from pathlib import Path
-
-from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy import Connection, func, insert, select, text, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from tollway.identifiers import TxHash
 from tollway.storage.book_tables import (
     admission_table,
-    generation_table,
     outage_table,
     payment_table,
     readiness_table,
@@ -65,8 +61,11 @@ def downtime_ms(connection: Connection, *, since_ms: int, now_ms: int) -> int:
 
 def note_restored(connection: Connection, *, now_ms: int) -> None:
     """Holds every balance that is in the books now."""
+    if connection.dialect.name == "postgresql":
+        # Claims lock payments in an order that this cannot keep: it waits for them, and they for it.
+        connection.execute(text("LOCK TABLE payment IN EXCLUSIVE MODE"))
     connection.execute(insert(restore_table), {"noted_ms": now_ms})
-    connection.execute(update(payment_table).values(is_held=True))
+    connection.execute(update(payment_table).where(~payment_table.c.is_held).values(is_held=True))
 
 
 def restored_before_ms(connection: Connection) -> int | None:
@@ -80,36 +79,3 @@ def release_held(connection: Connection, *, now_ms: int) -> int:
     connection.execute(update(restore_table).where(columns.released_ms.is_(None)).values(released_ms=now_ms))
     held = update(payment_table).where(payment_table.c.is_held).values(is_held=False)
     return connection.execute(held).rowcount
-
-
-def bump_generation(connection: Connection, *, marked: int, now_ms: int) -> int:
-    """The next generation. `marked`: what the file beside the database says, 0 without one. A database behind it was
-    restored, and that is noted in the same transaction."""
-    found = connection.execute(select(generation_table.c.number)).scalar()
-    if found is None:
-        connection.execute(insert(generation_table), {"id": _ROW, "number": 0})
-    if marked > (found or 0):
-        note_restored(connection, now_ms=now_ms)
-    number = max(marked, found or 0) + 1
-    connection.execute(update(generation_table).where(generation_table.c.id == _ROW).values(number=number))
-    return number
-
-
-def mark_path(database_path: Path) -> Path:
-    """The file beside a SQLite database that keeps its generation."""
-    return database_path.with_name(database_path.name + ".generation")
-
-
-def read_mark(path: Path) -> int:
-    """0 when there is none, or none that can be read."""
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):
-        return 0
-
-
-def write_mark(path: Path, number: int) -> None:
-    """Whole or not at all, and only after the generation was committed: else a crash would look like a restore."""
-    draft = path.with_name(path.name + ".new")
-    draft.write_text(f"{number}\n")
-    draft.replace(path)

@@ -30,6 +30,7 @@ from tollway.storage.authorization_tables import authorization_table
 from tollway.storage.book_page import BookPage
 from tollway.storage.book_tables import UNPAID, call_table, owner_table
 from tollway.storage.lease import Lease
+from tollway.storage.setback import Witness
 
 BootMark = Callable[[Connection], str]
 SharedClock = Callable[[Connection, int], int]
@@ -83,11 +84,19 @@ def read_shared_clock(connection: Connection, now_ms: int) -> int:
 
 
 def renew(
-    connection: Connection, owner_id: str, *, now_ms: int, shared_clock: SharedClock, boot_mark: BootMark
+    connection: Connection,
+    owner_id: str,
+    *,
+    now_ms: int,
+    shared_clock: SharedClock,
+    boot_mark: BootMark,
+    witness: Witness,
 ) -> int:
     """Returns the moment of the renewal. The boot mark stays that of the first time, until recovery has looked at
-    what another life may have lost."""
+    what another life may have lost. Raises `WentBack`."""
     seen_ms = shared_clock(connection, now_ms)
+    witness.check(connection)
+    witness.note_renewing(seen_ms)
     at = update(owner_table).where(owner_table.c.id == owner_id).values(seen_ms=seen_ms)
     if connection.execute(at).rowcount == 0:
         row = {"id": owner_id, "started_ms": seen_ms, "seen_ms": seen_ms, "boot_mark": boot_mark(connection)}

@@ -1,0 +1,90 @@
+"""Whether the database has gone back in time under a gateway that lives: a restore, or a standby that lacked commits.
+
+A gateway remembers the little that it was told is durable: its last sign of life, and its last claim. A database that
+lacks one of them has forgotten others too, so every balance in it is held (`operator_notes`). Only rows are compared,
+never clocks. Nothing here may be taken for a promise: what was forgotten by a database whose gateways were all stopped,
+or in which none of them had written anything since, is not found out.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from sqlalchemy import Connection, exists, select
+
+from tollway.identifiers import CallId
+from tollway.storage.book_tables import call_table, owner_table
+from tollway.storage.operator_notes import note_restored
+
+_VOUCHED = "tollway_is_vouched"
+
+
+class WentBack(Exception):
+    """The database lacks something that it had acknowledged. Nothing was written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Promised:
+    """`seen_ms_min`: the least that this gateway's own row can say, a renewal of unknown outcome included."""
+
+    seen_ms_min: int | None = None
+    call_id: CallId | None = None
+
+
+class Witness:
+    """What one gateway knows to be written. `is_forgotten`: a row last renewed then may have been pruned by others."""
+
+    def __init__(self, owner_id: str, *, is_forgotten: Callable[[Connection, int], bool]) -> None:
+        self._owner_id = owner_id
+        self._is_forgotten = is_forgotten
+        self._promised = _Promised()
+
+    def note_renewing(self, seen_ms: int) -> None:
+        """Before it is written: it may be committed although nobody hears of that."""
+        before_ms = self._promised.seen_ms_min
+        if before_ms is not None:
+            self._promised = replace(self._promised, seen_ms_min=min(before_ms, seen_ms))
+
+    def note_renewed(self, seen_ms: int) -> None:
+        self._promised = replace(self._promised, seen_ms_min=seen_ms)
+
+    def note_claimed(self, call_id: CallId) -> None:
+        """Its row is never deleted."""
+        self._promised = replace(self._promised, call_id=call_id)
+
+    def forget(self) -> None:
+        """What the database had forgotten was dealt with."""
+        self._promised = _Promised()
+
+    def check(self, connection: Connection) -> None:
+        """Raises `WentBack`."""
+        # Taken before the question: what is acknowledged while it is on its way need not show in its answer.
+        promised = self._promised
+        owner = owner_table.c
+        seen = select(owner.seen_ms).where(owner.id == self._owner_id).scalar_subquery()
+        is_claimed = exists().where(call_table.c.id == (promised.call_id or ""))
+        row = connection.execute(select(seen.label("seen_ms"), is_claimed.label("is_claimed"))).one()
+        if promised.call_id is not None and not row.is_claimed:
+            raise WentBack(f"the call {promised.call_id} is gone")
+        if promised.seen_ms_min is None:
+            return
+        if row.seen_ms is None:
+            # It is written before the first claim: a database that has the claim has not forgotten the row.
+            if promised.call_id is None and not self._is_forgotten(connection, promised.seen_ms_min):
+                raise WentBack("this gateway's sign of life is gone")
+        elif row.seen_ms < promised.seen_ms_min:
+            raise WentBack("this gateway's sign of life is an older one")
+
+    def hold(self, connection: Connection, *, now_ms: int) -> str | None:
+        """Holds every balance in a database that has gone back in time. Returns what it has forgotten."""
+        try:
+            self.check(connection)
+        except WentBack as found:
+            note_restored(connection, now_ms=now_ms)
+            return str(found)
+        return None
+
+    def vouch(self, connection: Connection) -> None:
+        """`check`, once for each connection: while one lives, its server is the same. Raises `WentBack`."""
+        if not connection.info.get(_VOUCHED):
+            self.check(connection)
+            connection.info[_VOUCHED] = True
