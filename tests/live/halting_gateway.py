@@ -1,7 +1,8 @@
 """A gateway in which a call stands still for ever at the step that its path names: `/echo/…/halt/STEP`. A program of its
 own, with settings from the environment. Once everybody stands where he should, the test kills it: one kill, all steps.
 
-A file in the working folder tells that a call has come to its step. Calls of any other path are left alone.
+A file in the working folder tells that a call has come to its step; where another lies beside it, the call goes on. Calls
+of any other path are left alone.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ from tollway.chain.reader import SendRefused
 from tollway.chain.rpc import RpcReader
 from tollway.identifiers import CallId, ChainId
 from tollway.ledger.authorization import SettledTransfer, SettlementAttempt
-from tollway.ledger.book import Claim, ClaimOutcome, Close, Closed, Fenced
+from tollway.ledger.book import Claim, ClaimOutcome, Close, Closed, Fenced, Finish
 from tollway.ledger.call import CallState
 from tollway.ledger.gas import LaneTaken
 from tollway.settings import load_settings
@@ -26,7 +27,22 @@ from tollway.telemetry import configure_logging
 MARK = "/halt/"
 SWEEPER_HALTS = "TEST_SWEEPER_HALTS"
 """In the environment: at which of its steps (`swept`, `noted`) this gateway's sweeper stands still."""
-STEPS = ("claimed", "at-head", "stored", "sent", "mined", "concluded", "answer-kept", "adrift")
+STEPS = (
+    "before-claim",
+    "claimed",
+    "at-head",
+    "closed",
+    "unfinished",
+    "stored",
+    "sent",
+    "mined",
+    "concluded",
+    "answer-kept",
+    "adrift",
+)
+"""`closed`: on any rail, with the outcome written and the head not shown. `unfinished`: the end of the answer is not
+written, and the caller has it all the same."""
+GO_ON_POLL_S = 0.01
 
 
 class Stage:
@@ -52,8 +68,17 @@ class Stage:
             await self.stand_still("/" + step)
 
     async def stand_still(self, path: str) -> None:
+        mark = find_mark(Path(), path)
+        mark.touch()
+        while not mark.with_suffix(".go").exists():
+            await asyncio.sleep(GO_ON_POLL_S)
+
+    def is_left_unfinished(self, call_id: CallId) -> bool:
+        its_step, path = self.steps.get(call_id, ("", ""))
+        if its_step != "unfinished":
+            return False
         find_mark(Path(), path).touch()
-        await asyncio.Event().wait()
+        return True
 
 
 def find_mark(folder: Path, path: str) -> Path:
@@ -66,9 +91,20 @@ STAGE = Stage()
 class HaltingBook(BookStore):
     async def claim(self, claim: Claim) -> ClaimOutcome:
         STAGE.note_claim(claim)
+        await STAGE.reach("before-claim", claim.call_id)
         outcome = await super().claim(claim)
         await STAGE.reach("claimed", claim.call_id)
         return outcome
+
+    async def close(self, close: Close) -> Closed | Fenced:
+        await STAGE.reach("at-head", close.call_id)
+        outcome = await super().close(close)
+        await STAGE.reach("closed", close.call_id)
+        return outcome
+
+    def finish(self, finish: Finish) -> None:
+        if not STAGE.is_left_unfinished(finish.call_id):
+            super().finish(finish)
 
     async def settle(
         self, close: Close, *, attempt: SettlementAttempt | None, digest: bytes | None
@@ -89,6 +125,8 @@ class HaltingBook(BookStore):
             call_id, epoch=epoch, transfer=transfer, is_adrift=is_adrift, now_ms=now_ms
         )
         await (STAGE.reach_sweeping("noted") if is_adrift else STAGE.reach("concluded", call_id))
+        if not is_adrift:
+            await STAGE.reach("closed", call_id)
         return state
 
     async def set_adrift(self, call_id: CallId, *, epoch: int) -> bool:

@@ -42,6 +42,8 @@ def _load(name: str) -> ModuleType:
 _load("rig")
 _load("storm")
 _load("postgres_pair")
+_load("puppet")
+_load("points")
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ import ctypes
 import gc
 import json
 import os
+import runpy
 import signal
 import sys
 import traceback
@@ -22,6 +23,8 @@ from tollway import house
 from tollway.settings import load_settings
 from tollway.telemetry import configure_logging
 
+PROGRAM = "TEST_PROGRAM"
+"""In a gateway's environment: the program to run instead of the gateway itself."""
 _PR_SET_PDEATHSIG = 1
 _PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 
@@ -55,9 +58,12 @@ def _fork(wanted: dict[str, Any]) -> int:
     code = 1
     try:
         _become(wanted["env"], wanted["log"], wanted["folder"])
-        settings = load_settings(os.environ)
-        configure_logging(level=settings.log_level, style=settings.log_format)
-        uvloop.run(house.run(settings))
+        if PROGRAM in os.environ:
+            runpy.run_path(os.environ[PROGRAM], run_name="__main__")
+        else:
+            settings = load_settings(os.environ)
+            configure_logging(level=settings.log_level, style=settings.log_format)
+            uvloop.run(house.run(settings))
         code = 0
     except BaseException:
         traceback.print_exc()

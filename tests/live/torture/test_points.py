@@ -1,0 +1,371 @@
+"""The table of outcomes, row by row: a gateway is killed, its caller leaves, or its upstream fails, at each named point of a
+call, on each rail and database. What the upstream saw, what the books say, what the caller hears, what the same request
+gets again, and what another request gets for the same payment.
+
+One gateway halts calls where their paths say and dies once for all of them; what comes after it serves the rest.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import os
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from sqlalchemy import select
+from tollway_live_signed_calls import QUICK, SOON_DEAD, Stall
+from tollway_live_street import API, plain, poll
+from tollway_torture_points import (
+    FAILED,
+    KILLED,
+    LEFT,
+    ORDER,
+    RUNNING,
+    SERVED,
+    UPLOAD,
+    USED,
+    Row,
+)
+from tollway_torture_puppet import REST, Caller, Puppet, Told, run_puppet
+from tollway_torture_rig import Seat, open_seats, pay_in_bulk
+
+from tollway.storage.book_tables import call_table
+from tollway.storage.database import connect_database
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
+
+IS_LONG = os.environ.get("TORTURE") == "long"
+PROGRAM = "TEST_PROGRAM"
+HALTING = Path(__file__).parents[1] / "halting_gateway.py"
+DEADLINE_S = 30.0
+CANCELLED_S = 1.0
+"""So soon an upstream whose caller has left is left too."""
+DIFFERENT = "/echo/another"
+
+_NUMBERS = itertools.count(1)
+
+
+PLACES = ("tx on sqlite", "x402 on sqlite", "tx on postgresql")
+
+
+def rows_at(place: str, rows: list[Row]) -> list[Row]:
+    """All of them in the long form. In the short one the first place has all, and each of the others one of a point's
+    three: what differs there is the rail or the database, and not the method."""
+    share = PLACES.index(place)
+    if IS_LONG or share == 0:
+        return rows
+    points = [list(group) for _, group in itertools.groupby(rows, key=lambda row: row.text)]
+    return [point[(number + share) % len(point)] for number, point in enumerate(points)]
+
+
+CASES = [
+    pytest.param(
+        place, row, id=f"{place}: {row.id}", marks=[pytest.mark.postgres] * place.endswith("postgresql")
+    )
+    for place in PLACES
+    for rows in (KILLED, LEFT, FAILED)
+    for row in rows_at(place, rows)
+]
+
+
+@dataclass(slots=True, kw_only=True)
+class Deal:
+    """One case of a row: who calls, with what, and what was heard of it."""
+
+    row: Row
+    payer: Any
+    shown: list[tuple[str, str]]
+    path: str
+    told: Told | None = None
+    is_answered: bool = False  # as far as the head
+
+    @property
+    def body(self) -> bytes:
+        if self.row.sends is not None:
+            return UPLOAD
+        return ORDER if self.row.method == "POST" else b""
+
+
+@dataclass(slots=True, kw_only=True)
+class Place:
+    """A gateway on one database. `closed_id` is a listing whose endpoint nobody listens at."""
+
+    street: Any
+    puppet: Puppet
+    seat: Seat
+    stall: Stall
+    closed_id: str
+    rail: str
+
+    async def deal(self, rows: list[Row]) -> list[Deal]:
+        """Each with a wallet of its own and a payment worth one call."""
+        payers = await self.street.wallets(len(rows))
+        if self.rail == "x402":
+            shown = [[self.stall.sign(payer, "/").header] for payer in payers]
+        else:
+            hashes = await pay_in_bulk(self.street, payers, self.stall.provider.address)
+            shown = [plain(payer, tx_hash) for payer, tx_hash in zip(payers, hashes, strict=True)]
+        return [
+            self._make(row, payer, headers) for row, payer, headers in zip(rows, payers, shown, strict=True)
+        ]
+
+    def _make(self, row: Row, payer: Any, shown: list[tuple[str, str]]) -> Deal:
+        number = next(_NUMBERS)
+        path = f"/{row.act or 'echo'}/{number}" + (f"/halt/{row.halt}" if row.halt else "")
+        key = [("Idempotency-Key", f"order-{number}")] if row.is_keyed else []
+        return Deal(row=row, payer=payer, shown=[*shown, *key], path=path)
+
+    async def send(self, deal: Deal, *, bytes_max: int | None = None) -> Caller:
+        api_id = self.stall.api_id if deal.row.act else self.closed_id
+        return await Caller.send(
+            self.seat.port,
+            f"{API}/gateway/{api_id}{deal.path}",
+            deal.shown,
+            method=deal.row.method,
+            body=deal.body,
+            bytes_max=bytes_max,
+        )
+
+    async def call(self, deal: Deal, path: str = "") -> Any:
+        return await self.street.call(
+            self.seat.gateway,
+            self.stall.api_id,
+            path or deal.path,
+            method=deal.row.method,
+            headers=deal.shown if not path else deal.shown[: -1 if deal.row.is_keyed else None],
+            content=deal.body or None,
+        )
+
+    async def record(self, deal: Deal) -> Any:
+        calls = await self.street.history(self.seat.gateway, deal.payer)
+        assert len(calls) <= 1, calls
+        return calls[0] if calls else None
+
+    async def wait_decided(self, deal: Deal) -> None:
+        async def is_decided() -> bool:
+            return not await self.street.history(self.seat.gateway, deal.payer, "&status=pending")
+
+        await poll(is_decided, deadline_s=DEADLINE_S, what=f"the end of {deal.path}")
+
+    async def judge(
+        self, killed: list[Row], left: list[Row], failed: list[Row]
+    ) -> dict[str, Exception | None]:
+        found: dict[str, Exception | None] = {}
+
+        async def find(deal: Deal, bring: Any = None) -> None:
+            found[deal.row.id] = None
+            try:
+                if bring is not None:
+                    await bring(deal)
+                await self.check(deal)
+            except Exception as exc:
+                found[deal.row.id] = exc
+
+        halted, leaving, failing = [await self.deal(rows) for rows in (killed, left, failed)]
+        self.restart(halts=True)
+        await self.seat.wait_ready()
+        await self.halt(halted)
+        await asyncio.gather(*(find(deal, self.leave) for deal in leaving))
+        await asyncio.gather(*(find(deal) for deal in halted), *(find(deal, self.fail) for deal in failing))
+        await self.check_books()
+        return found
+
+    # ---- To its point.
+
+    async def halt(self, deals: list[Deal]) -> None:
+        """Every call comes to its point; the gateway dies there, and another one takes its place."""
+        async with asyncio.TaskGroup() as group:
+            for deal in deals:
+                group.create_task(self._halt(deal))
+            for deal in deals:
+                await poll(
+                    lambda deal=deal: self._is_there(deal), deadline_s=DEADLINE_S, what=f"{deal.path} there"
+                )
+            self.restart(halts=False)
+        await self.seat.wait_ready()
+
+    def restart(self, *, halts: bool) -> None:
+        self.seat.gateway.env.pop(PROGRAM, None)
+        if halts:
+            self.seat.gateway.env[PROGRAM] = str(HALTING)
+        self.seat.kill_and_restart()
+
+    async def _halt(self, deal: Deal) -> None:
+        caller = await self.send(deal, bytes_max=deal.row.sends)
+        if deal.row.act == "hold":
+            await caller.hear(b"\r\n\r\n")
+            deal.is_answered = True
+        deal.told = await caller.listen()
+
+    def _is_there(self, deal: Deal) -> bool:
+        row, key = deal.row, (deal.row.method, deal.path)
+        if row.halt:
+            mark = self.street.folder / ("halted" + deal.path.replace("/", "-"))
+            return mark.exists() and (row.told is None or deal.told is not None)
+        if row.act == "hold":
+            return deal.is_answered
+        return (self.puppet.heads if row.act == "deaf" else self.puppet.wholes)[key] == 1
+
+    async def leave(self, deal: Deal) -> None:
+        row, puppet, key = deal.row, self.puppet, (deal.row.method, deal.path)
+        caller = await self.send(deal, bytes_max=row.sends)
+        if row.act == "hold":
+            await caller.hear(b"\r\n\r\n")
+        arrived = puppet.heads if row.sends is not None else puppet.wholes
+        await poll(lambda: arrived[key] == 1, deadline_s=DEADLINE_S, what=f"{deal.path} at the upstream")
+        caller.leave()
+        deal.told = Told(status=row.told, is_whole=True)
+        if row.act == "late":
+            puppet.let(deal.path)
+        if row.is_keyed:
+            puppet.let(deal.path + (REST if row.act == "late" else ""))
+        else:
+            deadline_s = CANCELLED_S if row.act == "hold" else DEADLINE_S  # the latter settles first
+            await poll(lambda: deal.path in puppet.left, deadline_s=deadline_s, what="the upstream left")
+
+    async def fail(self, deal: Deal) -> None:
+        deal.told = await (await self.send(deal)).listen()
+
+    # ---- What is found.
+
+    async def check(self, deal: Deal) -> None:
+        """Everything that its row says; then nothing is left of its payment."""
+        row, count = deal.row, self.puppet.count
+        assert deal.told is not None
+        if row.told is not None:
+            assert (deal.told.status, deal.told.is_whole) == (row.told, not row.is_cut), deal.told
+        if row.code is not None:
+            self._check_problem(row, deal.told)
+        await self.wait_decided(deal)
+        before = await self.record(deal)
+        assert (before and before["payment"]["state"]) == row.state, before
+        if row.delivery is not None:
+            assert await self._wait_delivered(before["id"]) == row.delivery
+        assert count(deal.path, row.method) == row.seen[0]
+        if not row.is_free:
+            await self._check_different(deal)
+
+        reply = await self._repeat(deal)
+
+        assert (reply.status, reply.code) == row.again, reply.body
+        assert (reply.headers.get("Idempotency-Replayed") == "true") is row.is_replayed
+        assert count(deal.path, row.method) == row.seen[1]
+        if row.again != SERVED:
+            assert not reply.asks_for_money
+            assert reply.json["callId"] == before["id"]
+        elif not row.is_free:  # under the claim that it has
+            assert reply.headers["Tollway-Call-Id"] == before["id"]
+        if row.is_free:
+            await self._check_different(deal)
+
+    async def _repeat(self, deal: Deal) -> Any:
+        """The same request; an answer that is still being stored comes in a moment."""
+        replies: list[Any] = []
+
+        async def is_final() -> bool:
+            replies.append(await self.call(deal))
+            return not deal.row.is_replayed or (replies[-1].status, replies[-1].code) != RUNNING
+
+        await poll(is_final, deadline_s=DEADLINE_S, what=f"a final answer to {deal.path}")
+        return replies[-1]
+
+    async def _wait_delivered(self, call_id: str) -> str:
+        """The books know it, and the history does not tell it. Written lazily."""
+        query = select(call_table.c.delivery).where(call_table.c.id == call_id)
+        database = connect_database(self.seat.gateway.env["TOLLWAY_DATABASE_URL"])
+        try:
+            return await poll(
+                lambda: database.read(lambda connection: connection.execute(query).scalar_one()),
+                deadline_s=DEADLINE_S,
+                what=f"the finish of {call_id}",
+            )
+        finally:
+            await database.close()
+
+    def _check_problem(self, row: Row, told: Told) -> None:
+        problem = told.problem
+        assert problem["code"] == row.code
+        assert "payment" not in problem
+        assert problem["paymentState"] == ("held" if row.state == "held" else "released")
+        if row.state == "held":
+            assert problem["call"].endswith(problem["callId"])
+
+    async def _check_different(self, deal: Deal) -> None:
+        """What is spent or held buys nothing else, and nobody is asked for more."""
+        reply = await self.call(deal, DIFFERENT)
+        assert (reply.status, reply.code) == USED, reply.body
+        assert not reply.asks_for_money
+        assert self.puppet.count(DIFFERENT, deal.row.method) == 0
+
+    async def check_books(self) -> None:
+        assert (await self.street.audit(self.seat.gateway)).wrong == ()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def puppet() -> AsyncIterator[Puppet]:
+    async with run_puppet() as running:
+        yield running
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def open_shop(street: Any, zygote: Any, puppet: Puppet) -> AsyncIterator[Any]:
+    """One gateway for each kind of database, as it is first asked for."""
+    async with contextlib.AsyncExitStack() as stack:
+        shops: dict[str, tuple[Seat, Stall, str]] = {}
+        nobody = stack.enter_context(socket.socket())
+        nobody.bind(("127.0.0.1", 0))  # and nobody listens there
+
+        async def open_it(database: str) -> tuple[Seat, Stall, str]:
+            if database in shops:
+                return shops[database]
+            (gas,) = await street.wallets(1)
+            settings = {**QUICK, **SOON_DEAD, "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key}
+            url = f"sqlite:///{street.folder}/points.sqlite3"
+            if database == "postgresql":
+                url = await street.make_postgres()
+            (seat,) = await stack.enter_async_context(
+                open_seats(zygote, street, 1, database_url=url, settings=settings)
+            )
+            stall = await Stall.open(street, [seat.gateway], endpoint=puppet.base_url)
+            closed = await street.publish(
+                seat.gateway, stall.provider, endpoint=f"http://127.0.0.1:{nobody.getsockname()[1]}"
+            )
+            shops[database] = seat, stall, closed
+            return shops[database]
+
+        yield open_it
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def judge_place(street: Any, puppet: Puppet, open_shop: Any) -> Any:
+    """Everything at a place happens at once, and once. Gives what is wrong with each row, by its id."""
+    judged: dict[str, dict[str, Exception | None]] = {}
+
+    async def judge(name: str) -> dict[str, Exception | None]:
+        if name not in judged:
+            rail, _, database = name.split(" ")
+            seat, stall, closed = await open_shop(database)
+            judged[name] = await Place(
+                street=street, puppet=puppet, seat=seat, stall=stall, closed_id=closed, rail=rail
+            ).judge(*(rows_at(name, rows) for rows in (KILLED, LEFT, FAILED)))
+        return judged[name]
+
+    return judge
+
+
+@pytest.mark.parametrize(("place", "row"), CASES)
+async def test_the_table_holds(judge_place: Any, place: str, row: Row) -> None:
+    wrong = (await judge_place(place))[row.id]
+    if wrong is not None:
+        raise wrong
+
+
+async def test_every_row_is_pointed_at(torture: Any) -> None:
+    points = {case.values[1].text for case in CASES}
+    assert points == {row.text for row in (*KILLED, *LEFT, *FAILED)}
+    torture.tell(points=len(points), cases=len(CASES))
