@@ -59,6 +59,8 @@ _log = structlog.get_logger(__name__)
 
 CHAIN_CHECK_INTERVAL_S = 60.0
 PRUNE_INTERVAL_S = 300.0
+KEPT_AFTER_END_MS = 2 * 3600 * 1000
+"""A nonce that was used must be known while any clock, set back or another gateway's, may let its signature count."""
 SCHEMA_INTERVAL_S = 10.0
 MODERATION_INTERVAL_S = 0.5  # a block reaches every gateway within a second
 READY_NOTE_INTERVAL_S = 20.0
@@ -204,6 +206,7 @@ class House:
             owner_id=uuid.uuid4().hex,
             limits=self.settings.limits,
             now_ms=now_ms,
+            ticks_ms=ticks_ms,
             unfinal_max_nano=self.settings.unfinal_spend_max_nano,
             on_batch=self.metrics.claims_batch_size.observe,
             on_lapse=self.metrics.lease_lapses.inc,
@@ -361,7 +364,7 @@ class House:
             _log.info("calls_recovered", count=moved)
 
     async def _prune(self) -> None:
-        await self.sessions.prune(now_ms=now_ms())
+        await self.sessions.prune(now_ms=self.book.shared_ms() - KEPT_AFTER_END_MS)
         await self.creations.prune()
 
     async def _note_ready(self) -> None:
@@ -372,6 +375,11 @@ class House:
 def now_ms() -> int:
     """The process clock, in milliseconds since the epoch."""
     return time.time_ns() // 1_000_000
+
+
+def ticks_ms() -> int:
+    """Milliseconds of a clock that nobody sets. It goes on while the machine sleeps, where there is such a clock."""
+    return time.clock_gettime_ns(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)) // 1_000_000
 
 
 async def run(settings: Settings) -> None:

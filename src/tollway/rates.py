@@ -11,9 +11,8 @@ import time
 from dataclasses import dataclass
 
 from limits import RateLimitItem
-from limits.storage import MemoryStorage
-from limits.strategies import MovingWindowRateLimiter
 
+from tollway.own_windows import OwnWindows
 from tollway.shared_windows import SharedWindows, Standing
 
 
@@ -29,7 +28,7 @@ class Rates:
     """One per process. Safe to use from many tasks at once."""
 
     def __init__(self, shared: SharedWindows | None = None) -> None:
-        self._own = MovingWindowRateLimiter(MemoryStorage())
+        self._own = OwnWindows()
         self._shared = shared
 
     async def hit(self, item: RateLimitItem, *key: str) -> int | None:
@@ -51,7 +50,7 @@ class Rates:
         own = self._look_own(item, key)
         if standing is None:
             return own
-        shared = _room(item, standing)
+        shared = _read_shared(item, standing)
         return min(shared, own, key=lambda room: (room.left, -(room.wait_s or 0)))
 
     def note(self, item: RateLimitItem, *key: str) -> None:
@@ -64,11 +63,11 @@ class Rates:
         return None if self._own.hit(item, *key) else self._look_own(item, key).wait_s or 1
 
     def _look_own(self, item: RateLimitItem, key: tuple[str, ...]) -> Room:
-        stats = self._own.get_window_stats(item, *key)
-        return _room(item, Standing(left=stats.remaining, reset_s=stats.reset_time))
+        own = self._own.look(item, *key)
+        return Room(left=own.left, wait_s=None if own.left > 0 else max(1, math.ceil(own.wait_s)))
 
 
-def _room(item: RateLimitItem, standing: Standing) -> Room:
+def _read_shared(item: RateLimitItem, standing: Standing) -> Room:
     if standing.left > 0:
         return Room(left=standing.left, wait_s=None)
     # A clock that was set back, here or at another gateway, must not tell anybody to wait for longer than a window.

@@ -8,9 +8,9 @@ A, B = "https://a.example", "https://b.example"
 
 class Play:
     def __init__(self) -> None:
-        self.now_ms = 0
+        self.now_s = 0.0
         self.breaker = Breaker(
-            limits=Limits(dial_failures_max=3, dial_pause_s=10.0), now_ms=lambda: self.now_ms
+            limits=Limits(dial_failures_max=3, dial_pause_s=10.0), clock=lambda: self.now_s
         )
 
     def fail(self, origin: str = A, times: int = 1) -> None:
@@ -38,9 +38,9 @@ def test_an_answer_between_them_starts_the_count_anew() -> None:
 def test_after_the_pause_one_failure_pauses_again_and_one_answer_ends_it() -> None:
     play = Play()
     play.fail(times=3)
-    play.now_ms = 9_001
+    play.now_s = 9.001
     assert play.breaker.wait_s(A) == 1
-    play.now_ms = 10_000
+    play.now_s = 10.0
     assert play.breaker.wait_s(A) is None
     play.fail()
     assert play.breaker.wait_s(A) == 10

@@ -2,12 +2,12 @@
 
 from tollway.ledger.book import Closed
 from tollway.ledger.call import CallState
-from tollway.payments.strays import PATIENCE_MS, Strays
+from tollway.payments.strays import PATIENCE_S, Strays
 from tollway.testing.settling_scene import ClaimedCall, SettlingScene
 
 
 def strays_of(scene: SettlingScene) -> Strays:
-    return Strays(scene.book, now_ms=scene.read_clock)
+    return Strays(scene.book, clock=lambda: scene.read_clock() / 1000)
 
 
 async def begin(scene: SettlingScene, *, is_settling: bool) -> ClaimedCall:
@@ -37,7 +37,7 @@ async def test_whoever_stores_the_answer_first_is_given_time() -> None:
     strays.note(call.order().close, is_waited_for=True)
     await strays.mend()
     assert not await is_adrift(call)
-    scene.pass_time(PATIENCE_MS / 1000)
+    scene.pass_time(PATIENCE_S)
     await strays.mend()
     assert await is_adrift(call)
 

@@ -88,7 +88,7 @@ class Passage:
         self._name = name
         self._note_upstream_s = note_upstream_s
         self._relay = Relay(book=book, limits=limits, now_ms=now_ms)
-        self._breaker = Breaker(limits=limits, now_ms=now_ms)
+        self._breaker = Breaker(limits=limits)
 
     def wait_s(self, endpoint: Endpoint) -> int | None:
         """Seconds until an upstream that is known to be down is tried again; None when it may be dialled."""

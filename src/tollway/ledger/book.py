@@ -24,6 +24,9 @@ from tollway.ledger.gas import LaneTaken
 from tollway.ledger.keyed_calls import KeyedCall, KeyTaken
 from tollway.ledger.relocation import Relocations
 
+POSTPONED_MS_MAX = 960_000
+"""How far ahead a look at an unfinished settlement may lie."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
@@ -324,7 +327,8 @@ class Book(Relocations, Protocol):
         ...
 
     async def postpone(self, call_id: CallId, *, until_ms: int) -> None:
-        """That call is not `unsettled` before then: there is nothing to do for it."""
+        """That call is not `unsettled` before then: there is nothing to do for it. A moment further ahead than
+        `POSTPONED_MS_MAX` counts for nothing: the clock that it was set by has been set back."""
         ...
 
     async def attempts_of(self, call_id: CallId) -> tuple[SettlementAttempt, ...]:

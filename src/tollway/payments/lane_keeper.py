@@ -77,14 +77,13 @@ class LaneKeeper:
     async def _keep(self, lane: GasLane) -> None:
         attempts = await self._gas.open_attempts(lane.chain_id, lane.key.address, limit=OPEN_MAX)
         newest = {attempt.nonce: attempt for attempt in attempts}
-        before_ms = self._now_ms() - FILL_AFTER_MS
-        if all(attempt.created_ms > before_ms for attempt in newest.values()):
+        if all(self._is_younger(attempt, FILL_AFTER_MS) for attempt in newest.values()):
             return
         account = await self._chains.fetch_account(lane.chain_id, lane.key.address)
         waiting = [attempt for attempt in attempts if attempt.nonce >= account.mined_nonce]
         pending, mined = await self._sort(lane, waiting)
         for nonce, attempt in newest.items():
-            if nonce < account.mined_nonce or nonce in mined or attempt.created_ms > before_ms:
+            if nonce < account.mined_nonce or nonce in mined or self._is_younger(attempt, FILL_AFTER_MS):
                 continue
             is_stuck = nonce in pending  # a pool has it, and no block
             if not is_stuck:
@@ -97,6 +96,10 @@ class LaneKeeper:
         """Whether it will not do as it is. For what no node takes for whatever reason the filler is there, once nothing
         is lost by it."""
         return fault is SendFault.UNDERPRICED or (fault is SendFault.OTHER and self._is_over(attempt))
+
+    def _is_younger(self, attempt: SettlementAttempt, age_ms: int) -> bool:
+        """What was signed in the future is not: the clock was set back, or another gateway's is ahead."""
+        return 0 <= self._now_ms() - attempt.created_ms < age_ms
 
     def _is_over(self, attempt: SettlementAttempt) -> bool:
         return read_valid_before(attempt) * 1000 <= self._now_ms()
@@ -118,7 +121,7 @@ class LaneKeeper:
         """By the same for more, however often it takes: only the ceiling ends that. Where its call has ended and its
         authorisation is over, by nothing at all."""
         last = await self._find_last(attempt)
-        if self._now_ms() - last.created_ms < self._limits.fee_bump_after_s * 1000:
+        if self._is_younger(last, round(self._limits.fee_bump_after_s * 1000)):
             return
         offer = self._raise_offer(lane, last)
         if offer is None:

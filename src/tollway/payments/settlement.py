@@ -104,7 +104,7 @@ class Settlement:
         self._notes = notes
         self._consents = Consents(chains, facilitators, limits=limits)
         self._junk = JunkMeter(limits=limits, rates=rates)
-        self._strays = Strays(book, now_ms=now_ms)
+        self._strays = Strays(book)
 
     def is_offered(self, asset: Asset, units: int, listing_id: ListingId) -> bool:
         """Whether this price can be settled now, by what the last look at gas told, and while its caller waits."""

@@ -4,6 +4,7 @@ A gateway that dies needs none of this (its calls are found by recovery); this i
 money and decides no outcome.
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -13,31 +14,31 @@ from tollway.identifiers import CallId
 from tollway.ledger.book import Book, Close
 from tollway.ledger.call import CallState
 
-PATIENCE_MS = 300_000
+PATIENCE_S = 300.0
 """Whoever was told "undecided" stores the answer first and sets the call adrift himself; after this he is gone."""
 
 _log = structlog.get_logger(__name__)
 
 
 class Strays:
-    """Used from one event loop."""
+    """Used from one event loop. `clock`: monotonic seconds; a clock that is set back must not keep anybody waiting."""
 
-    def __init__(self, book: Book, *, now_ms: Callable[[], int]) -> None:
+    def __init__(self, book: Book, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._book = book
-        self._now_ms = now_ms
-        self._due_ms: dict[CallId, tuple[Close, int]] = {}
+        self._clock = clock
+        self._due_s: dict[CallId, tuple[Close, float]] = {}
 
     def note(self, close: Close, *, is_waited_for: bool) -> None:
         """`close`: the way into `settling`. Whether it was written need not be known."""
-        self._due_ms[close.call_id] = (close, self._now_ms() + (PATIENCE_MS if is_waited_for else 0))
+        self._due_s[close.call_id] = (close, self._clock() + (PATIENCE_S if is_waited_for else 0))
 
     async def mend(self) -> None:
         """Sets adrift those whose time has come. Raises `StorageUnavailable`; they stay for the next time."""
-        now_ms = self._now_ms()
-        for call_id, (close, due_ms) in list(self._due_ms.items()):
-            if due_ms <= now_ms:
+        now_s = self._clock()
+        for call_id, (close, due_s) in list(self._due_s.items()):
+            if due_s <= now_s:
                 await self._set_adrift(close)
-                self._due_ms.pop(call_id, None)
+                self._due_s.pop(call_id, None)
 
     async def _set_adrift(self, close: Close) -> None:
         if await self._book.set_adrift(close.call_id, epoch=close.epoch):

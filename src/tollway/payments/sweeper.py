@@ -282,7 +282,8 @@ class Sweeper:
             return False
         refused = await self._send(attempt)
         is_broke = refused is not None and refused.fault is SendFault.INSUFFICIENT_FUNDS
-        return is_broke and self._now_ms() - attempt.created_ms >= self._limits.fee_bump_after_s * 1000
+        age_ms = self._now_ms() - attempt.created_ms  # below 0: the clock was set back since
+        return is_broke and not 0 <= age_ms < self._limits.fee_bump_after_s * 1000
 
     async def _rest(self, call: AuthorizedCall, *, since_ms: int) -> None:
         """Nothing can be done for it: it must not take the turn of those for which something can."""
@@ -293,7 +294,7 @@ class Sweeper:
 
     async def _tell_again(self, case: _Case, facilitator: RemoteFacilitator) -> None:
         call_id, now_ms = case.call.call_id, self._now_ms()
-        if now_ms - self._told_ms.get(call_id, 0) < RETELL_MS:
+        if 0 <= now_ms - self._told_ms.get(call_id, 0) < RETELL_MS:
             return
         while len(self._told_ms) >= REMEMBERED_MAX:
             self._told_ms.pop(next(iter(self._told_ms)))

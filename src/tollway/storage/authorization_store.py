@@ -30,7 +30,7 @@ from tollway.ledger.authorization import (
     Dialect,
     SettlementAttempt,
 )
-from tollway.ledger.book import Claim
+from tollway.ledger.book import POSTPONED_MS_MAX, Claim
 from tollway.ledger.call import CallState
 from tollway.ledger.covers import KnownAuthorization, Wallet, wallet_of
 from tollway.storage.answer_store import has_answer
@@ -69,6 +69,11 @@ def take_unsettled(
     """The calls adrift, and those that were unknown for `hold_ms`, least recently looked at first; they go to the end of
     that queue. One that is postponed has its next look where others have their last."""
     columns, calls = authorization_table.c, call_table.c
+    # Set by a clock that has been set back since.
+    too_far = update(authorization_table).where(
+        columns.looked_ms > now_ms + POSTPONED_MS_MAX, text("is_adrift")
+    )
+    connection.execute(too_far.values(looked_ms=now_ms))
     turn = (
         select(columns.looked_ms, columns.call_id)
         .where(columns.looked_ms <= now_ms)

@@ -57,6 +57,7 @@ from tollway.storage.recovery import (
 )
 from tollway.storage.setback import WentBack, Witness
 from tollway.storage.settling import Conclude, Settle
+from tollway.storage.shared_time import SharedTime
 
 _log = structlog.get_logger(__name__)
 
@@ -84,13 +85,17 @@ class BookStore(BookReader):
         unfinal_max_nano: Mapping[str, int] = MappingProxyType({}),
         boot_mark: BootMark = read_boot_mark,
         shared_clock: SharedClock = read_shared_clock,
+        ticks_ms: Callable[[], int] | None = None,
         on_batch: Callable[[int], None] = lambda size: None,
         on_lapse: Callable[[], None] = lambda: None,
         on_setback: Callable[[], None] = lambda: None,
     ) -> None:
         """`on_lapse`: this gateway was silent for longer than its lease, and others may have settled its calls.
-        `on_setback`: the database was found to have gone back in time; its balances are held."""
-        super().__init__(database, now_ms=now_ms, limits=limits)
+        `on_setback`: the database was found to have gone back in time; its balances are held.
+        `ticks_ms`: a monotonic clock, by which jumps of the others are seen."""
+        self._own_ms = now_ms
+        self._time = SharedTime(own_ms=now_ms, ticks_ms=ticks_ms)
+        super().__init__(database, now_ms=self._time.read, limits=limits)
         self._owner_id = owner_id
         self._unfinal_max_nano = unfinal_max_nano
         self._boot_mark = boot_mark
@@ -113,7 +118,7 @@ class BookStore(BookReader):
     async def open(self) -> None:
         """Once at start, before the first claim: says that this gateway lives, finds out about a restore, and
         settles what others left behind."""
-        now_ms = self._now_ms()
+        now_ms = self._own_ms()
         await self.renew_ownership(now_ms=now_ms)
         await self.recover(now_ms=now_ms)
 
@@ -191,13 +196,14 @@ class BookStore(BookReader):
             authorization_store.take_unsettled,
             limit=limit,
             now_ms=self._now_ms(),
-            hold_ms=self._limits.unknown_hold_s * 1000,
+            hold_ms=self._hold_ms(),
             answered_since_ms=self._answered_since_ms(),
         )
         return await self._write(work, flush=False)
 
     async def postpone(self, call_id: CallId, *, until_ms: int) -> None:
-        work = partial(authorization_store.postpone, call_id=call_id, until_ms=until_ms)
+        due_ms = self._time.translate(until_ms)
+        work = partial(authorization_store.postpone, call_id=call_id, until_ms=due_ms)
         await self._write(work, flush=False)
 
     async def record_payments(self, payments: Sequence[NewPayment], *, now_ms: int) -> tuple[Payment, ...]:
@@ -228,6 +234,7 @@ class BookStore(BookReader):
             await self._hold_forgetful()
             seen_ms = await self._renew(work)
         self._witness.note_renewed(seen_ms)
+        self._time.note(seen_ms)
         silent_ms = self._lease.note_renewed(seen_ms)
         if silent_ms is not None and self._database.dialect == "postgresql":
             _log.warning("owner_lease_lapsed", silent_s=silent_ms / 1000)
@@ -242,14 +249,15 @@ class BookStore(BookReader):
 
     async def recover(self, *, now_ms: int) -> int:
         self._batches.retry_late()
+        shared_ms = self._time.translate(now_ms)
         stranded = await self._find_lost()
         stranded += await self._database.read(
             partial(
                 recovery.find_stranded,
                 owner_id=self._owner_id,
-                now_ms=now_ms,
+                now_ms=shared_ms,
                 lease=self._lease,
-                hold_ms=self._limits.unknown_hold_s * 1000,
+                hold_ms=self._hold_ms(),
                 shared_clock=self._shared_clock,
                 boot_mark=self._boot_mark,
             )
@@ -257,7 +265,7 @@ class BookStore(BookReader):
         moved = 0
         for start in range(0, len(stranded), SETTLE_MAX):
             some = stranded[start : start + SETTLE_MAX]
-            moved += await self._write(partial(recovery.settle, stranded=some, now_ms=now_ms))
+            moved += await self._write(partial(recovery.settle, stranded=some, now_ms=shared_ms))
         await self._write(
             partial(recovery.renew_boot_mark, owner_id=self._owner_id, boot_mark=self._boot_mark)
         )
@@ -271,6 +279,14 @@ class BookStore(BookReader):
         )
         await self._keep_generation(now_ms)
         return moved
+
+    def shared_ms(self) -> int:
+        """The time that all gateways of this database go by, as of the last renewal."""
+        return self._time.read()
+
+    def _hold_ms(self) -> int:
+        """A clock that was set forward must not free a call early: nobody knows what became of it."""
+        return self._limits.unknown_hold_s * 1000 + self._time.ahead_ms
 
     async def _find_lost(self) -> list[Stranded]:
         """Calls of this gateway that nobody here will close: claims whose answer was lost, closes that a crash of

@@ -155,8 +155,11 @@ def find_stranded(
     if connection.dialect.name != "postgresql":
         stranded = _find_left(connection, [owner_id], boot_mark=boot_mark)
     elif lease.is_steady(shared_ms):
-        query = select(owner_table.c.id).where(owner_table.c.seen_ms > shared_ms - lease.length_ms)
-        living = {owner_id, *connection.execute(query).scalars()}
+        seen_ms = owner_table.c.seen_ms
+        # Whoever was seen in the future is dead too: that clock was set back, and the living have renewed since. By less
+        # than a lease it may have been unseen.
+        is_recent = seen_ms.between(shared_ms - lease.length_ms + 1, shared_ms + lease.length_ms)
+        living = {owner_id, *connection.execute(select(owner_table.c.id).where(is_recent)).scalars()}
         stranded = _find_left(connection, living, boot_mark=boot_mark)
     expired = (
         select(columns.id, columns.epoch)

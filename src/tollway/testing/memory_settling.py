@@ -11,7 +11,7 @@ from tollway.ledger.authorization import (
     SettledTransfer,
     SettlementAttempt,
 )
-from tollway.ledger.book import Claim, Close, Closed, Fenced
+from tollway.ledger.book import POSTPONED_MS_MAX, Claim, Close, Closed, Fenced
 from tollway.ledger.call import CallState, Payment, PaymentState
 from tollway.ledger.gas import LaneTaken
 from tollway.ledger.settled import Ending, judge_ending
@@ -124,6 +124,9 @@ class MemorySettling(MemoryMoves):
         self._answer()
         now_ms = self._now_ms()
         hold_ms = self._limits.unknown_hold_s * 1000
+        for held in self._rows.authorizations.values():
+            if held.is_adrift and held.looked_ms > now_ms + POSTPONED_MS_MAX:
+                held.looked_ms = now_ms
         waiting = [
             held
             for held in self._rows.authorizations.values()
