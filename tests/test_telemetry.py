@@ -125,6 +125,7 @@ def test_series_have_their_public_names() -> None:
     metrics.gas_key_balance.labels("eip155:84532", "0xab").set(500)
     metrics.gas_lane_length.labels("eip155:84532", "0xab").set(2)
     metrics.calls_adrift.set(3)
+    metrics.database_setbacks.inc()
     metrics.rails_withdrawn.labels("eip155:84532", "gas_keys_low").set(1)
     metrics.add_shared_rates()(False)
     metrics.request_seconds.labels("GET", "/api/v2/apis", "200").observe(0.01)
@@ -136,6 +137,7 @@ def test_series_have_their_public_names() -> None:
                  'tollway_gas_key_balance_wei{key="0xab",network="eip155:84532"} 500.0',
                  'tollway_gas_lane_length{key="0xab",network="eip155:84532"} 2.0',
                  "tollway_calls_adrift 3.0",
+                 "tollway_database_setbacks_total 1.0",
                  "tollway_shared_rates_up 0.0",
                  'tollway_rails_withdrawn{network="eip155:84532",reason="gas_keys_low"} 1.0'):  # fmt: skip
         assert name in text

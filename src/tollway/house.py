@@ -210,6 +210,7 @@ class House:
             unfinal_max_nano=self.settings.unfinal_spend_max_nano,
             on_batch=self.metrics.claims_batch_size.observe,
             on_lapse=self.metrics.lease_lapses.inc,
+            on_setback=self._on_setback,
         )
 
     def _make_dialer(self, origin: PublicOrigin) -> Dialer:
@@ -227,6 +228,10 @@ class House:
 
     async def _find_older_terms(self, shelf: Shelf, moment_ms: int) -> Shelf:
         return replace(shelf, versions=await self.catalog.terms_since(shelf.listing.id, moment_ms))
+
+    def _on_setback(self) -> None:
+        self.metrics.database_setbacks.inc()
+        self.catalog.forget_shelves()
 
     def _on_gone(self, payment: Payment) -> None:
         self.till.forget_payer(payment.payer)

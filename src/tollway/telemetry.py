@@ -21,6 +21,7 @@ PAYMENTS = "tollway_payments"
 RPC_REQUESTS = "tollway_rpc_requests"
 CALLS_IN_FLIGHT = "tollway_calls_in_flight"
 LEASE_LAPSES = "tollway_lease_lapses"
+DATABASE_SETBACKS = "tollway_database_setbacks"
 SETTLEMENTS = "tollway_settlements"
 SETTLEMENT_SECONDS = "tollway_settlement_duration_seconds"
 GAS_KEY_BALANCE = "tollway_gas_key_balance_wei"
@@ -79,6 +80,11 @@ class Metrics:
         self.calls_in_flight = Gauge(CALLS_IN_FLIGHT, "Requests that run now.", registry=registry)
         self.lease_lapses = Counter(
             LEASE_LAPSES, "Times that this gateway was silent for longer than its lease.", registry=registry
+        )
+        self.database_setbacks = Counter(
+            DATABASE_SETBACKS,
+            "Times that this gateway found its database to be an older one, and held every balance.",
+            registry=registry,
         )
         self.leading = Gauge(
             LEADING, "1 where this gateway does what one does for all.", ("duty",), registry=registry

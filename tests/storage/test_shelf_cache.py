@@ -158,6 +158,15 @@ def test_documents_weigh() -> None:
     assert len(cache) == 3
 
 
+def test_nothing_is_served_from_before_the_database_went_back() -> None:
+    cache = ShelfCache()
+    cache.keep(make_shelf(), weight=1, read_ms=START, writes=0)
+    cache.forget_all()
+    assert cache.find(ID, now_ms=START) is None
+    cache.keep(make_shelf(), weight=1, read_ms=START, writes=0)  # read before
+    assert len(cache) == 0
+
+
 def test_a_shelf_is_not_shared_by_revisions() -> None:
     cache = filled()
     newer = replace(make_shelf(), listing=replace(make_shelf().listing, revision=2))

@@ -56,6 +56,10 @@ class CatalogStore:
         self._now_ms = now_ms
         self._cache = ShelfCache()
 
+    def forget_shelves(self) -> None:
+        """The database has gone back in time: nothing that was read from it counts any more."""
+        self._cache.forget_all()
+
     async def publish(self, listing: Listing) -> None:
         sealed = self._seal(listing)
         await self._add(listing, lambda connection: _publish(connection, listing, sealed))

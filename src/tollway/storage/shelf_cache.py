@@ -88,6 +88,12 @@ class ShelfCache:
         self.writes += 1
         self._drop(listing_id)
 
+    def forget_all(self) -> None:
+        """The database is another one: a revision there may be of another listing."""
+        self.writes += 1
+        self._entries.clear()
+        self._weight = 0
+
     def _drop(self, listing_id: ListingId) -> None:
         entry = self._entries.pop(listing_id, None)
         if entry is not None:
