@@ -488,6 +488,20 @@ async def test_an_exhausted_payment_is_refused_without_terms_and_names_its_calls
     assert len(gate.upstream.arrived) == 1
 
 
+@pytest.mark.parametrize("form", ["plain", "bound", "the same bound one"])
+async def test_a_spent_payment_opens_no_connection_to_its_upstream(gate: SmallGateway, form: str) -> None:
+    await gate.publish()
+    payment = await gate.pay()
+    first = gate.plain_proof(payment.tx_hash) if form == "plain" else gate.bound_proof(payment.tx_hash)
+    assert (await gate.ask(headers=first)).status == 200
+    for _ in range(3):
+        proof = gate.bound_proof(payment.tx_hash) if form == "bound" else first
+        answer = await gate.ask(headers=proof)
+        code = "nonce_reused" if form == "the same bound one" else "payment_already_used"
+        assert (answer.problem["code"], "payment" in answer.problem) == (code, False)
+    assert gate.upstream.accepted == 1
+
+
 async def test_the_first_bound_signature_ends_the_plain_form(gate: SmallGateway) -> None:
     await gate.publish()
     payment = await gate.pay(20_000)

@@ -130,6 +130,19 @@ class Counter:
             first_block_s=first_block_s,
         )
 
+    async def check_spent(self, order: Order, purchases: Sequence[Purchase]) -> Declined | None:
+        """Refuses what payments without any rest surely cannot buy, before their upstream is dialled for nothing."""
+        if any(purchase.tender.payment.rest_units > 0 for purchase in purchases):
+            return None
+        refused: list[tuple[Purchase, ClaimOutcome]] = []
+        for purchase in purchases:
+            claim = self._claim_of(order, purchase)
+            outcome = None if await self._may_run_again(claim) else await self._book.find_spent(claim)
+            if outcome is None:
+                return None
+            refused.append((purchase, outcome))
+        return await self._explain(order, *max(refused, key=_weigh))
+
     async def take(self, order: Order, purchases: Sequence[Purchase]) -> Ticket:
         """Takes the price from the first payment that can give it. Raises ClaimRefused; then nothing was taken."""
         refused: list[tuple[Purchase, ClaimOutcome]] = []
@@ -164,12 +177,16 @@ class Counter:
 
     async def _run_again(self, claim: Claim, purchase: Purchase) -> Ticket | None:
         """The same request as one without an outcome runs under the claim that it has; only a safe method may."""
+        open_call = await self._may_run_again(claim)
+        if open_call is None:
+            return None
+        return await self._reopen(open_call, purchase, is_plain=claim.is_plain, is_keyed=False)
+
+    async def _may_run_again(self, claim: Claim) -> OpenCall | None:
         if claim.method not in SAFE_METHODS or claim.payment_id is None:
             return None
         open_call = await self._book.find_repeat(claim.payment_id, claim.digest)
-        if open_call is None or open_call.state is CallState.FORWARDING:
-            return None
-        return await self._reopen(open_call, purchase, is_plain=claim.is_plain, is_keyed=False)
+        return None if open_call is None or open_call.state is CallState.FORWARDING else open_call
 
     async def _run_keyed(self, order: Order, purchases: Sequence[Purchase], earlier: KeyedCall) -> Ticket:
         """The call that the key has named runs under the claim that it has, where it may; else what it says. Raises
@@ -183,6 +200,11 @@ class Counter:
         if shown is not None:  # another payment of that wallet is for another call
             is_plain = order.proof.binding is None
             ticket = await self._reopen(told, shown, is_plain=is_plain, is_keyed=True)
+            if ticket is None:
+                key = find_idempotency_key(order.call)
+                raise ClaimRefused(
+                    await self._replays.answer_overtaken(order.call, order.cargo, payer, key, told)
+                )
         if ticket is None:
             raise ClaimRefused(say_key_used(told))
         return ticket

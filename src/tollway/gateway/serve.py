@@ -221,6 +221,9 @@ class Gateway:
         purchases = self._counter.price(tenders, opening.tariffs)
         if not purchases:
             return _decline(OTHER_CURRENCY, order.offer, told)
+        spent = None if told else await self._counter.check_spent(order, purchases)
+        if spent is not None:
+            return spent
         due = purchases[0].due
         problem = await visit.check(payer, due.price, due.asset)
         if problem is not None:

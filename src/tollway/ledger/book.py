@@ -276,6 +276,11 @@ class Book(Relocations, Protocol):
         a consumed one whose answer the upstream cut short and that was not repeated yet."""
         ...
 
+    async def find_spent(self, claim: Claim) -> Exhausted | NonceUsed | None:
+        """Why `claim` would be refused by a payment that has nothing left. None: it may be granted, or has another
+        fault. Only reads: who shows a spent payment again is not to make its upstream be dialled."""
+        ...
+
     async def find_keyed(self, payer: Address, idempotency_key: str, *, since_ms: int) -> KeyedCall | None:
         """The newest call of that payer with that key, made at `since_ms` or later and not released."""
         ...

@@ -5,12 +5,19 @@ from functools import partial
 
 from tollway.identifiers import Address, CallId, TxHash
 from tollway.ledger.authorization import AuthorizationKey, AuthorizedCall, SettlementAttempt
-from tollway.ledger.book import Debt, OpenCall
+from tollway.ledger.book import Claim, Debt, Exhausted, NonceUsed, OpenCall
 from tollway.ledger.call import CallRecord, Payment
 from tollway.ledger.keyed_calls import KeyedCall
 from tollway.ledger.statement import HistoryPage, HistoryQuery
 from tollway.limits import DEFAULT_LIMITS, Limits
-from tollway.storage import authorization_store, key_store, payment_store, relocation_store, statement_store
+from tollway.storage import (
+    authorization_store,
+    key_store,
+    payment_store,
+    relocation_store,
+    spent_store,
+    statement_store,
+)
 from tollway.storage.database import Database
 
 
@@ -31,6 +38,9 @@ class BookReader:
         return await self._database.read(
             partial(statement_store.find_repeat, payment_id=payment_id, digest=digest)
         )
+
+    async def find_spent(self, claim: Claim) -> Exhausted | NonceUsed | None:
+        return await self._database.read(partial(spent_store.find_spent, claim=claim))
 
     async def spending_calls(self, payment_id: int, *, limit: int) -> tuple[CallId, ...]:
         work = partial(statement_store.spending_calls, payment_id=payment_id, limit=limit)

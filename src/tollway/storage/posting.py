@@ -8,9 +8,9 @@ already, a close or a reopen that already happened, is answered like the first t
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from sqlalchemy import ColumnElement, Connection, and_, bindparam, case, insert, select, text, update
+from sqlalchemy import ColumnElement, Connection, and_, bindparam, case, insert, select, update
 
-from tollway.identifiers import CallId, ChainId, TxHash
+from tollway.identifiers import CallId
 from tollway.ledger.book import (
     Claim,
     Claimed,
@@ -20,17 +20,17 @@ from tollway.ledger.book import (
     Exhausted,
     Fenced,
     Finish,
-    NonceUsed,
 )
 from tollway.ledger.call import CallState, PaymentState, Rail
-from tollway.ledger.claims import Decision, NonceKey, Purse, decide_claims, nonce_key, purses_short
+from tollway.ledger.claims import Decision, Purse, decide_claims, purses_short
 from tollway.ledger.gas import LaneTaken
 from tollway.storage.authorization_store import find_known, lock_wallets, write_claimed
 from tollway.storage.book_page import BookPage, LockedCall, drawn_from, topup_rows
-from tollway.storage.book_tables import COUNTING_NONCE, call_table, payment_table, topup_table
+from tollway.storage.book_tables import call_table, payment_table, topup_table
 from tollway.storage.key_store import find_named, lock_keys
 from tollway.storage.payment_store import find_debts
 from tollway.storage.settling import Conclude, Settle, Settling
+from tollway.storage.spent_store import find_nonces
 from tollway.storage.statement_store import find_held
 
 SIBLINGS_MAX = 256
@@ -266,7 +266,7 @@ class _Post:
         decisions, debits = decide_claims(
             claims,
             payments=self._page.payments.values(),
-            nonces=self._used_nonces(claims),
+            nonces=find_nonces(self._connection, claims),
             keys=find_named(
                 self._connection,
                 claims,
@@ -298,23 +298,6 @@ class _Post:
             if isinstance(one.outcome, Exhausted)
             else one.outcome
             for one in decisions
-        }
-
-    def _used_nonces(self, claims: Sequence[Claim]) -> dict[NonceKey, NonceUsed]:
-        wanted = {key for key in map(nonce_key, claims) if key is not None}
-        if not wanted:
-            return {}
-        columns = call_table.c
-        query = select(columns.id, columns.state, columns.chain_id, columns.tx_hash, columns.nonce).where(
-            columns.nonce.in_({key.nonce for key in wanted}),
-            columns.tx_hash.in_({key.tx_hash for key in wanted}),
-            text(COUNTING_NONCE),
-        )
-        return {
-            NonceKey(ChainId(row.chain_id), TxHash(row.tx_hash), bytes(row.nonce)): NonceUsed(
-                call_id=CallId(row.id), state=CallState(row.state)
-            )
-            for row in self._connection.execute(query)
         }
 
     def _call_row(self, decision: Decision) -> dict[str, object]:

@@ -21,6 +21,7 @@ from tollway.ledger.book import (
     Exhausted,
     Fenced,
     Finish,
+    NonceUsed,
     OpenCall,
 )
 from tollway.ledger.call import UNDECIDED, CallState, NewPayment, Payment, PaymentState, is_move_allowed
@@ -159,6 +160,24 @@ class MemoryBook(MemoryRelocation):
             return None
         call = found[0]
         return open_call(call)
+
+    async def find_spent(self, claim: Claim) -> Exhausted | NonceUsed | None:
+        self._answer()
+        payments = [shown_payment(one) for one in self._rows.payments.values() if one.id == claim.payment_id]
+        if claim.payer is None or any(payment.rest_units > 0 for payment in payments):
+            return None
+        calls = self._rows.calls.values()
+        (decision,), _ = decide_claims(
+            [claim],
+            payments=payments,
+            nonces=used_nonces(calls),
+            keys={},
+            debts=debts_of(calls),
+            unfinal_max_nano={},
+        )
+        if isinstance(decision.outcome, Exhausted) and claim.payment_id is not None:
+            return replace(decision.outcome, held_units=held_of(calls, claim.payment_id))
+        return decision.outcome if isinstance(decision.outcome, NonceUsed) else None
 
     async def reopen(
         self, call_id: CallId, *, epoch: int, now_ms: int, is_plain: bool = False
