@@ -340,9 +340,21 @@ class Cashier:
     async def _take_again(self, purchase: Purchase, known: AuthorizedCall) -> Ticket:
         outcome = await self._book.reopen(known.call_id, epoch=known.epoch, now_ms=self._now_ms())
         if not isinstance(outcome, Claimed):
-            raise ClaimRefused(Declined(problem=authorization_used(known.call_id, known.state)))
+            raise ClaimRefused(await self._say_overtaken(purchase.sale, known))
         ticket = self._ticket(known.call_id, outcome, purchase)
         return replace(ticket, transaction=known.transfer)
+
+    async def _say_overtaken(self, sale: Sale, known: AuthorizedCall) -> Answer | Declined:
+        """Somebody else was faster to run the call again, or it may not."""
+        if sale.key is not None:
+            payer = known.authorization.payer
+            told = await self.replays.find_keyed(sale.call, sale.cargo, (payer,), sale.key)
+            if isinstance(told, Answer | Declined):
+                return told
+        now = await self._book.find_authorized(known.authorization.key)
+        if now is not None and now.state in (CallState.FORWARDING, CallState.SETTLING):
+            return self.replays.say_running(now)
+        return Declined(problem=authorization_used(known.call_id, known.state))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -199,6 +199,13 @@ class Replays:
                 return Declined(problem=in_progress(earlier.call_id, payment_state="charged"))
         return earlier if _may_run_again(earlier, call.method) else say_key_used(earlier)
 
+    async def answer_overtaken(
+        self, call: IncomingCall, cargo: Cargo, payer: Address, key: str | None, earlier: KeyedCall
+    ) -> Answer | Declined:
+        """To whoever was about to run a call again when somebody else did: mostly that it is running."""
+        told = None if key is None else await self.find_keyed(call, cargo, (payer,), key)
+        return say_key_used(earlier) if told is None or isinstance(told, KeyedCall) else told
+
     def _is_being_read(self, earlier: KeyedCall) -> bool:
         """Its answer is stored when it has been read to its end. Not for ever: its gateway may have died over it."""
         since_ms = abs(self._now_ms() - earlier.moved_ms)

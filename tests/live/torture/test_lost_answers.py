@@ -1,0 +1,267 @@
+"""An upstream's answer that is lost after the request was sent: the caller hears 504 and where to read about it, the price
+is held, and nobody is asked to pay again. A safe request runs again under its claim, an unsafe one does not, and one with an
+idempotency key has one outcome, at whichever gateway it is asked for.
+"""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from sqlalchemy import update
+from tollway_live_signed_calls import QUICK, Stall
+from tollway_live_street import PRICE_UNITS, plain, poll
+from tollway_torture_puppet import Puppet, run_puppet
+from tollway_torture_rig import open_seats, pay_in_bulk
+
+from tollway.storage.book_tables import call_table
+from tollway.storage.database import connect_database
+
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.postgres,
+    pytest.mark.timeout(600),
+]
+
+LOSSES = ("silent", "stall", "reset", "half", "close")
+"""How an answer gets lost; the first two take as long as the listing lets its upstream take."""
+TIMEOUT_S = 1
+CROWD = 20
+DAY_MS = 24 * 3600 * 1000
+DEADLINE_S = 30.0
+ORDER = b'{"order": 1}'
+_NUMBERS = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Desk:
+    """Two gateways on one PostgreSQL, behind one name, and an upstream that loses answers."""
+
+    street: Any
+    puppet: Puppet
+    stall: Stall
+
+    @property
+    def gateways(self) -> list[Any]:
+        return self.stall.gateways
+
+    async def make_calls(self, rail: str, count: int, **options: Any) -> "list[Lost]":
+        payers = await self.street.wallets(count)
+        if rail == "x402":
+            shown = [[self.stall.sign(payer, "/").header] for payer in payers]
+        else:
+            hashes = await pay_in_bulk(self.street, payers, self.stall.provider.address)
+            shown = [plain(payer, tx_hash) for payer, tx_hash in zip(payers, hashes, strict=True)]
+        return [
+            Lost(desk=self, payer=payer, shown=headers, number=next(_NUMBERS), **options)
+            for payer, headers in zip(payers, shown, strict=True)
+        ]
+
+    async def resolve(self, call_id: str, outcome: str) -> Any:
+        path = f"/history/{call_id}/resolution"
+        return await self.street.control(
+            self.gateways[0], self.stall.provider, "POST", path, {"outcome": outcome}
+        )
+
+    async def let_a_day_go_by(self, call_id: str) -> None:
+        """As the books see it."""
+        aged = update(call_table).where(call_table.c.id == call_id)
+        aged = aged.values(moved_ms=call_table.c.moved_ms - DAY_MS)
+        database = connect_database(self.gateways[0].env["TOLLWAY_DATABASE_URL"])
+        try:
+            await database.write(lambda connection: connection.execute(aged))
+        finally:
+            await database.close()
+
+    async def check_books(self) -> None:
+        assert (await self.street.audit(self.gateways[0])).wrong == ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lost:
+    """One request with one payment, whose first answer gets lost."""
+
+    desk: Desk
+    payer: Any
+    shown: list[tuple[str, str]]
+    number: int
+    loss: str = "reset"
+    method: str = "GET"
+    key: str | None = None
+
+    @property
+    def path(self) -> str:
+        return f"/{self.loss}/{self.number}"
+
+    @property
+    def seen(self) -> int:
+        return self.desk.puppet.count(self.path, self.method)
+
+    async def send(self, at: int = 0, *, path: str | None = None) -> Any:
+        key = [("Idempotency-Key", f"{self.key}-{self.number}")] if self.key and path is None else []
+        return await self.desk.street.call(
+            self.desk.gateways[at],
+            self.desk.stall.api_id,
+            path or self.path,
+            method=self.method,
+            headers=[*self.shown, *key],
+            content=ORDER if self.method == "POST" else None,
+        )
+
+    async def lose(self, at: int = 0) -> str:
+        """The answer is lost; gives the call's id."""
+        reply = await self.send(at)
+        assert (reply.status, reply.code, reply.state) == (504, "upstream_timeout", "held"), reply.body
+        told = reply.json
+        assert told["paymentState"] == "held"
+        assert not reply.asks_for_money
+        record = await self.record(at)
+        assert told["call"].endswith(f"/history/{record['id']}")
+        assert (record["id"], record["status"]) == (told["callId"], "unknown")
+        assert record["payment"]["state"] == "held"
+        return str(record["id"])
+
+    async def record(self, at: int = 0) -> Any:
+        (call,) = await self.desk.street.history(self.desk.gateways[at], self.payer)
+        return call
+
+    async def check_refused(self, reply: Any, call_id: str, state: str) -> None:
+        assert (reply.status, reply.code) == (409, "payment_already_used"), reply.body
+        assert (reply.json["callId"], reply.json["paymentState"]) == (call_id, state)
+        assert not reply.asks_for_money
+
+    async def check_held(self, call_id: str) -> None:
+        """It buys nothing else meanwhile, at either gateway."""
+        for at in (0, 1):
+            await self.check_refused(await self.send(at, path="/echo/other"), call_id, "held")
+
+    async def check_charged_once(self, call_id: str) -> None:
+        record = await self.record(1)
+        assert (record["id"], record["payment"]["state"]) == (call_id, "charged")
+        await self.check_refused(await self.send(path="/echo/other"), call_id, "charged")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def desk(street: Any, zygote: Any) -> AsyncIterator[Desk]:
+    (gas,) = await street.wallets(1)
+    settings = {**QUICK, "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key}
+    url = await street.make_postgres()
+    async with (
+        run_puppet() as puppet,
+        open_seats(zygote, street, 2, database_url=url, settings=settings) as seats,
+    ):
+        gateways = [seat.gateway for seat in seats]
+        stall = await Stall.open(street, gateways, endpoint=puppet.base_url, timeoutSeconds=TIMEOUT_S)
+        yield Desk(street=street, puppet=puppet, stall=stall)
+
+
+@pytest.mark.parametrize("rail", ["tx", "x402"])
+async def test_a_safe_request_runs_again_under_its_claim(desk: Desk, torture: Any, rail: str) -> None:
+    losses = LOSSES * torture.pick(short=1, long=8)
+    calls = await desk.make_calls(rail, len(losses))
+
+    async def suffer(call: Lost) -> None:
+        call_id = await call.lose()
+        await call.check_held(call_id)
+        again = await call.send(1)
+        assert (again.status, again.state) == (200, "charged"), again.body
+        assert (again.headers["Tollway-Call-Id"], call.seen) == (call_id, 2)
+        await call.check_charged_once(call_id)
+
+    await _suffer(calls, losses, suffer)
+    await desk.check_books()
+    torture.tell(lost=len(calls), served_again=len(calls))
+
+
+@pytest.mark.parametrize("rail", ["tx", "x402"])
+async def test_an_unsafe_request_does_not_run_again_and_its_provider_decides(
+    desk: Desk, torture: Any, rail: str
+) -> None:
+    losses = LOSSES * torture.pick(short=1, long=8)
+    calls = await desk.make_calls(rail, len(losses), method="POST")
+
+    async def suffer(call: Lost) -> None:
+        call_id = await call.lose()
+        await call.check_held(call_id)
+        for at in (0, 1):
+            await call.check_refused(await call.send(at), call_id, "held")
+        outcome = "consumed" if rail == "tx" and call.number % 2 else "released"
+        resolved = await desk.resolve(call_id, outcome)
+        assert resolved.status == 200, resolved.body
+        assert call.seen == 1
+        if outcome == "consumed":
+            await call.check_charged_once(call_id)
+            return
+        assert (await call.record())["payment"]["state"] == "released"
+        other = await call.send(1, path="/echo/other")
+        assert (other.status, other.state) == (200, "charged"), other.body
+
+    await _suffer(calls, losses, suffer)
+    await desk.check_books()
+    torture.tell(lost=len(calls), served_again=0)
+
+
+@pytest.mark.parametrize("rail", ["tx", "x402"])
+async def test_under_a_key_twenty_repeats_at_two_gateways_have_one_outcome(
+    desk: Desk, torture: Any, rail: str
+) -> None:
+    losses = torture.pick(short=("reset", "silent"), long=LOSSES * 4)
+    calls = await desk.make_calls(rail, len(losses), method="POST", key="order")
+
+    async def suffer(call: Lost) -> None:
+        call_id = await call.lose()
+        await call.check_held(call_id)
+        replies = await asyncio.gather(*(call.send(number % 2) for number in range(CROWD)))
+        assert call.seen == 2, "the one that was lost, and one more"
+        assert not any(reply.asks_for_money for reply in replies)
+        others = {(reply.status, reply.code) for reply in replies if reply.status != 200}
+        assert others <= {(409, "idempotency_in_progress"), (503, "payment_outcome_unknown")}, others
+        fresh = [reply for reply in replies if reply.status == 200 and not _is_replayed(reply)]
+        assert len(fresh) == 1
+        later = await asyncio.gather(*(call.send(number % 2) for number in range(CROWD)))
+        assert all(_is_replayed(reply) for reply in later), [reply.body for reply in later]
+        assert {reply.body for reply in (*fresh, *later)} == {fresh[0].body}
+        assert {reply.headers["Tollway-Call-Id"] for reply in (*fresh, *later)} == {call_id}
+        assert call.seen == 2
+        await call.check_charged_once(call_id)
+
+    await _suffer(calls, losses, suffer)
+    await desk.check_books()
+    torture.tell(lost=len(calls), repeats=2 * CROWD * len(calls), outcomes=len(calls))
+
+
+@pytest.mark.parametrize(("method", "key"), [("GET", None), ("POST", "order")])
+async def test_a_request_is_sent_three_times_at_most_and_then_held_for_a_day(
+    desk: Desk, method: str, key: str | None
+) -> None:
+    (call,) = await desk.make_calls("tx", 1, method=method, key=key)
+    desk.puppet.turns[call.path] = 9
+    call_ids = {await call.lose(at) for at in (0, 1, 0)}
+    (call_id,) = call_ids
+    for at in (1, 0):
+        await call.check_refused(await call.send(at), call_id, "held")
+    assert call.seen == 3
+    await desk.let_a_day_go_by(call_id)
+
+    async def is_released() -> bool:
+        return bool((await call.record())["payment"]["state"] == "released")
+
+    await poll(is_released, deadline_s=DEADLINE_S, what="the release after a day")
+    other = await call.send(1, path="/echo/other")
+    assert (other.status, other.state) == (200, "charged"), other.body
+    payments = await desk.street.control(desk.gateways[0], call.payer, "GET", "/payments")
+    assert [payment["amount"] for payment in payments.json["payments"]] == [str(PRICE_UNITS)]
+    await desk.check_books()
+
+
+def _is_replayed(reply: Any) -> bool:
+    return reply.status == 200 and reply.headers.get("Idempotency-Replayed") == "true"
+
+
+async def _suffer(calls: list[Lost], losses: Any, suffer: Any) -> None:
+    async with asyncio.TaskGroup() as group:
+        for call, loss in zip(calls, losses, strict=True):
+            group.create_task(suffer(replace(call, loss=loss)))
