@@ -446,3 +446,29 @@ async def test_whoever_was_overtaken_by_a_call_without_an_answer_runs_it_or_is_h
     else:
         assert told(again) == (409, "payment_already_used")
         assert served(blind) == 1
+
+
+class LateBook(MemoryBook):
+    """Another gateway runs each call again a moment before this one does."""
+
+    async def reopen(self, call_id: Any, **options: Any) -> Any:
+        await super().reopen(call_id, **options)
+        return await super().reopen(call_id, **options)
+
+
+@pytest.mark.parametrize("rail", FRESH)
+async def test_whoever_was_overtaken_in_running_a_call_again_hears_that_it_runs(
+    gate: SmallGateway, rail: str
+) -> None:
+    before = SmallGateway(gate.upstream, limits=gate.limits)
+    before.book = LateBook(now_ms=lambda: NOW_MS, limits=gate.limits)
+    late = SmallGateway(gate.upstream, limits=gate.limits, before=before)
+    await late.publish()
+    async with late.settling.running():
+        payer = SmallPayer(buyer=late.buyer, gate=late)
+        payer.fund(10 * PRICE)
+        desk = Desk(late, payer, rail)
+        late.upstream.answer = hang_up
+        assert told(await desk.ask()) == (504, "upstream_timeout")
+        assert told(await desk.ask()) == (409, "idempotency_in_progress")
+    await late.dialer.close()
