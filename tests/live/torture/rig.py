@@ -321,7 +321,7 @@ class Upstream:
     """Answers as the path's first part says, and counts by method and path whatever reached it; nothing falls out.
 
     `/echo` at once; `/slow?s=0.3` after that long; `/cut` breaks its answer off; `/fail` is a 500; `/long` sends its
-    body in pieces with pauses.
+    body in pieces with pauses; `/mute` hangs up without a word.
     """
 
     base_url: str = ""
@@ -335,6 +335,9 @@ class Upstream:
         match path.split("/")[1]:
             case "slow":
                 await asyncio.sleep(pause_s)
+            case "mute":
+                assert request.transport is not None
+                request.transport.abort()
             case "fail":
                 return web.Response(status=HTTPStatus.INTERNAL_SERVER_ERROR, text="no")
             case "cut" | "long" as kind:
