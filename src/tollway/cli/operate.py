@@ -106,7 +106,7 @@ def _register_running(app: typer.Typer, premises: Premises) -> None:
     @app.command()
     def serve(config: Config = None) -> None:
         """Runs the gateway until SIGINT or SIGTERM."""
-        with _failures_told(as_json=False):
+        with failures_told(as_json=False):
             settings = load_settings(os.environ, config=config)
             configure_logging(level=settings.log_level, style=settings.log_format)
             import uvloop
@@ -124,7 +124,7 @@ def _register_running(app: typer.Typer, premises: Premises) -> None:
             if state == "foreign":
                 raise CommandFailed("the database needs a newer version of Tollway than this one")
             now = await upgrade(desk.database)
-            _show({"before": state, "now": now}, [f"database: {state} -> {now}"], as_json)
+            show({"before": state, "now": now}, [f"database: {state} -> {now}"], as_json)
 
         _run(work, premises, config, as_json=as_json, access="write")
 
@@ -142,11 +142,11 @@ def _register_running(app: typer.Typer, premises: Premises) -> None:
                     now_s=time.time(),
                 )
             lines = [f"{finding.level:8} {finding.check}: {finding.detail}" for finding in found]
-            _show({"findings": [asdict(finding) for finding in found]}, lines, as_json)
+            show({"findings": [asdict(finding) for finding in found]}, lines, as_json)
             if any(finding.level == "failed" for finding in found):
                 raise typer.Exit(FAILED)
 
-        with _failures_told(as_json=as_json):
+        with failures_told(as_json=as_json):
             given = load_settings(os.environ, config=config)
             # Without a key of its own yet, the desk gets one for the moment, so that no file is made.
             wired = given if given.secret_key else replace(given, secret_key=Secret(os.urandom(32)))
@@ -193,7 +193,7 @@ def _register_books(app: typer.Typer, premises: Premises) -> None:
             lines += [f"held call: {call_id}" for call_id in report.held_calls]
             lines += [f"held payment: {payment}" for payment in report.held_payments]
             lines += [f"released: {released}"] if release else []
-            _show(answer, lines, as_json)
+            show(answer, lines, as_json)
             if not report.is_balanced:
                 raise typer.Exit(FAILED)
 
@@ -210,7 +210,7 @@ def _register_books(app: typer.Typer, premises: Premises) -> None:
 
         async def work(desk: Desk) -> None:
             await desk.book.admit(tx_hash, now_ms=_now_ms())
-            _show({"transaction": str(tx_hash), "admitted": True}, [f"{tx_hash} may be shown"], as_json)
+            show({"transaction": str(tx_hash), "admitted": True}, [f"{tx_hash} may be shown"], as_json)
 
         _run(work, premises, config, as_json=as_json, access="write")
 
@@ -244,7 +244,7 @@ def _register_moderation(wallet: typer.Typer, listing: typer.Typer, premises: Pr
         async def work(desk: Desk) -> None:
             is_new = await desk.moderation.block(blocked, reason=reason, now_ms=_now_ms())
             line = f"{blocked} is blocked" + ("" if is_new else " already")
-            _show({"wallet": str(blocked), "blocked": True, "changed": is_new}, [line], as_json)
+            show({"wallet": str(blocked), "blocked": True, "changed": is_new}, [line], as_json)
 
         _run(work, premises, config, as_json=as_json, access="write")
 
@@ -256,7 +256,7 @@ def _register_moderation(wallet: typer.Typer, listing: typer.Typer, premises: Pr
         async def work(desk: Desk) -> None:
             was_blocked = await desk.moderation.unblock(unblocked)
             line = f"{unblocked} is served again" if was_blocked else f"{unblocked} was not blocked"
-            _show({"wallet": str(unblocked), "blocked": False, "changed": was_blocked}, [line], as_json)
+            show({"wallet": str(unblocked), "blocked": False, "changed": was_blocked}, [line], as_json)
 
         _run(work, premises, config, as_json=as_json, access="write")
 
@@ -268,7 +268,7 @@ def _moderate_listing(
         listing = await _revise_suspension(desk.catalog, ListingId(listing_id), suspended_ms)
         is_suspended = listing.suspended_ms is not None
         line = f"{listing.id} ({listing.name}) is {'suspended' if is_suspended else 'served'}"
-        _show({"id": listing.id, "suspended": is_suspended}, [line], as_json)
+        show({"id": listing.id, "suspended": is_suspended}, [line], as_json)
 
     return work
 
@@ -295,7 +295,7 @@ def _run(
     as_json: bool,
     access: Access,
 ) -> None:
-    with _failures_told(as_json=as_json):
+    with failures_told(as_json=as_json):
         settings = load_settings(os.environ, config=config)
         asyncio.run(_at_desk(premises, settings, work, access=access))
 
@@ -348,7 +348,7 @@ async def _opened_chains(chains: SettlementChain) -> AsyncIterator[None]:
 
 
 @contextlib.contextmanager
-def _failures_told(*, as_json: bool) -> Iterator[None]:
+def failures_told(*, as_json: bool) -> Iterator[None]:
     """Turns failures into a sentence and an exit code."""
     try:
         yield
@@ -372,7 +372,7 @@ def _complain(problems: list[str], code: str, *, as_json: bool) -> None:
         print(f"error: {problem}", file=sys.stderr)
 
 
-def _show(answer: Mapping[str, Any], lines: list[str], as_json: bool) -> None:
+def show(answer: Mapping[str, Any], lines: list[str], as_json: bool) -> None:
     if as_json or not sys.stdout.isatty():
         print(json.dumps(answer, indent=2))
     else:
