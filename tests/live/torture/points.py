@@ -165,6 +165,41 @@ LEFT = [
     ),
 ]
 
+LEFT_HALTED = [
+    *_each(
+        "caller gone before the claim",
+        halt="before-claim",
+        state="charged",
+        get=NOT_AGAIN,
+        post=NOT_AGAIN,
+        keyed={"seen": (1, 1), "again": SERVED, "is_replayed": True},
+    ),
+    *_each(
+        "caller gone after the claim, nothing sent",
+        halt="claimed",
+        state="charged",
+        get=NOT_AGAIN,
+        post=NOT_AGAIN,
+        keyed={"seen": (1, 1), "again": SERVED, "is_replayed": True},
+    ),
+    *_each(
+        "caller gone with the head here, not closed: settled by the head",
+        halt="at-head",
+        state="charged",
+        get=NOT_AGAIN,
+        post=NOT_AGAIN,
+        keyed={"seen": (1, 1), "again": SERVED, "is_replayed": True},
+    ),
+    *_each(
+        "caller gone when it was closed, not shown: consumed",
+        halt="closed",
+        state="charged",
+        get=NOT_AGAIN,
+        post=NOT_AGAIN,
+        keyed={"seen": (1, 1), "again": SERVED, "is_replayed": True},
+    ),
+]
+
 FAILED = [
     *_each(
         "upstream status that does not cost: released",

@@ -24,6 +24,7 @@ from tollway_torture_points import (
     FAILED,
     KILLED,
     LEFT,
+    LEFT_HALTED,
     ORDER,
     RUNNING,
     SERVED,
@@ -50,6 +51,7 @@ DIFFERENT = "/echo/another"
 _NUMBERS = itertools.count(1)
 
 
+TABLE = (KILLED, LEFT, LEFT_HALTED, FAILED)
 PLACES = ("tx on sqlite", "x402 on sqlite", "tx on postgresql")
 
 
@@ -68,7 +70,7 @@ CASES = [
         place, row, id=f"{place}: {row.id}", marks=[pytest.mark.postgres] * place.endswith("postgresql")
     )
     for place in PLACES
-    for rows in (KILLED, LEFT, FAILED)
+    for rows in TABLE
     for row in rows_at(place, rows)
 ]
 
@@ -146,14 +148,8 @@ class Place:
         assert len(calls) <= 1, calls
         return calls[0] if calls else None
 
-    async def wait_decided(self, deal: Deal) -> None:
-        async def is_decided() -> bool:
-            return not await self.street.history(self.seat.gateway, deal.payer, "&status=pending")
-
-        await poll(is_decided, deadline_s=DEADLINE_S, what=f"the end of {deal.path}")
-
     async def judge(
-        self, killed: list[Row], left: list[Row], failed: list[Row]
+        self, killed: list[Row], left: list[Row], left_halted: list[Row], failed: list[Row]
     ) -> dict[str, Exception | None]:
         found: dict[str, Exception | None] = {}
 
@@ -166,12 +162,16 @@ class Place:
             except Exception as exc:
                 found[deal.row.id] = exc
 
-        halted, leaving, failing = [await self.deal(rows) for rows in (killed, left, failed)]
+        every = [await self.deal(rows) for rows in (killed, left, left_halted, failed)]
+        halted, leaving, leaving_halted, failing = every
         self.restart(halts=True)
         await self.seat.wait_ready()
+        await asyncio.gather(*(self.leave_halted(deal) for deal in leaving_halted))
         await self.halt(halted)
         await asyncio.gather(*(find(deal, self.leave) for deal in leaving))
-        await asyncio.gather(*(find(deal) for deal in halted), *(find(deal, self.fail) for deal in failing))
+        await asyncio.gather(
+            *(find(deal) for deal in (*halted, *leaving_halted)), *(find(deal, self.fail) for deal in failing)
+        )
         await self.check_books()
         return found
 
@@ -205,11 +205,26 @@ class Place:
     def _is_there(self, deal: Deal) -> bool:
         row, key = deal.row, (deal.row.method, deal.path)
         if row.halt:
-            mark = self.street.folder / ("halted" + deal.path.replace("/", "-"))
-            return mark.exists() and (row.told is None or deal.told is not None)
+            return self._mark(deal).exists() and (row.told is None or deal.told is not None)
         if row.act == "hold":
             return deal.is_answered
         return (self.puppet.heads if row.act == "deaf" else self.puppet.wholes)[key] == 1
+
+    def _mark(self, deal: Deal) -> Path:
+        return Path(self.street.folder / ("halted" + deal.path.replace("/", "-")))
+
+    async def leave_halted(self, deal: Deal) -> None:
+        """Its caller leaves while the gateway stands still; then it goes on."""
+        caller, mark = await self.send(deal), self._mark(deal)
+        await poll(mark.exists, deadline_s=DEADLINE_S, what=f"{deal.path} there")
+        caller.leave()
+        deal.told = Told(status=None, is_whole=False)
+        mark.with_suffix(".go").touch()
+        await poll(lambda: self._is_decided(deal), deadline_s=DEADLINE_S, what=f"the end of {deal.path}")
+
+    async def _is_decided(self, deal: Deal) -> bool:
+        record = await self.record(deal)
+        return record is not None and record["status"] != "pending"
 
     async def leave(self, deal: Deal) -> None:
         row, puppet, key = deal.row, self.puppet, (deal.row.method, deal.path)
@@ -241,7 +256,8 @@ class Place:
             assert (deal.told.status, deal.told.is_whole) == (row.told, not row.is_cut), deal.told
         if row.code is not None:
             self._check_problem(row, deal.told)
-        await self.wait_decided(deal)
+        if row.state is not None:
+            await poll(lambda: self._is_decided(deal), deadline_s=DEADLINE_S, what=f"the end of {deal.path}")
         before = await self.record(deal)
         assert (before and before["payment"]["state"]) == row.state, before
         if row.delivery is not None:
@@ -352,7 +368,7 @@ async def judge_place(street: Any, puppet: Puppet, open_shop: Any) -> Any:
             seat, stall, closed = await open_shop(database)
             judged[name] = await Place(
                 street=street, puppet=puppet, seat=seat, stall=stall, closed_id=closed, rail=rail
-            ).judge(*(rows_at(name, rows) for rows in (KILLED, LEFT, FAILED)))
+            ).judge(*(rows_at(name, rows) for rows in TABLE))
         return judged[name]
 
     return judge
@@ -367,5 +383,5 @@ async def test_the_table_holds(judge_place: Any, place: str, row: Row) -> None:
 
 async def test_every_row_is_pointed_at(torture: Any) -> None:
     points = {case.values[1].text for case in CASES}
-    assert points == {row.text for row in (*KILLED, *LEFT, *FAILED)}
+    assert points == {row.text for rows in TABLE for row in rows}
     torture.tell(points=len(points), cases=len(CASES))
