@@ -104,6 +104,7 @@ HELD_BY = {
     "recovery_interval_s": "live/test_kill.py::test_a_living_gateway_settles_what_a_dead_one_left",
     "leader_poll_s": "contracts/test_leadership.py::test_another_takes_over_when_the_leader_is_gone",
     "leader_lease_s": "contracts/test_leadership.py::test_a_leader_that_stalls_loses_its_lead_to_another",
+    "chain_away_s": "chain/test_roll_call.py::test_a_network_counts_as_lost_once_it_was_away_for_so_long",
 }
 
 PROMISED = {

@@ -20,7 +20,7 @@ from typing import Self
 import structlog
 from prometheus_client import CollectorRegistry, make_asgi_app
 
-from tollway.chain.roll_call import RollCall
+from tollway.chain.roll_call import ABSENT_INTERVAL_S, RollCall
 from tollway.chain.rpc import ChainEndpoints, RpcReader
 from tollway.chain.rules import ChainRules
 from tollway.chain.watcher import Watcher
@@ -57,7 +57,6 @@ from tollway.web.server import HttpServer
 
 _log = structlog.get_logger(__name__)
 
-CHAIN_CHECK_INTERVAL_S = 60.0
 PRUNE_INTERVAL_S = 300.0
 KEPT_AFTER_END_MS = 2 * 3600 * 1000
 """A nonce that was used must be known while any clock, set back or another gateway's, may let its signature count."""
@@ -110,7 +109,7 @@ class House:
             limits=limits,
             on_request=lambda count: self.metrics.rpc_requests.inc(),
         )
-        self.roll_call = RollCall(self.chains, self.rules)
+        self.roll_call = RollCall(self.chains, self.rules, limits=limits)
         self.dialer = self._make_dialer(origin)
         self.inquirer = Inquirer(self.dialer)
         self.meters = Meters(limits=limits, rates=self.rates)
@@ -278,7 +277,7 @@ class House:
             chores.start(self.shared_windows.run())
         chores.every(limits.owner_renew_s, self._renew)
         chores.every(limits.recovery_interval_s, self._recover)
-        chores.every(CHAIN_CHECK_INTERVAL_S, self.roll_call.ask)
+        chores.every(ABSENT_INTERVAL_S, self.roll_call.ask)
         chores.every(PRUNE_INTERVAL_S, self._prune)
         chores.every(SCHEMA_INTERVAL_S, self.schema.watch)
         chores.every(MODERATION_INTERVAL_S, self.moderation.refresh)
@@ -289,11 +288,14 @@ class House:
         self._stack.push_async_callback(self._stop_writing, writing)
 
     def _leadership(self, duty: Duty) -> Leadership:
-        self._note_leading(duty, False)
-        return Leadership(self.database, duty=duty, limits=self.settings.limits, note=self._note_leading)
-
-    def _note_leading(self, duty: Duty, is_leading: bool) -> None:
-        self.metrics.leading.labels(duty.label).set(is_leading)
+        gauge = self.metrics.leading.labels(duty.label)  # from now on it says 0
+        return Leadership(
+            self.database,
+            duty=duty,
+            limits=self.settings.limits,
+            note=lambda _, leads: gauge.set(leads),
+            count_lost=self.roll_call.count_lost,
+        )
 
     async def _stop_writing(self, writing: asyncio.Task[None]) -> None:
         """Calls that outlived the drain are cut and written as what they are, and everything that was promised is

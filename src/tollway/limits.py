@@ -121,6 +121,7 @@ class Limits:
     recovery_interval_s: float = 10.0
     leader_poll_s: float = 1.0  # how often one that leads makes sure, and the others look whether nobody does
     leader_lease_s: float = 10.0  # a leader that was silent for this long leads no more
+    chain_away_s: float = 30.0  # without nodes for so long, a leader gives way; a restart takes less
 
 
 DEFAULT_LIMITS = Limits()

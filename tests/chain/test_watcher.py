@@ -515,6 +515,31 @@ async def test_it_runs_through_failures_until_it_is_cancelled(watch) -> None:
     assert len(slept) >= 3
 
 
+async def test_two_checks_with_another_leader_between_them_are_not_in_a_row(watch) -> None:
+    payment = await watch.record()
+    watch.chain.reorg(CHAIN, 1)
+    checked = asyncio.Semaphore(0)
+
+    async def sleep(seconds: float) -> None:
+        checked.release()
+        await asyncio.sleep(0 if is_second else 3600)
+
+    watcher, is_second = watch.make(sleep), False
+    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+        for _ in range(3):  # three times it leads for one check
+            task = group.create_task(watcher.run())
+            await checked.acquire()
+            task.cancel()
+            await asyncio.wait([task])
+        assert await watch.state(payment) is PaymentState.UNFINAL
+        is_second = True
+        task = group.create_task(watcher.run())
+        await checked.acquire()
+        await checked.acquire()
+        task.cancel()
+    assert await watch.state(payment) is PaymentState.GONE
+
+
 # ---- One node's word, and that of several: one is enough for 10 units.
 
 

@@ -1,7 +1,9 @@
-"""Who leads: one gateway at a time, another one soon after it is gone, and on SQLite the only one there is."""
+"""Who leads: one gateway at a time, another one soon after it is gone or can read less than that one, and on SQLite the
+only one there is."""
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -13,15 +15,17 @@ from sqlalchemy import Executable
 
 from tollway.cli.doctor import Finding, examine
 from tollway.errors import StorageUnavailable
+from tollway.house import House
 from tollway.limits import DEFAULT_LIMITS
 from tollway.settings import load_settings
 from tollway.storage.database import Ask, Database, PostgresDatabase, Work, connect_database
-from tollway.storage.leadership import Duty, Leadership, are_sessions_shared, find_leaders
+from tollway.storage.leadership import Duty, Leadership, are_sessions_shared, choose_lock, find_leaders
 from tollway.telemetry import Metrics
 from tollway.testing.memory_chain import MemoryChain
 
 QUICK = replace(DEFAULT_LIMITS, leader_poll_s=0.01, leader_lease_s=5.0)
 DEADLINE_S = 20.0
+SECRET_KEY = "00112233445566778899aabbccddeeff" * 2
 
 T = TypeVar("T")
 
@@ -33,10 +37,21 @@ class Candidate:
         self.terms = 0
         self.is_working = False
         self.heard: list[bool] = []
+        self.networks_away = 0
+        self.looks = 0
         limits = replace(QUICK, leader_lease_s=lease_s)
         self.leadership = Leadership(
-            database, duty=duty, limits=limits, note=lambda duty, is_leading: self.heard.append(is_leading)
+            database,
+            duty=duty,
+            limits=limits,
+            note=lambda duty, is_leading: self.heard.append(is_leading),
+            count_lost=self.count_lost,
         )
+
+    def count_lost(self) -> int:
+        """Asked at every look at the lead."""
+        self.looks += 1
+        return self.networks_away
 
     async def work(self) -> None:
         self.terms += 1
@@ -261,10 +276,148 @@ async def test_sessions_of_a_server_without_a_pooler_are_our_own(databases: list
 
 
 def test_each_duty_has_a_lock_of_its_own_within_64_bits() -> None:
-    locks = {duty.lock for duty in Duty}
-    assert len(locks) == len(Duty)
+    locks = {duty.lock_of(handicap) for duty in Duty for handicap in range(100)}
+    assert len(locks) == 100 * len(Duty)
     assert all(0 < lock < 2**63 for lock in locks)
     assert {Metrics(CollectorRegistry()).leading.labels(duty.label) is not None for duty in Duty} == {True}
+
+
+# ---- A leader without its chain nodes.
+
+
+CHOICES = (
+    # held, wish, others -> the lock to hold; None: give way
+    (0, 0, (), 0),
+    (0, 1, (), 1),  # alone it leads on, whatever it can read
+    (2, 2, (), 2),
+    (1, 0, (), 0),
+    (1, 1, (0,), None),
+    (2, 2, (1,), None),  # it reads nothing, the other one of two networks
+    (2, 0, (1,), None),  # back too late: the other one has begun
+    (1, 1, (2,), 1),  # the other one will give way
+    (1, 0, (2,), 0),
+    (0, 1, (1,), 0),  # the other one holds what this one would have to take: it will give way
+    (0, 2, (1,), 2),  # gives way at its next look
+)
+
+
+@pytest.mark.parametrize(("held", "wish", "others", "chosen"), CHOICES)
+def test_whoever_reads_most_leads(held: int, wish: int, others: tuple[int, ...], chosen: int | None) -> None:
+    assert choose_lock(held, wish=wish, others=others) == chosen
+
+
+@pytest.mark.parametrize("before", list(itertools.product(range(3), repeat=3)))
+def test_whatever_networks_are_lost_a_duty_is_never_left_and_the_best_ends_up_alone(
+    before: tuple[int, ...],
+) -> None:
+    """Three gateways look one after the other, from every state of each of them to every other."""
+    for after in itertools.product(range(3), repeat=3):
+        locks: dict[int, int] = {}  # gateway -> the handicap whose lock it holds
+        for turn, handicaps in enumerate([before] * 3 + [after] * 3):
+            for gateway, wish in enumerate(handicaps):
+                others = [locks[other] for other in locks if other != gateway]
+                if gateway in locks:
+                    chosen = choose_lock(locks.pop(gateway), wish=wish, others=others)
+                else:
+                    chosen = wish if all(other > wish for other in others) else None
+                if chosen is not None:
+                    locks[gateway] = chosen
+                assert locks, (before, after, turn)
+                assert len(set(locks.values())) == len(locks)
+        assert list(locks.values()) == [min(after)], (before, after)
+
+
+@pytest.mark.postgres
+async def test_a_leader_that_lost_a_network_gives_way_to_one_that_reads_it(
+    databases: list[PostgresDatabase],
+) -> None:
+    one, two = Candidate(databases[0]), Candidate(databases[1])
+    async with one.standing():
+        await until(lambda: one.is_working)
+        async with two.standing():
+            one.networks_away = 1
+            await until(lambda: two.is_working and one.heard == [True, False])
+            one.networks_away = 0  # and does not ask for it back
+            await looks(one, two)
+            assert two.is_working
+            assert not one.is_working
+        await until(lambda: one.is_working)
+
+
+@pytest.mark.postgres
+async def test_nobody_gives_way_to_one_that_reads_no_more(databases: list[PostgresDatabase]) -> None:
+    """A network that is away for all, or another one for each: then they do not take turns."""
+    one, two = Candidate(databases[0]), Candidate(databases[1])
+    two.networks_away = 1
+    async with one.standing():
+        await until(lambda: one.is_working)
+        async with two.standing():
+            one.networks_away = 1
+            await until_handicap(databases[2], 1)
+            await looks(one, two)
+            assert (one.heard, two.heard) == ([True], [])
+            one.networks_away = 0
+            await until_handicap(databases[2], 0)
+            assert one.terms == 1  # its work went on all the time
+
+
+@pytest.mark.postgres
+async def test_one_that_reads_nothing_leads_where_nobody_else_does(databases: list[PostgresDatabase]) -> None:
+    one, two = Candidate(databases[0]), Candidate(databases[1])
+    one.networks_away, two.networks_away = 2, 1
+    async with one.standing():
+        await until(lambda: one.is_working)
+        async with two.standing():
+            await until(lambda: two.is_working and not one.is_working)
+        await until(lambda: one.is_working)
+    assert (one.heard, two.heard) == ([True, False, True, False], [True, False])
+
+
+async def test_the_only_gateway_leads_without_its_nodes(database: Database) -> None:
+    one = Candidate(database)
+    one.networks_away = 1
+    async with one.standing():
+        await until(lambda: one.is_working)
+        assert one.leadership.is_leading
+
+
+@pytest.mark.postgres
+async def test_a_whole_gateway_without_its_nodes_gives_way(
+    databases: list[PostgresDatabase], postgres_url: str
+) -> None:
+    settings = load_settings(
+        {
+            "TOLLWAY_RPC_LOCAL": "http://127.0.0.1:1",  # nobody
+            "TOLLWAY_DATABASE_URL": postgres_url,
+            "TOLLWAY_SECRET_KEY": SECRET_KEY,
+            "TOLLWAY_LIMIT_LEADER_POLL_S": "0.01",
+        }
+    )
+    async with House(settings) as house:
+
+        def leads(duty: Duty) -> bool:
+            return house.metrics.registry.get_sample_value("tollway_leading", {"duty": duty.label}) == 1
+
+        await until(lambda: all(leads(duty) for duty in Duty))
+        others = [Candidate(database, duty=duty) for database, duty in zip(databases[:2], Duty, strict=True)]
+        async with others[0].standing(), others[1].standing():
+            await until(lambda: all(other.is_working for other in others))
+            await until(lambda: not any(leads(duty) for duty in Duty))
+        await until(lambda: all(leads(duty) for duty in Duty))
+
+
+async def until_handicap(database: Database, handicap: int) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while (leader := (await find_leaders(database)).get(Duty.SWEEPER)) is None or (
+            leader.handicap != handicap
+        ):
+            await asyncio.sleep(0.001)
+
+
+async def looks(*everybody: Candidate) -> None:
+    """Until each has looked several times more."""
+    before = [one.looks for one in everybody]
+    await until(lambda: all(one.looks > seen + 5 for one, seen in zip(everybody, before, strict=True)))
 
 
 async def end_session(url: str, process: int | None) -> None:
@@ -294,7 +447,7 @@ async def examine_leaders(url: str, database: Database) -> Finding:
         {
             "TOLLWAY_RPC_LOCAL": "http://127.0.0.1:1",
             "TOLLWAY_DATABASE_URL": url,
-            "TOLLWAY_SECRET_KEY": "00112233445566778899aabbccddeeff" * 2,
+            "TOLLWAY_SECRET_KEY": SECRET_KEY,
         }
     )
 
@@ -319,9 +472,15 @@ async def test_the_doctor_names_the_leaders_and_misses_them(
     async with sweeper.standing(), watcher.standing():
         await until(lambda: sweeper.is_working and watcher.is_working)
         both = await examine_leaders(postgres_url, databases[2])
+        sweeper.networks_away = 1
+        await until_handicap(databases[2], 1)
+        without_nodes = await examine_leaders(postgres_url, databases[2])
     assert both.level == "ok"
     assert "sweeper: " in both.detail
     assert "watcher: " in both.detail
+    assert "networks" not in both.detail
+    assert without_nodes.level == "note"
+    assert "without nodes of 1 of its networks" in without_nodes.detail
 
 
 @pytest.mark.postgres

@@ -66,6 +66,7 @@ class Watcher:
 
     async def run(self) -> None:
         """Checks again and again, until it is cancelled."""
+        self._missed.clear()  # another may have checked since it last ran here: not in a row any more
         while True:
             try:
                 await self.check_once()

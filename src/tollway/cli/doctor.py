@@ -16,7 +16,7 @@ from tollway.settings import NetworkSettings, Settings
 from tollway.shared_windows import SharedWindows
 from tollway.storage.database import Database, PostgresDatabase, SqliteDatabase, is_shared_write_safe
 from tollway.storage.durability import find_risks, read_server_settings
-from tollway.storage.leadership import Duty, are_sessions_shared, find_leaders
+from tollway.storage.leadership import Duty, Leader, are_sessions_shared, find_leaders
 from tollway.storage.migrate import schema_state
 
 Level = Literal["ok", "note", "warning", "failed"]
@@ -175,14 +175,19 @@ async def _examine_leaders(database: PostgresDatabase) -> Finding:
         )
     told = [
         f"{duty.label}: {leaders[duty].address or 'on the machine of the database'} "
-        f"(server process {leaders[duty].server_process})"
+        f"(server process {leaders[duty].server_process}{_tell_handicap(leaders[duty])})"
         for duty in Duty
         if duty in leaders
     ]
     missing = [duty.label for duty in Duty if duty not in leaders]
     if missing:
         told.append(f"nobody leads as {' or '.join(missing)}; a running gateway takes over within seconds")
-    return Finding(check=check, level="note" if missing else "ok", detail="; ".join(told))
+    is_well = not missing and not any(leader.handicap for leader in leaders.values())
+    return Finding(check=check, level="ok" if is_well else "note", detail="; ".join(told))
+
+
+def _tell_handicap(leader: Leader) -> str:
+    return f", without nodes of {leader.handicap} of its networks" if leader.handicap else ""
 
 
 async def _examine_chain(network: NetworkSettings, chains: SettlementChain, now_s: float) -> Finding:

@@ -3,12 +3,16 @@
 A lock of a session ends with the session: at once when its process dies, after `leader_lease_s` when the process or the
 machine is only silent (the server ends an idle session by itself). On SQLite there is one gateway, and it leads.
 
+A gateway that cannot read some of its networks has a handicap: how many they are. For each duty there is a lock for each
+handicap, and whoever holds one leads until another gateway holds one of less. So a leader that lost its nodes leads on
+until a better one has begun, nobody leaves a duty that no other took, and equals do not take turns.
+
 Nothing may rest on there being one leader alone: one that was stalled goes on for a moment after another has taken over.
 What leaders do is guarded by the books, each move by the state that it expects. This saves work and decides nothing.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -21,12 +25,14 @@ from tollway.storage.database import Ask, Database, PostgresDatabase
 
 _SPACE = 0x746F6C6D
 """The upper half of our locks' numbers. Migrations and claims have spaces of their own."""
+_HANDICAP_SHIFT = 8
+"""The lower half: the handicap, and in its last byte the duty. Without a handicap it is the duty alone."""
 
 _log = structlog.get_logger(__name__)
 
 
 class Duty(IntEnum):
-    """What one gateway does for all. The number is the lower half of the lock's."""
+    """What one gateway does for all. The number is the last byte of the locks' numbers."""
 
     SWEEPER = 1
     WATCHER = 2
@@ -35,34 +41,51 @@ class Duty(IntEnum):
     def label(self) -> str:
         return self.name.lower()
 
-    @property
-    def lock(self) -> int:
-        return _SPACE << 32 | self.value
+    def lock_of(self, handicap: int) -> int:
+        return _SPACE << 32 | handicap << _HANDICAP_SHIFT | self.value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leader:
-    """`address`: of the gateway, as PostgreSQL sees it; None on a socket of the same machine."""
+    """`address`: of the gateway, as PostgreSQL sees it; None on a socket of the same machine. `handicap`: how many
+    networks it cannot read."""
 
     address: str | None
     server_process: int
+    handicap: int = 0
+
+
+def choose_lock(held: int, *, wish: int, others: Collection[int]) -> int | None:
+    """The handicap whose lock a leader is to hold from now on; None when it has to give way. `held`: that of the lock it
+    has, `wish`: its own by now, `others`: those of the locks that others have."""
+    if any(other < held for other in others):
+        return None
+    return held if wish in others else wish
 
 
 class Leadership:
-    """One gateway's candidature for one duty. `note` hears of every change."""
+    """One gateway's candidature for one duty. `note` hears of every change. `count_lost`: how many networks this gateway
+    cannot read now."""
 
     def __init__(
-        self, database: Database, *, duty: Duty, limits: Limits, note: Callable[[Duty, bool], None]
+        self,
+        database: Database,
+        *,
+        duty: Duty,
+        limits: Limits,
+        note: Callable[[Duty, bool], None],
+        count_lost: Callable[[], int] = lambda: 0,
     ) -> None:
         self._database = database
         self._duty = duty
         self._limits = limits
         self._note_change = note
+        self._count_lost = count_lost
         self.is_leading = False
 
     async def lead(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
         """Runs `work` while this gateway leads, until this is cancelled. Where the lead is lost, `work` is cancelled;
-        it begins anew with the next lead. It is to run until then; what it raises ends this too."""
+        or given to a better one, it begins anew with the next lead. It is to run until then; what it raises ends this too."""
         if not isinstance(self._database, PostgresDatabase):
             self._note(is_leading=True)
             try:
@@ -80,40 +103,47 @@ class Leadership:
             await asyncio.sleep(self._limits.leader_poll_s)
 
     async def _is_vacant(self) -> bool:
-        """Asked on a connection of the pool, so that those who wait hold none of their own."""
-        question = select(func.pg_try_advisory_xact_lock_shared(self._duty.lock))
-        return bool(await self._database.read(lambda connection: connection.scalar(question)))
+        """Whether nobody leads who is as good. Asked on a connection of the pool, so that those who wait hold none of
+        their own."""
+        locks = [self._duty.lock_of(handicap) for handicap in range(self._count_lost() + 1)]
+        question = select(*(func.pg_try_advisory_xact_lock_shared(lock) for lock in locks))
+        row = await self._database.read(lambda connection: connection.execute(question).one())
+        return all(row)
 
     async def _serve(
         self, database: PostgresDatabase, work: Callable[[], Coroutine[None, None, None]]
     ) -> None:
         async with database.hold() as ask:
-            session = await self._take(ask)
+            held = self._count_lost()
+            session = await self._take(ask, held)
             if session is None:
                 return
             self._note(is_leading=True)
             try:
                 async with asyncio.TaskGroup() as group:
                     working = group.create_task(work())
-                    await self._keep(ask, session)
+                    await self._keep(ask, session, held)
                     working.cancel()
             finally:
                 self._note(is_leading=False)
 
-    async def _take(self, ask: Ask) -> int | None:
+    async def _take(self, ask: Ask, handicap: int) -> int | None:
         """The server's process that holds the lock for us; None when another leads."""
         lease_ms = round(self._limits.leader_lease_s * 1000)
         await ask(_EXPIRE.bindparams(lease_ms=str(lease_ms), lease_s=str(max(1, lease_ms // 3000))))
-        taken: int | None = await ask(_TAKE.bindparams(lock=self._duty.lock))
+        taken: int | None = await ask(_TAKE.bindparams(lock=self._duty.lock_of(handicap)))
         return taken
 
-    async def _keep(self, ask: Ask, session: int) -> None:
-        """Returns when the lock is lost, or may be."""
-        while True:
+    async def _keep(self, ask: Ask, session: int, handicap: int) -> None:
+        """Returns when the lock is lost, or may be, or when another gateway is to lead."""
+        held: int | None = handicap
+        while held is not None:
             await asyncio.sleep(self._limits.leader_poll_s)
             try:
                 async with asyncio.timeout(self._limits.leader_lease_s / 2):
                     found = await ask(_KEPT)
+                    if found == session:
+                        held = await self._adapt(ask, held)
             except (StorageUnavailable, TimeoutError) as exc:
                 _log.warning("leadership_lost", duty=self._duty.label, detail=str(exc.__cause__ or exc))
                 return
@@ -121,6 +151,22 @@ class Leadership:
                 # A pooler has put us into another session, or the server is no primary any more.
                 _log.error("leadership_lost", duty=self._duty.label, detail="the session is another one")
                 return
+        _log.info("leadership_given_way", duty=self._duty.label, networks_away=self._count_lost())
+
+    async def _adapt(self, ask: Ask, held: int) -> int | None:
+        """The handicap whose lock is held now; None when another gateway is better."""
+        wish = self._count_lost()
+        if wish == held == 0:
+            return held  # nobody can be better: the usual case asks no more
+        others = await ask(_OTHERS.bindparams(space=_SPACE, shift=_HANDICAP_SHIFT, duty=self._duty.value))
+        chosen = choose_lock(held, wish=wish, others=others)
+        if chosen is None or chosen == held:
+            return chosen
+        if await ask(_TAKE.bindparams(lock=self._duty.lock_of(chosen))) is None:
+            return held  # somebody was quicker
+        await ask(select(func.pg_advisory_unlock(self._duty.lock_of(held))))
+        _log.info("leadership_handicap", duty=self._duty.label, networks_away=chosen)
+        return chosen
 
     def _note(self, *, is_leading: bool) -> None:
         self.is_leading = is_leading
@@ -138,6 +184,12 @@ _TAKE = text(
     "SELECT CASE WHEN NOT pg_is_in_recovery() AND pg_try_advisory_lock(:lock) THEN pg_backend_pid() END"
 )
 _KEPT = text("SELECT CASE WHEN NOT pg_is_in_recovery() THEN pg_backend_pid() END")
+_OTHERS = text(
+    "SELECT coalesce(array_agg(CAST(objid AS bigint) >> :shift), '{}') FROM pg_locks WHERE locktype = 'advisory' "
+    "AND mode = 'ExclusiveLock' AND granted AND classid = :space AND objsubid = 1 "
+    "AND CAST(objid AS bigint) & ((1 << :shift) - 1) = :duty AND pid <> pg_backend_pid() "
+    "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+)
 _LEADERS = text(
     "SELECT objid, host(client_addr) AS address, pid FROM pg_locks JOIN pg_stat_activity USING (pid) "
     "WHERE locktype = 'advisory' AND mode = 'ExclusiveLock' AND granted AND classid = :space AND objsubid = 1 "
@@ -146,16 +198,17 @@ _LEADERS = text(
 
 
 async def find_leaders(database: Database) -> Mapping[Duty, Leader]:
-    """Who leads now; nobody has to on SQLite. Raises StorageUnavailable."""
+    """Who leads now; nobody has to on SQLite. Of two who change over, the one that will stay. Raises StorageUnavailable."""
     if not isinstance(database, PostgresDatabase):
         return {}
     rows = await database.read(lambda connection: connection.execute(_LEADERS.bindparams(space=_SPACE)).all())
     known = {duty.value: duty for duty in Duty}
-    return {
-        known[row.objid]: Leader(address=row.address, server_process=row.pid)
-        for row in rows
-        if row.objid in known
-    }
+    leaders: dict[Duty, Leader] = {}
+    for row in sorted(rows, key=lambda row: int(row.objid), reverse=True):
+        handicap, number = divmod(row.objid, 1 << _HANDICAP_SHIFT)
+        if number in known:
+            leaders[known[number]] = Leader(address=row.address, server_process=row.pid, handicap=handicap)
+    return leaders
 
 
 async def are_sessions_shared(database: PostgresDatabase) -> bool:
