@@ -139,8 +139,9 @@ async def test_a_change_of_a_listing_reaches_the_other_gateway(pair: Pair) -> No
         await poll(test, deadline_s=DEADLINE_S, what=what)
         return time.monotonic() - began
 
-    async def is_code(code: str) -> bool:
-        return (await ask()).code == code
+    async def is_code(code: str, reason: str | None = None) -> bool:
+        reply = await ask()
+        return bool(reply.code == code and reply.json.get("reason") == reason)
 
     async def asks_price(amount: str) -> bool:
         reply = await ask()
@@ -156,7 +157,7 @@ async def test_a_change_of_a_listing_reaches_the_other_gateway(pair: Pair) -> No
     took["resume"] = await hears("the resumption", lambda: asks_price("0.03"))
     exit_code, _ = await street.operate_here(pair.one, "listing", "suspend", api_id)
     assert exit_code == 0
-    took["suspend"] = await hears("the suspension", lambda: is_code("api_paused"))
+    took["suspend"] = await hears("the suspension", lambda: is_code("api_paused", "suspended"))
     exit_code, _ = await street.operate_here(pair.one, "listing", "restore", api_id)
     assert exit_code == 0
     took["restore"] = await hears("the restoration", lambda: asks_price("0.03"))
