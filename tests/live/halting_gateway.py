@@ -8,7 +8,9 @@ of any other path are left alone.
 import asyncio
 import os
 import signal
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import uvloop
 
@@ -16,10 +18,13 @@ from tollway import house
 from tollway.chain.reader import SendRefused
 from tollway.chain.rpc import RpcReader
 from tollway.identifiers import CallId, ChainId
+from tollway.identity.public_origin import PublicOrigin
 from tollway.ledger.authorization import SettledTransfer, SettlementAttempt
 from tollway.ledger.book import Claim, ClaimOutcome, Close, Closed, Fenced, Finish
 from tollway.ledger.call import CallState
 from tollway.ledger.gas import LaneTaken
+from tollway.outbound.dialer import Dialer
+from tollway.outbound.upstream import UpstreamRequest
 from tollway.settings import load_settings
 from tollway.storage.book_store import BookStore
 from tollway.telemetry import configure_logging
@@ -28,6 +33,7 @@ MARK = "/halt/"
 SWEEPER_HALTS = "TEST_SWEEPER_HALTS"
 """In the environment: at which of its steps (`swept`, `noted`) this gateway's sweeper stands still."""
 STEPS = (
+    "dialled",
     "before-claim",
     "claimed",
     "at-head",
@@ -136,6 +142,19 @@ class HaltingBook(BookStore):
         return is_adrift
 
 
+class HaltingDialer(Dialer):
+    async def send(
+        self, request: UpstreamRequest, *, before_send: Callable[[], Awaitable[None]], **options: Any
+    ) -> Any:
+        async def stand_still_first() -> None:
+            path = request.target.partition("?")[0]
+            if path.partition(MARK)[2] == "dialled":
+                await STAGE.stand_still(path)
+            await before_send()
+
+        return await super().send(request, before_send=stand_still_first, **options)
+
+
 class HaltingReader(RpcReader):
     async def send_transaction(self, chain_id: ChainId, raw: bytes) -> SendRefused | None:
         refused = await super().send_transaction(chain_id, raw)
@@ -148,6 +167,9 @@ class HaltingHouse(house.House):
         return HaltingBook(
             self.database, owner_id=os.urandom(16).hex(), limits=self.settings.limits, now_ms=house.now_ms
         )
+
+    def _make_dialer(self, origin: PublicOrigin) -> Dialer:
+        return HaltingDialer(limits=self.settings.limits, allow_private=True)
 
 
 async def main() -> None:

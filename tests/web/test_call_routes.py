@@ -244,6 +244,24 @@ async def test_a_disconnect_in_the_middle_is_no_end() -> None:
     assert (incoming.is_finished, incoming.is_broken) == (False, True)
 
 
+@pytest.mark.parametrize(
+    ("messages", "size", "has_left"),
+    [
+        ((GONE,), 0, True),
+        ((part(b"ab"), GONE), 2, True),
+        ((part(b"ab"),), 2, False),
+        ((part(b"ab"), GONE), 3, False),  # its body tells, to whoever reads on
+    ],
+)
+async def test_knows_whether_the_caller_has_left_by_now(
+    messages: tuple[Any, ...], size: int, has_left: bool
+) -> None:
+    incoming = body(*messages, headers=sized(size))
+    if size:
+        await incoming.read_chunk()
+    assert await incoming.has_left() is has_left
+
+
 async def test_a_body_that_stops_is_too_slow_and_one_that_came_fast_has_earned_patience() -> None:
     slow = body(part(b"a"), headers=sized(2), body_rate_grace_s=0.02)
     assert await slow.read_chunk() == b"a"

@@ -43,6 +43,10 @@ class RequestBody(Protocol):
         """The next bytes; b"" once, at the end. Raises CallerGone, and BodyRefused when it comes too slowly."""
         ...
 
+    async def has_left(self) -> bool:
+        """Whether the caller is known to be gone; False while the body is not wholly here, which tells by itself."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IncomingCall:

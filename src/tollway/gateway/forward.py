@@ -55,6 +55,8 @@ _WIRE_STATES = {
 }
 _PAYMENT_ASKED = 402  # of the upstream's own answers, the one that is never passed on
 _BODILESS = frozenset({204, 304})
+PATIENCE_S = 0.25
+"""Who waits for longer than that until a connection is held may have left, and is asked before anything is taken."""
 
 
 def build_target(call: IncomingCall, listing: Listing, endpoint: Endpoint) -> str | Problem:
@@ -101,8 +103,12 @@ class Passage:
         unknown; a call that never got a row says so.
         """
         trip = Trip(shipment=shipment)
+        elapsed_s = asyncio.get_running_loop().time
+        started_s = elapsed_s()
 
         async def before_send() -> None:
+            if elapsed_s() - started_s > PATIENCE_S and await shipment.call.body.has_left():
+                raise CallerGone
             trip.ticket = await take()
             trip.sent_ms = self._now_ms()
 

@@ -38,6 +38,9 @@ from tollway.web.terms_wire import TermsWire
 
 _log = structlog.get_logger(__name__)
 
+LOOK_S = 0.05
+"""So long the server may take to say that a caller has left."""
+
 
 class CallRoutes:
     """The ASGI application of `/api/v2/gateway/…`."""
@@ -310,6 +313,16 @@ class IncomingBody:
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 return
+
+    async def has_left(self) -> bool:
+        if not self.is_finished:
+            return False
+        try:
+            async with asyncio.timeout(LOOK_S):
+                await self.wait_gone()
+        except TimeoutError:
+            return False
+        return True
 
     async def _next_message(self) -> Message:
         limits = self._limits

@@ -167,15 +167,25 @@ LEFT = [
 
 LEFT_HALTED = [
     *_each(
-        "caller gone before the claim",
-        halt="before-claim",
+        "caller gone while the gateway dialled: no row",
+        halt="dialled",
+        state=None,
+        get={"seen": (0, 1), "again": SERVED},
+        post={"seen": (0, 1), "again": SERVED},
+        keyed={"seen": (0, 1), "again": SERVED},
+    ),
+    Row(
+        text="caller gone after the head, the gateway had looked for him before: consumed, delivery partial",
+        act="hold",
+        halt="dialled",
         state="charged",
-        get=NOT_AGAIN,
-        post=NOT_AGAIN,
-        keyed={"seen": (1, 1), "again": SERVED, "is_replayed": True},
+        delivery="partial",
+        seen=(1, 1),
+        again=USED,
     ),
     *_each(
-        "caller gone after the claim, nothing sent",
+        # From here on nobody looks: the first byte is one commit away.
+        "caller gone in the commit of the claim: settled by the head",
         halt="claimed",
         state="charged",
         get=NOT_AGAIN,

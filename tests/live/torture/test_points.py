@@ -44,6 +44,8 @@ IS_LONG = os.environ.get("TORTURE") == "long"
 PROGRAM = "TEST_PROGRAM"
 HALTING = Path(__file__).parents[1] / "halting_gateway.py"
 DEADLINE_S = 30.0
+TOO_LONG_S = 0.5
+"""A dial that takes so long is a reason to see whether somebody still waits."""
 CANCELLED_S = 1.0
 """So soon an upstream whose caller has left is left too."""
 DIFFERENT = "/echo/another"
@@ -215,12 +217,21 @@ class Place:
 
     async def leave_halted(self, deal: Deal) -> None:
         """Its caller leaves while the gateway stands still; then it goes on."""
-        caller, mark = await self.send(deal), self._mark(deal)
+        row, mark = deal.row, self._mark(deal)
+        caller = await self.send(deal)
         await poll(mark.exists, deadline_s=DEADLINE_S, what=f"{deal.path} there")
-        caller.leave()
+        if row.act != "hold":
+            caller.leave()
         deal.told = Told(status=None, is_whole=False)
+        await asyncio.sleep(TOO_LONG_S if row.halt == "dialled" else 0)
         mark.with_suffix(".go").touch()
-        await poll(lambda: self._is_decided(deal), deadline_s=DEADLINE_S, what=f"the end of {deal.path}")
+        if row.act == "hold":
+            await caller.hear(b"\r\n\r\n")
+            caller.leave()
+            left = self.puppet.left
+            await poll(lambda: deal.path in left, deadline_s=DEADLINE_S, what="the upstream left")
+        if row.state is not None:
+            await poll(lambda: self._is_decided(deal), deadline_s=DEADLINE_S, what=f"the end of {deal.path}")
 
     async def _is_decided(self, deal: Deal) -> bool:
         record = await self.record(deal)
