@@ -91,6 +91,18 @@ async def test_a_connection_to_a_read_only_server_is_thrown_away(database: Postg
     assert await numbers(database) == [2]
 
 
+async def test_an_operators_default_does_not_choose_our_isolation(postgres_url: str, operator: Any) -> None:
+    """What is looked up behind a lock must be what the one before has committed, not what was there at the beginning."""
+    name = await operator.fetchval("SELECT current_database()")
+    await operator.execute(f"ALTER DATABASE {name} SET default_transaction_isolation = 'repeatable read'")
+    database = PostgresDatabase(postgres_url)
+    try:
+        question = text("SELECT current_setting('transaction_isolation')")
+        assert await database.write(lambda c: c.execute(question).scalar_one()) == "read committed"
+    finally:
+        await database.close()
+
+
 async def test_a_read_that_would_write_is_our_mistake_and_no_outage(database: PostgresDatabase) -> None:
     with pytest.raises(StorageUnavailable):
         await database.read(run("INSERT INTO t VALUES (1)"))

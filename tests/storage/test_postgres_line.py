@@ -81,11 +81,12 @@ async def test_asks_for_a_server_that_takes_writes_where_there_are_several() -> 
     assert servers.options["command_timeout"] == 4.0
 
 
-async def test_no_deadline_of_the_server_can_cut_the_wait_of_a_commit_for_its_standby() -> None:
+async def test_no_default_of_the_server_weakens_a_commit() -> None:
     servers = Servers(one=None)
     await line(servers).dial(statement_deadline_s=4.0)
     assert servers.options["server_settings"]["statement_timeout"] == "0"
     assert servers.options["server_settings"]["synchronous_commit"] == "on"
+    assert servers.options["server_settings"]["default_transaction_isolation"] == "read committed"
     assert servers.options["server_settings"]["lock_timeout"] == "3200ms"
     await line(servers).dial(statement_deadline_s=None)
     assert "lock_timeout" not in servers.options["server_settings"]

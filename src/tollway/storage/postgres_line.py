@@ -26,6 +26,8 @@ LOCK_SHARE = 0.8
 
 _SESSION = {
     "synchronous_commit": "on",
+    # Of what waits for a lock, each statement must see what the holder has committed: the books look after they lock.
+    "default_transaction_isolation": "read committed",
     "application_name": "tollway",
     "jit": "off",
     # Never a deadline of the server's own: it would also cut short the wait of a commit for its standby, and the server
