@@ -13,7 +13,6 @@ from types import MappingProxyType
 from typing import TypeVar
 
 import structlog
-from sqlalchemy import Connection
 
 from tollway.errors import StorageUnavailable
 from tollway.identifiers import CallId, TxHash
@@ -42,8 +41,7 @@ from tollway.storage import (
 )
 from tollway.storage.audit import audit
 from tollway.storage.book_reader import BookReader
-from tollway.storage.database import Database, SqliteDatabase, Work, is_retryable
-from tollway.storage.generation import GenerationKeeper
+from tollway.storage.database import Database, Work, is_retryable
 from tollway.storage.group_commit import GroupCommit, OpenKey
 from tollway.storage.lease import Lease
 from tollway.storage.posting import Posting, Reopen, Reopened
@@ -55,7 +53,7 @@ from tollway.storage.recovery import (
     read_boot_mark,
     read_shared_clock,
 )
-from tollway.storage.setback import WentBack, Witness
+from tollway.storage.setback import SetbackWatch, WentBack
 from tollway.storage.settling import Conclude, Settle
 from tollway.storage.shared_time import SharedTime
 
@@ -67,7 +65,6 @@ ROLLBACKS_MAX = 8
 """How often a transaction that the database rolled back (deadlock) is tried again."""
 SETTLE_MAX = 500
 """Calls that one transaction of recovery moves."""
-RESTORE_HINT = "every balance is held; look with `tollway audit`, free with `tollway audit --release`"
 RENEW_TIMEOUT_S = 5.0
 """A renewal that hangs is given up so early that several more fit into the lease."""
 
@@ -102,16 +99,20 @@ class BookStore(BookReader):
         self._shared_clock = shared_clock
         self._on_lapse = on_lapse
         self._lease = Lease(length_ms=int(limits.owner_lease_s * 1000))
-        self._generation = GenerationKeeper(database) if isinstance(database, SqliteDatabase) else None
-        self._on_setback = on_setback
-        self._witness = Witness(owner_id, is_forgotten=self._is_pruned)
-        self._holding = asyncio.Lock()
+        self._setbacks = SetbackWatch(
+            database,
+            owner_id,
+            now_ms=self._now_ms,
+            shared_clock=shared_clock,
+            kept_ms=recovery.OWNER_KEPT_MS,
+            on_setback=on_setback,
+        )
         self._batches = GroupCommit(
             database,
             posting=self._posting,
             batch_max=limits.claim_batch_max,
-            witness=self._witness,
-            on_went_back=self._hold_forgetful,
+            witness=self._setbacks.witness,
+            on_went_back=self._setbacks.hold,
             on_batch=on_batch,
         )
 
@@ -226,14 +227,14 @@ class BookStore(BookReader):
             now_ms=now_ms,
             shared_clock=self._shared_clock,
             boot_mark=self._boot_mark,
-            witness=self._witness,
+            witness=self._setbacks.witness,
         )
         try:
             seen_ms = await self._renew(work)
         except WentBack:
-            await self._hold_forgetful()
+            await self._setbacks.hold()
             seen_ms = await self._renew(work)
-        self._witness.note_renewed(seen_ms)
+        self._setbacks.witness.note_renewed(seen_ms)
         self._time.note(seen_ms)
         silent_ms = self._lease.note_renewed(seen_ms)
         if silent_ms is not None and self._database.dialect == "postgresql":
@@ -277,7 +278,7 @@ class BookStore(BookReader):
                 shared_clock=self._shared_clock,
             )
         )
-        await self._keep_generation(now_ms)
+        await self._setbacks.check_file(now_ms=now_ms)
         return moved
 
     def shared_ms(self) -> int:
@@ -391,21 +392,3 @@ class BookStore(BookReader):
                 if not is_retryable(exc):
                     raise
         return await self._database.write(work, flush=flush, is_long=is_long)
-
-    def _is_pruned(self, connection: Connection, seen_ms: int) -> bool:
-        return self._shared_clock(connection, self._now_ms()) - seen_ms > recovery.OWNER_KEPT_MS
-
-    async def _hold_forgetful(self) -> None:
-        """Holds what a database remembers that has gone back in time. Until that is written, nothing here is claimed."""
-        async with self._holding:
-            reason = await self._write(partial(self._witness.hold, now_ms=self._now_ms()), is_long=True)
-            if reason is None:
-                return  # another task has seen to it
-            self._witness.forget()
-            _log.error("database_went_back", reason=reason, hint=RESTORE_HINT)
-            self._on_setback()
-
-    async def _keep_generation(self, now_ms: int) -> None:
-        if self._generation is not None and await self._generation.bump(now_ms=now_ms):
-            _log.error("database_restored", database=self._database.listen_address(), hint=RESTORE_HINT)
-            self._on_setback()

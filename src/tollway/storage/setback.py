@@ -1,21 +1,29 @@
-"""Whether the database has gone back in time under a gateway that lives: a restore, or a standby that lacked commits.
+"""Whether the database has gone back in time: a restore, or a failover to a standby that lacked commits.
 
 A gateway remembers the little that it was told is durable: its last sign of life, and its last claim. A database that
 lacks one of them has forgotten others too, so every balance in it is held (`operator_notes`). Only rows are compared,
-never clocks. Nothing here may be taken for a promise: what was forgotten by a database whose gateways were all stopped,
+never clocks. At its start a gateway on SQLite compares the file with its mark (`generation`). Nothing here may be taken for a promise: what was forgotten by a database whose gateways were all stopped,
 or in which none of them had written anything since, is not found out.
 """
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
+import structlog
 from sqlalchemy import Connection, exists, select
 
 from tollway.identifiers import CallId
 from tollway.storage.book_tables import call_table, owner_table
+from tollway.storage.database import Database, SqliteDatabase
+from tollway.storage.generation import GenerationKeeper
 from tollway.storage.operator_notes import note_restored
 
 _VOUCHED = "tollway_is_vouched"
+_HINT = "every balance is held; look with `tollway audit`, free with `tollway audit --release`"
+
+_log = structlog.get_logger(__name__)
 
 
 class WentBack(Exception):
@@ -88,3 +96,45 @@ class Witness:
         if not connection.info.get(_VOUCHED):
             self.check(connection)
             connection.info[_VOUCHED] = True
+
+
+class SetbackWatch:
+    """What one gateway does about it. `kept_ms`: a row that was last renewed longer ago may have been pruned."""
+
+    def __init__(
+        self,
+        database: Database,
+        owner_id: str,
+        *,
+        now_ms: Callable[[], int],
+        shared_clock: Callable[[Connection, int], int],
+        kept_ms: int,
+        on_setback: Callable[[], None],
+    ) -> None:
+        self._database = database
+        self._now_ms = now_ms
+        self._on_setback = on_setback
+        self._holding = asyncio.Lock()
+        self._file = GenerationKeeper(database) if isinstance(database, SqliteDatabase) else None
+        self.witness = Witness(
+            owner_id,
+            is_forgotten=lambda connection, seen_ms: shared_clock(connection, now_ms()) - seen_ms > kept_ms,
+        )
+
+    async def hold(self) -> None:
+        """Holds what a database remembers that has gone back in time. Until that is written, nothing here is claimed.
+        Raises StorageUnavailable."""
+        async with self._holding:
+            work = partial(self.witness.hold, now_ms=self._now_ms())
+            reason = await self._database.write(work, is_long=True)
+            if reason is None:
+                return  # another task has seen to it
+            self.witness.forget()
+            _log.error("database_went_back", reason=reason, hint=_HINT)
+            self._on_setback()
+
+    async def check_file(self, *, now_ms: int) -> None:
+        """Says of a SQLite file, again and again, that it is the newest, and finds out when it is not."""
+        if self._file is not None and await self._file.bump(now_ms=now_ms):
+            _log.error("database_restored", database=self._database.listen_address(), hint=_HINT)
+            self._on_setback()
