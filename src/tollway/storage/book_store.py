@@ -113,6 +113,8 @@ class BookStore(BookReader):
             batch_max=limits.claim_batch_max,
             witness=self._setbacks.witness,
             on_went_back=self._setbacks.hold,
+            ticks_ms=ticks_ms or now_ms,
+            grant_ms_max=int(limits.owner_lease_s * 500),
             on_batch=on_batch,
         )
 

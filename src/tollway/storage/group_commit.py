@@ -1,8 +1,8 @@
 """One queue, one writer: whatever waits when the last batch is done is written as the next one. No timer.
 
-Callers wait on a future; the writer is `run`, a task of the house. Four things must never happen here: a claim that
+Callers wait on a future; the writer is `run`, a task of the house. Five things must never happen here: a claim that
 was committed and that nobody waits for stays open; one bad entry fails the others; a close is lost because the
-database was away for a moment; a claim of unknown outcome is answered without looking.
+database was away for a moment; a claim of unknown outcome is answered without looking; one grant is told to two.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from functools import partial
 from typing import NamedTuple
 
 import structlog
-from sqlalchemy import Connection
+from sqlalchemy import Connection, update
 from sqlalchemy.exc import IntegrityError
 
 from tollway.errors import StorageUnavailable
@@ -21,6 +21,7 @@ from tollway.identifiers import CallId
 from tollway.ledger.book import Claim, Claimed, Close, Closed, Finish
 from tollway.ledger.call import CallState
 from tollway.ledger.gas import LaneTaken
+from tollway.storage.book_tables import owner_table
 from tollway.storage.database import Database, is_retryable
 from tollway.storage.posting import Entry, Outcome, Posting, PursesShort, Reopen, Reopened, post
 from tollway.storage.setback import WentBack, Witness
@@ -31,6 +32,9 @@ _log = structlog.get_logger(__name__)
 ROLLBACKS_MAX = 8
 """How often a batch that the database rolled back (deadlock) is tried again."""
 DOUBTFUL_MAX = 10_000
+REOPENED_MAX = 10_000
+SINGLY_MS_MAX = 10_000
+"""For the entries of a failed batch, one by one: a few that wait for a lock must not hold up all that come after."""
 
 
 class OpenKey(NamedTuple):
@@ -56,14 +60,20 @@ class GroupCommit:
         batch_max: int,
         witness: Witness,
         on_went_back: Callable[[], Awaitable[None]],
+        ticks_ms: Callable[[], int],
+        grant_ms_max: int,
         on_batch: Callable[[int], None] = lambda size: None,
     ) -> None:
-        """`on_went_back`: the database has gone back in time; when it returns, the balances there are held."""
+        """`on_went_back`: the database has gone back in time; when it returns, the balances there are held.
+        `grant_ms_max`: a grant that reaches its caller later, by `ticks_ms` (monotonic), is given back: the process may
+        have stood still for so long that the others take it for dead."""
         self._database = database
         self._witness = witness
         self._on_went_back = on_went_back
         self._posting = posting
         self._batch_max = batch_max
+        self._ticks_ms = ticks_ms
+        self._grant_ms_max = grant_ms_max
         self._on_batch = on_batch
         self._queue: deque[_Waiting] = deque()
         self._in_flight: list[_Waiting] = []
@@ -74,6 +84,7 @@ class GroupCommit:
         self._open: Counter[OpenKey] = Counter()
         self._all_closed = asyncio.Event()
         self._all_closed.set()
+        self._reopened: dict[OpenKey, None] = {}
         self.doubtful: dict[OpenKey, None] = {}
 
     async def run(self) -> None:
@@ -110,13 +121,18 @@ class GroupCommit:
             raise StorageUnavailable("the books are closing")
         waiting = _Waiting(entry=entry, future=asyncio.get_running_loop().create_future())
         assert waiting.future is not None
+        asked_ms = self._ticks_ms()
         self._enqueue(waiting)
         try:
-            return await waiting.future
+            outcome = await waiting.future
         except asyncio.CancelledError:
             if not waiting.future.cancelled() and waiting.future.exception() is None:
                 self._undo(entry, waiting.future.result())
             raise
+        if isinstance(outcome, Claimed | Reopened) and self._ticks_ms() - asked_ms > self._grant_ms_max:
+            self._undo(entry, outcome)
+            raise StorageUnavailable("the books took too long")
+        return outcome
 
     def note(self, entry: Entry) -> None:
         """Writes the entry with the next batch; nobody waits."""
@@ -173,16 +189,21 @@ class GroupCommit:
             outcomes = await self._write([waiting.entry for waiting in batch], is_retry=False)
         except Exception as exc:  # noqa: BLE001 - the root of the books' task: no entry may end it
             _log.warning("books_batch_failed", entries=len(batch), error=repr(exc))
-            await self._commit_singly(batch, is_retry=not isinstance(exc, IntegrityError))
+            failure = await self._find_failure() if isinstance(exc, StorageUnavailable) else None
+            await self._commit_singly(batch, is_retry=not isinstance(exc, IntegrityError), failure=failure)
             return
         for waiting, outcome in zip(batch, outcomes, strict=True):
             self._answer(waiting, outcome)
 
-    async def _commit_singly(self, batch: Sequence[_Waiting], *, is_retry: bool) -> None:
-        """After a failure: each entry in a transaction of its own, so that only the bad one fails. When the database
-        is away, the first one finds out for all. `is_retry`: the batch may have been committed all the same."""
-        failure: StorageUnavailable | None = None
+    async def _commit_singly(
+        self, batch: Sequence[_Waiting], *, is_retry: bool, failure: StorageUnavailable | None
+    ) -> None:
+        """After a failure: each entry in a transaction of its own, so that only the bad one fails. `failure`: the
+        database takes no writes, so that all fail. `is_retry`: the batch may have been committed all the same."""
+        ends_ms = self._ticks_ms() + SINGLY_MS_MAX
         for waiting in batch:
+            if failure is None and self._ticks_ms() > ends_ms:
+                failure = StorageUnavailable("the batch took too long")
             if failure is not None:
                 self._fail(waiting, failure)
                 continue
@@ -199,14 +220,18 @@ class GroupCommit:
                 self._answer(waiting, outcome)
 
     async def _find_failure(self) -> StorageUnavailable | None:
+        """None: the database takes durable writes. Reading would not tell: a commit may wait for a standby that is
+        gone, a file may be locked, a disk full."""
+        owner_id = self._posting().owner_id
+        same = update(owner_table).where(owner_table.c.id == owner_id).values(seen_ms=owner_table.c.seen_ms)
         try:
-            await self._database.read(lambda connection: connection.exec_driver_sql("SELECT 1").scalar())
+            await self._database.write(lambda connection: connection.execute(same))
         except StorageUnavailable as exc:
             return exc
         return None
 
     async def _write(self, entries: list[Entry], *, is_retry: bool) -> list[Outcome]:
-        posting = replace(self._posting(), is_retry=is_retry)
+        posting = replace(self._posting(), is_retry=is_retry, others=self._find_others(entries))
         is_durable = any(isinstance(entry, Claim | Reopen | Settle | Conclude) for entry in entries)
         for attempt in range(ROLLBACKS_MAX):
             work = partial(self._post, entries=entries, posting=posting, is_durable=is_durable)
@@ -228,9 +253,15 @@ class GroupCommit:
             self._witness.vouch(connection)
         return post(connection, entries, posting)
 
+    def _find_others(self, entries: Sequence[Entry]) -> frozenset[CallId]:
+        """The calls whose next run, should it be there, is not for whoever asks now: somebody was told to run it, or
+        nobody knew whether it was written, and recovery may be ending it."""
+        keys = [key for entry in entries if isinstance(entry, Reopen) and (key := _opened_key(entry))]
+        return frozenset(key.call_id for key in keys if key in self._reopened or key in self.doubtful)
+
     def _answer(self, waiting: _Waiting, outcome: Outcome) -> None:
-        if isinstance(waiting.entry, Claim) and isinstance(outcome, Claimed):
-            self._witness.note_claimed(waiting.entry.call_id)
+        if isinstance(outcome, Claimed | Reopened):
+            self._note_granted(waiting.entry)
         if not _leaves_open(waiting.entry, outcome):
             self._forget(waiting.entry)
         if waiting.future is None:
@@ -239,6 +270,17 @@ class GroupCommit:
             self._undo(waiting.entry, outcome)
         else:
             waiting.future.set_result(outcome)
+
+    def _note_granted(self, entry: Entry) -> None:
+        """From here on its caller may send: if its row is open without it one day, nobody knows what became of it."""
+        key = _opened_key(entry)
+        if key is None:
+            return
+        self.doubtful.pop(key, None)
+        if isinstance(entry, Claim):
+            self._witness.note_claimed(entry.call_id)
+        else:
+            _note(self._reopened, key, at_most=REOPENED_MAX)
 
     def _undo(self, entry: Entry, outcome: Outcome) -> None:
         """Nobody waits for this claim any more, so nothing was or will be sent for it."""
@@ -258,10 +300,8 @@ class GroupCommit:
         ):  # whoever waits for a settlement sets it adrift, or closes it
             self._forget(entry)
         key = _opened_key(entry)
-        if key is not None and is_doubtful:
-            self.doubtful[key] = None
-            while len(self.doubtful) > DOUBTFUL_MAX:
-                del self.doubtful[next(iter(self.doubtful))]
+        if key is not None and is_doubtful and key not in self._reopened:
+            _note(self.doubtful, key, at_most=DOUBTFUL_MAX)
         if waiting.future is not None and not waiting.future.done():
             waiting.future.set_exception(failure)
 
@@ -282,6 +322,12 @@ class GroupCommit:
             self._open[key] -= 1
             if self._open[key] <= 0:
                 self.forget(key)
+
+
+def _note(keys: dict[OpenKey, None], key: OpenKey, *, at_most: int) -> None:
+    keys[key] = None
+    while len(keys) > at_most:
+        del keys[next(iter(keys))]
 
 
 def _opened_key(entry: Entry) -> OpenKey | None:

@@ -63,7 +63,8 @@ Outcome = ClaimOutcome | Closed | Fenced | Reopened | LaneTaken | CallState | No
 class Posting:
     """The circumstances under which a batch is written. `purses`: those whose siblings are locked too.
 
-    `answered_since_ms`: answers stored after that are still kept."""
+    `answered_since_ms`: answers stored after that are still kept. `others`: calls whose next run, should it be there on
+    a retry, is not for whoever asks in this batch."""
 
     owner_id: str
     now_ms: int
@@ -71,6 +72,7 @@ class Posting:
     unfinal_max_nano: Mapping[str, int]
     answered_since_ms: int
     is_retry: bool = False
+    others: frozenset[CallId] = frozenset()
     purses: frozenset[Purse] = frozenset()
 
 
@@ -197,7 +199,8 @@ class _Post:
         if call is None:
             return Fenced()
         owner_id = self._posting.owner_id
-        if self._posting.is_retry and (call.state, call.epoch, call.owner_id) == (
+        may_be_own = self._posting.is_retry and call.id not in self._posting.others
+        if may_be_own and (call.state, call.epoch, call.owner_id) == (
             CallState.FORWARDING,
             reopen.epoch + 1,
             owner_id,

@@ -53,10 +53,12 @@ class Desk:
     def __init__(self, database: Database, owner_id: str = "one", *, limits: Limits = DEFAULT_LIMITS) -> None:
         self.sizes: list[int] = []
         self.gate = Gate(database)
+        self.ticks_ms = NOW_MS
         self.book: Any = BookStore(
             self.gate,  # type: ignore[arg-type]  # it stands in for a database
             owner_id=owner_id,
             now_ms=lambda: NOW_MS,
+            ticks_ms=lambda: self.ticks_ms,
             limits=limits,
             on_batch=self.sizes.append,
         )

@@ -1,0 +1,272 @@
+"""Group commit in doubt: who is told that they may send, when one of several writes failed, took too long, or was undone
+by a power cut.
+"""
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import asyncpg
+import pytest
+from sqlalchemy import text
+
+from tollway.errors import StorageUnavailable
+from tollway.ledger.book import Claimed, Closed, Fenced
+from tollway.ledger.call import CallState
+from tollway.limits import DEFAULT_LIMITS
+from tollway.storage import database as database_module
+from tollway.storage.database import Database, SqliteDatabase, connect_database
+from tollway.testing.book_samples import NOW_MS, claim_on, close_of
+from tollway.testing.gated_books import Desk, once, start, until
+
+HALF_LEASE_MS = int(DEFAULT_LIMITS.owner_lease_s * 500)
+HOLD_MS = DEFAULT_LIMITS.unknown_hold_s * 1000
+
+
+@pytest.fixture
+async def desk(database: Database) -> AsyncIterator[Desk]:
+    it = Desk(database)
+    await it.book.open()
+    yield it
+    await it.close()
+    assert (await it.book.audit()).wrong == ()
+
+
+async def states(desk: Desk) -> list[str]:
+    query = text("SELECT state FROM call ORDER BY created_ms, id")
+    found: list[str] = await desk.gate.read(lambda c: list(c.execute(query).scalars()))
+    return found
+
+
+async def make_unknown(desk: Desk) -> Any:
+    """A keyed call that was sent once, and got no answer."""
+    claim = claim_on(await desk.pay(10), method="POST", idempotency_key="k")
+    await desk.book.claim(claim)
+    await desk.book.close(close_of(claim, CallState.UNKNOWN))
+    return claim
+
+
+def reopen(desk: Desk, claim: Any, *, epoch: int = 1) -> Any:
+    return desk.book.reopen(claim.call_id, epoch=epoch, now_ms=NOW_MS)
+
+
+async def lose_close(desk: Desk, claim: Any) -> None:
+    """A power cut of the database server takes the last commit that was not flushed."""
+    query = text("UPDATE call SET state = 'forwarding', upstream_status = NULL WHERE id = :id")
+    await desk.gate.write(lambda c: c.execute(query, {"id": claim.call_id}))
+
+
+# Two who run one call again
+
+
+async def test_a_repeat_whose_write_failed_is_not_taken_for_the_one_that_runs(desk: Desk) -> None:
+    claim = await make_unknown(desk)
+    assert isinstance(await reopen(desk, claim), Claimed)
+    desk.gate.fail_before = once()
+    assert await reopen(desk, claim) == Fenced()
+
+
+async def test_a_repeat_whose_write_failed_is_not_taken_for_one_that_ran_and_was_undone(desk: Desk) -> None:
+    claim = await make_unknown(desk)
+    assert isinstance(await reopen(desk, claim), Claimed)
+    done = replace(close_of(claim), epoch=2)
+    assert isinstance(await desk.book.close(done), Closed)
+    await lose_close(desk, claim)
+    desk.gate.fail_before = once()
+    assert await reopen(desk, claim) == Fenced()
+
+
+async def test_a_repeat_whose_write_failed_is_not_taken_for_one_that_recovery_ends(desk: Desk) -> None:
+    """The first was written although its caller heard of a failure: recovery gives it back, and not to a second one."""
+    claim = await make_unknown(desk)
+    desk.gate.fail_after = desk.go_away
+    with pytest.raises(StorageUnavailable):
+        await reopen(desk, claim)
+    desk.come_back()
+    desk.gate.fail_before = once()
+    assert await reopen(desk, claim) == Fenced()
+    await desk.book.recover(now_ms=NOW_MS)
+    assert await states(desk) == ["unknown"]
+    assert isinstance(await reopen(desk, claim, epoch=2), Claimed)
+
+
+async def test_of_two_repeats_after_a_lost_answer_one_runs(desk: Desk) -> None:
+    claim = await make_unknown(desk)
+    desk.gate.fail_after = once()
+    outcomes = await asyncio.gather(reopen(desk, claim), reopen(desk, claim))
+    assert [type(one) for one in outcomes] == [Claimed, Fenced]
+
+
+# A doubt that is over
+
+
+async def test_a_repeat_that_was_served_is_in_doubt_no_more(desk: Desk) -> None:
+    """Its close was undone by a power cut: nobody knows what became of it, and no clock gives its price back."""
+    claim = await make_unknown(desk)
+    desk.gate.fail_before = lambda: True
+    with pytest.raises(StorageUnavailable):
+        await reopen(desk, claim)
+    desk.gate.fail_before = lambda: False
+    assert isinstance(await reopen(desk, claim), Claimed)
+    await desk.book.close(replace(close_of(claim), epoch=2))
+    await lose_close(desk, claim)
+    await desk.book.recover(now_ms=NOW_MS)
+    assert await states(desk) == ["unknown"]
+    await desk.book.recover(now_ms=NOW_MS + HOLD_MS)
+    assert await states(desk) == ["unknown"]
+
+
+async def test_a_repeat_that_fails_throws_no_doubt_on_the_one_that_runs(desk: Desk) -> None:
+    claim = await make_unknown(desk)
+    assert isinstance(await reopen(desk, claim), Claimed)
+    desk.gate.fail_before = lambda: True
+    with pytest.raises(StorageUnavailable):
+        await reopen(desk, claim)
+    desk.gate.fail_before = lambda: False
+    await desk.book.close(replace(close_of(claim), epoch=2))
+    await lose_close(desk, claim)
+    await desk.book.recover(now_ms=NOW_MS)
+    await desk.book.recover(now_ms=NOW_MS + HOLD_MS)
+    assert await states(desk) == ["unknown"]
+
+
+# Writes that hang while reads go on
+
+
+async def test_where_reads_work_and_writes_do_not_the_second_failure_is_everybodys(desk: Desk) -> None:
+    payment = await desk.pay(100)
+    begun = desk.gate.begun
+    desk.gate.fail_before = lambda: True
+    claims = (desk.book.claim(claim_on(payment)) for _ in range(50))
+    outcomes = await asyncio.gather(*claims, return_exceptions=True)
+    desk.gate.fail_before = lambda: False
+    assert {type(one) for one in outcomes} == {StorageUnavailable}
+    assert desk.gate.begun - begun == 2
+
+
+async def test_entries_that_fail_one_by_one_have_so_much_time_together(desk: Desk) -> None:
+    """As where somebody holds the row of a payment: each claim on it waits, and the writes between them succeed."""
+    payment = await desk.pay(100)
+    begun = desk.gate.begun
+
+    def fails() -> bool:
+        number = desk.gate.begun - begun
+        desk.ticks_ms += 4_000
+        return number % 2 == 1  # the batch, and each entry; not what is written to find out
+
+    desk.gate.fail_before = fails
+    claims = (desk.book.claim(claim_on(payment)) for _ in range(50))
+    outcomes = await asyncio.gather(*claims, return_exceptions=True)
+    desk.gate.fail_before = lambda: False
+    assert {type(one) for one in outcomes} == {StorageUnavailable}
+    assert desk.gate.begun - begun <= 8
+
+
+@pytest.mark.postgres
+async def test_a_standby_that_is_gone_is_waited_for_twice_not_by_each(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database_module, "COMMAND_TIMEOUT_S", 0.3)
+    operator = await asyncpg.connect(postgres_url)
+    database = connect_database(postgres_url)
+    desk = Desk(database)
+    payment = await desk.pay(100)
+    try:
+        await set_standby(operator, "nobody")
+        begun = desk.gate.begun
+        claims = (desk.book.claim(claim_on(payment)) for _ in range(12))
+        outcomes = await asyncio.gather(*claims, return_exceptions=True)
+        assert {type(one) for one in outcomes} == {StorageUnavailable}
+        assert desk.gate.begun - begun == 2
+    finally:
+        await set_standby(operator, "")
+        await desk.close()
+        await database.close()
+        await operator.close()
+
+
+async def set_standby(operator: Any, name: str) -> None:
+    await operator.execute("SET synchronous_commit = local")
+    await operator.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{name}'")
+    await operator.execute("SELECT pg_reload_conf()")
+    async with asyncio.timeout(20):
+        while await operator.fetchval("SHOW synchronous_standby_names") != name:
+            await asyncio.sleep(0.01)
+
+
+async def test_a_file_that_another_process_writes_is_waited_for_twice_not_by_each(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database_module, "BUSY_TIMEOUT_MS", 100)
+    database = connect_database(sqlite_url)
+    assert isinstance(database, SqliteDatabase)
+    desk = Desk(database)
+    payment = await desk.pay(100)
+    other = sqlite3.connect(database.path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    begun = desk.gate.begun
+    claims = (desk.book.claim(claim_on(payment)) for _ in range(12))
+    outcomes = await asyncio.gather(*claims, return_exceptions=True)
+    assert {type(one) for one in outcomes} == {StorageUnavailable}
+    assert desk.gate.begun - begun == 2
+    other.close()
+    await desk.close()
+    await database.close()
+
+
+# A grant that came late
+
+
+async def test_a_claim_that_comes_after_half_a_lease_is_given_back(desk: Desk) -> None:
+    payment = await desk.pay(10)
+    desk.gate.after.clear()
+    claim = start(desk.book.claim(claim_on(payment)))
+    committed = desk.gate.committed
+    await until(lambda: desk.gate.committed > committed)
+    desk.ticks_ms += HALF_LEASE_MS + 1
+    desk.gate.after.set()
+    with pytest.raises(StorageUnavailable):
+        await claim
+    await desk.close()
+    assert await states(desk) == ["released"]
+
+
+async def test_a_claim_whose_caller_slept_after_its_commit_is_given_back(desk: Desk) -> None:
+    payment = await desk.pay(10)
+
+    async def claim_and_stall() -> None:
+        await desk.book.claim(claim_on(payment))
+        desk.ticks_ms += HALF_LEASE_MS + 1  # the other's answer is set already, and it has not run since
+
+    both = asyncio.gather(claim_and_stall(), desk.book.claim(claim_on(payment)), return_exceptions=True)
+    _, late = await both
+    assert isinstance(late, StorageUnavailable)
+    await desk.close()
+    assert sorted(await states(desk)) == ["forwarding", "released"]
+
+
+async def test_a_repeat_that_comes_after_half_a_lease_goes_back_to_unknown(desk: Desk) -> None:
+    claim = await make_unknown(desk)
+    desk.gate.after.clear()
+    committed = desk.gate.committed
+    repeat = start(reopen(desk, claim))
+    await until(lambda: desk.gate.committed > committed)
+    desk.ticks_ms += HALF_LEASE_MS + 1
+    desk.gate.after.set()
+    with pytest.raises(StorageUnavailable):
+        await repeat
+    await desk.close()
+    assert await states(desk) == ["unknown"]
+
+
+async def test_a_claim_within_half_a_lease_is_granted(desk: Desk) -> None:
+    payment = await desk.pay(10)
+    desk.gate.after.clear()
+    claim = start(desk.book.claim(claim_on(payment)))
+    committed = desk.gate.committed
+    await until(lambda: desk.gate.committed > committed)
+    desk.ticks_ms += HALF_LEASE_MS
+    desk.gate.after.set()
+    assert isinstance(await claim, Claimed)
