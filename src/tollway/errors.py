@@ -132,6 +132,10 @@ class ChainUnavailable(TollwayError):
     code = Code.CHAIN_UNAVAILABLE
 
 
+class NodesDisagree(ChainUnavailable):
+    """Enough chain nodes answered, and they do not tell the same of what was asked. Other questions may have answers."""
+
+
 class ChainMismatch(ChainUnavailable):
     """A configured chain node serves another chain."""
 

@@ -18,7 +18,7 @@ from tollway.chain.reader import (
     Trust,
 )
 from tollway.chain.rpc import ChainEndpoints, RpcReader
-from tollway.errors import ChainMismatch, ChainUnavailable
+from tollway.errors import ChainMismatch, ChainUnavailable, NodesDisagree
 from tollway.identifiers import Address, ChainId, TxHash, keccak256
 from tollway.limits import Limits
 
@@ -290,8 +290,10 @@ async def test_without_agreement_the_chain_is_unavailable(make_node, make_reader
     second, second_url = await make_node()
     bend_second(second)
     reader = await make_reader(first_url, second_url, agreement_min=2)
-    with pytest.raises(ChainUnavailable):
+    with pytest.raises(ChainUnavailable) as caught:
         await reader.fetch_facts(CHAIN, TX)
+    # Whoever asks about many things goes on after the one, and not after the other.
+    assert isinstance(caught.value, NodesDisagree) is (second.http is not fail)
 
 
 async def test_not_mined_needs_the_same_agreement(make_node, make_reader) -> None:

@@ -458,6 +458,19 @@ async def test_a_dead_chain_is_asked_a_little_and_holds_nobody_up(watch) -> None
     assert watch.chain.asked["fetch_facts", UNKNOWN] == 0
 
 
+async def test_nodes_that_disagree_on_one_payment_hold_up_no_other(watch) -> None:
+    watch.watcher = watch.make(watch_in_flight_max=1)
+    disputed, other = await watch.record("disputed"), await watch.record("other")
+    watch.chain.disputed.add(disputed.tx_hash)
+    watch.chain.bury(CHAIN, 3)
+    await watch.check()
+    assert await watch.state(other) is PaymentState.FINAL
+    assert await watch.state(disputed) is PaymentState.UNFINAL
+    watch.chain.disputed.clear()
+    await watch.check()
+    assert await watch.state(disputed) is PaymentState.FINAL
+
+
 async def test_one_bad_payment_does_not_stop_the_others(watch) -> None:
     bad, good = await watch.record("bad"), await watch.record("good")
 
@@ -550,21 +563,29 @@ def by_value() -> Watch:
     return watch
 
 
-@pytest.mark.parametrize(("units", "trust"), [(10, Trust.ONE), (11, Trust.AGREED)])
-async def test_a_small_payment_stands_by_one_nodes_word(by_value, units: int, trust: Trust) -> None:
+@pytest.mark.parametrize("units", [10, 11])
+async def test_nothing_is_final_on_one_nodes_word(by_value, units: int) -> None:
     payment = await by_value.record(units=units)
-    by_value.chain.bury(CHAIN, 5)
-    await by_value.check()
-    assert by_value.chain.trusts == [trust]
-    assert await by_value.state(payment) is PaymentState.FINAL
-
-
-async def test_a_large_one_is_not_final_on_one_nodes_word(by_value) -> None:
-    payment = await by_value.record(units=11)
     by_value.chain.bury(CHAIN, 5)
     by_value.chain.leave_one(CHAIN)
     await by_value.check()
     assert await by_value.state(payment) is PaymentState.UNFINAL
+    by_value.chain.bring_back(CHAIN)
+    await by_value.check()
+    assert await by_value.state(payment) is PaymentState.FINAL
+    assert set(by_value.chain.trusts) == {Trust.AGREED}
+
+
+async def test_what_one_node_has_invented_is_found_by_the_others(by_value) -> None:
+    """However small, and although that node says that it is final."""
+    payment = await by_value.record(units=10)
+    await by_value.consume(payment, 4)
+    by_value.chain.bury(CHAIN, 5)
+    by_value.chain.rumours[payment.tx_hash] = lambda facts: facts
+    by_value.chain.lies[payment.tx_hash] = lambda facts: replace(facts, logs=())
+    await by_value.check(times=2)
+    assert await by_value.state(payment) is PaymentState.GONE
+    assert [debt.units for debt in await by_value.book.debts(PAYER)] == [4]
 
 
 @pytest.mark.parametrize(

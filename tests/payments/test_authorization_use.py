@@ -1,10 +1,11 @@
 """What became of a used authorisation, by the chain's logs alone."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tollway.chain.reader import ChainFacts
+from tollway.chain.reader import ChainFacts, Trust
 from tollway.errors import ChainUnavailable
 from tollway.identifiers import Address, ChainId, TxHash
 from tollway.payments.authorization_use import (
@@ -110,13 +111,23 @@ async def test_the_transfer_says_where_it_is_and_whether_it_can_still_leave(chai
     tx_hash = chain.front_run(CHAIN, TOKEN, **TERMS)  # type: ignore[arg-type]  # fields of a transfer
     facts = await chain.fetch_facts(CHAIN, tx_hash)
     assert isinstance(facts, ChainFacts)
-    transfer = find_transfer(facts, AUTHORIZATION)
+    transfer = find_transfer(facts, AUTHORIZATION, trust=Trust.AGREED)
     assert transfer is not None
     assert (transfer.tx_hash, transfer.block_number) == (tx_hash, facts.block_number)
     assert not transfer.is_final
     chain.bury(CHAIN, 20)
     final = await chain.fetch_facts(CHAIN, tx_hash)
     assert isinstance(final, ChainFacts)
-    found = find_transfer(final, AUTHORIZATION)
+    found = find_transfer(final, AUTHORIZATION, trust=Trust.AGREED)
     assert found is not None
     assert found.is_final
+    assert find_transfer(final, AUTHORIZATION, trust=Trust.ONE) == replace(found, is_final=False)
+
+
+@pytest.mark.parametrize("trust", Trust)
+async def test_one_nodes_word_makes_no_transfer_final(chain: MemoryChain, trust: Trust) -> None:
+    chain.front_run(CHAIN, TOKEN, **TERMS)  # type: ignore[arg-type]  # fields of a transfer
+    chain.bury(CHAIN, 20)
+    use = await find_use(chain, AUTHORIZATION, from_block=0, depth=1, trust=trust)
+    assert isinstance(use, Paid)
+    assert use.transfer.is_final is (trust is Trust.AGREED)

@@ -780,6 +780,16 @@ class TestAgreementByValue:
             await stall.tender(stall.proof(tx_hash))
         assert await stall.book.find_payments(tx_hash) == ()
 
+    @pytest.mark.parametrize(
+        ("units", "state"), [(SMALL, PaymentState.UNFINAL), (SMALL + 1, PaymentState.FINAL)]
+    )
+    async def test_one_nodes_word_makes_nothing_final(self, stall, units: int, state: PaymentState) -> None:
+        """Final is never looked at again: a lie would stand for ever."""
+        tx_hash = stall.pay(units=units)
+        stall.chain.bury(MAIN, 30)
+        (tender,) = await stall.tender(stall.proof(tx_hash))
+        assert tender.payment.state is state
+
     async def test_small_transfers_of_one_transaction_count_together(self, stall) -> None:
         second = Address(b"\x77" * 20)
         shelf = stall.shelf(stall.version(), stall.version(pay_to=second, until_s=stall.now_s))

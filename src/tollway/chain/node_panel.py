@@ -11,7 +11,7 @@ from typing import TypeVar
 from tollway.chain.answers import Unusable
 from tollway.chain.node import Node, WrongChain
 from tollway.chain.reader import Trust
-from tollway.errors import ChainMismatch, ChainUnavailable
+from tollway.errors import ChainMismatch, ChainUnavailable, NodesDisagree
 from tollway.identifiers import ChainId, format_network
 
 T = TypeVar("T")
@@ -104,9 +104,10 @@ class NodePanel:
         if sum(task.result() for task in checks) < self.count_needed(self.least_trust):
             raise self.unavailable(failures)
 
-    def unavailable(self, failures: Sequence[str]) -> ChainUnavailable:
+    def unavailable(self, failures: Sequence[str], *, is_disputed: bool = False) -> ChainUnavailable:
         """The detail is public, so the nodes' names and faults go into notes, which only the operator's log shows."""
-        exc = ChainUnavailable(f"no node of {format_network(self._chain_id)} gave a usable answer")
+        kind = NodesDisagree if is_disputed else ChainUnavailable
+        exc = kind(f"no node of {format_network(self._chain_id)} gave a usable answer")
         for failure in failures or ["no node is configured"]:
             exc.add_note(failure)
         return exc

@@ -35,6 +35,11 @@ class Tally:
             self.agreed = _find_agreement(self.told, self.needed)
 
     @property
+    def is_disputed(self) -> bool:
+        """Enough nodes have answered, and nothing can be said all the same."""
+        return self.outcome is None and len(self.told) + len(self.unseen) >= self.needed
+
+    @property
     def outcome(self) -> ChainFacts | NotMined | None:
         """None: nothing can be said."""
         if self.agreed is not None or self.told or len(self.unseen) < self.needed:

@@ -188,7 +188,9 @@ class RpcReader:
         if not found:
             if told := max(len(tally.told) for tally in tallies.values()):
                 failures.append(f"{told} of the nodes know the transaction, {needed} must agree on it")
-            raise panel.unavailable(failures)
+            raise panel.unavailable(
+                failures, is_disputed=any(tally.is_disputed for tally in tallies.values())
+            )
         return found
 
     async def call_contract(

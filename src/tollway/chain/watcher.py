@@ -4,8 +4,8 @@ It changes the books only on what a node positively says, and takes a payment aw
 checks in a row; and never while an authorisation has made the same transfer in another transaction. A chain that does
 not answer changes nothing. It never decides what a payment may buy.
 
-Where the operator asks for agreement above a value, a payment of less stands by one node's word; but none is taken away
-by it.
+Where one node's word was enough to sell for a small payment, it is not enough here: what is final is never looked at
+again, so a lie would stand for ever. Whatever the value, as many nodes as the network asks for must agree.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ import structlog
 
 from tollway.chain.reader import ChainFacts, NotMined, SettlementChain, Trust
 from tollway.chain.rules import ChainRules
-from tollway.errors import ChainUnavailable
+from tollway.errors import ChainUnavailable, NodesDisagree
 from tollway.identifiers import ChainId
 from tollway.ledger.authorization import AuthorizedCall, SettledTransfer
 from tollway.ledger.book import Book
@@ -96,7 +96,11 @@ class Watcher:
             await self._note_unchanged(payment)
             return
         try:
-            facts = await self._fetch(payment, rules)
+            facts = await self._chains.fetch_facts(payment.chain_id, payment.tx_hash, trust=Trust.AGREED)
+        except NodesDisagree as exc:
+            _log.warning("payment_disputed", transaction=str(payment.tx_hash), detail=str(exc))
+            await self._note_unchanged(payment)
+            return
         except ChainUnavailable as exc:
             if payment.chain_id not in away:
                 _log.warning("chain_unavailable", chain_id=payment.chain_id, detail=str(exc))
@@ -107,13 +111,6 @@ class Watcher:
             await self._note_missing(payment, "not_mined", rules)
         else:
             await self._compare(payment, facts, rules)
-
-    async def _fetch(self, payment: Payment, rules: ChainRules) -> ChainFacts | NotMined:
-        trust = _find_trust(payment, payment.value_units, rules)
-        facts = await self._chains.fetch_facts(payment.chain_id, payment.tx_hash, trust=trust)
-        if trust is Trust.AGREED or _is_one_enough(facts, payment, rules):
-            return facts
-        return await self._chains.fetch_facts(payment.chain_id, payment.tx_hash, trust=Trust.AGREED)
 
     async def _compare(self, payment: Payment, facts: ChainFacts, rules: ChainRules) -> None:
         """The verdict's basics once more, for what is recorded: a block may have changed its mind with its place."""
@@ -202,7 +199,7 @@ class Watcher:
             call.authorization,
             from_block=max(0, call.seen_block - REORG_BLOCKS_MAX),
             depth=rules.confirmations_for(asset, call.price_units) if is_gone else 1,
-            trust=rules.trust_for(asset, call.price_units),
+            trust=Trust.AGREED,
         )
         return use.transfer if isinstance(use, Paid) else None
 
@@ -215,25 +212,3 @@ class Watcher:
             block_hash=payment.block_hash,
             now_ms=self._now_ms(),
         )
-
-
-def _is_one_enough(facts: ChainFacts | NotMined, payment: Payment, rules: ChainRules) -> bool:
-    """Whether one node's word on a small payment may stand: as long as nothing is taken away by it, and it is not said to
-    be a large one."""
-    if isinstance(facts, NotMined):
-        return payment.state is PaymentState.GONE
-    match judge_again(facts, payment, rules):
-        case Standing(payment=found):
-            is_small = _find_trust(payment, found.value_units, rules) is Trust.ONE
-            return is_small and (
-                payment.state is PaymentState.GONE or found.value_units >= payment.value_units
-            )
-        case Displaced():
-            return True
-        case Void():
-            return payment.state is PaymentState.GONE
-
-
-def _find_trust(payment: Payment, units: int, rules: ChainRules) -> Trust:
-    asset = next((asset for asset in rules.assets if asset.key == payment.asset), None)
-    return Trust.AGREED if asset is None else rules.trust_for(asset, units)

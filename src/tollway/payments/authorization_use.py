@@ -71,7 +71,7 @@ async def find_use(
     facts = await chains.fetch_facts(authorization.chain_id, tx_hash, trust=trust)
     if not is_deep(facts, depth=depth):
         return NotFound()
-    transfer = find_transfer(facts, authorization)
+    transfer = find_transfer(facts, authorization, trust=trust)
     if transfer is not None:
         return Paid(transfer=transfer)
     # A receipt without any word of this nonce is no proof of anything: the node has told two stories.
@@ -95,8 +95,9 @@ async def find_end(
     )
 
 
-def find_transfer(facts: ChainFacts, authorization: Authorization) -> SettledTransfer | None:
-    """The transfer that this authorisation made in that transaction; None when it made none."""
+def find_transfer(facts: ChainFacts, authorization: Authorization, *, trust: Trust) -> SettledTransfer | None:
+    """The transfer that this authorisation made in that transaction; None when it made none. One node's word makes none
+    final: what is final is never looked at again."""
     is_settled = facts.succeeded and has_settled(
         facts.logs,
         token=authorization.token,
@@ -112,5 +113,5 @@ def find_transfer(facts: ChainFacts, authorization: Authorization) -> SettledTra
         block_number=facts.block_number,
         block_hash=facts.block_hash,
         block_time=facts.block_time,
-        is_final=facts.finalized_number >= facts.block_number,
+        is_final=trust is Trust.AGREED and facts.finalized_number >= facts.block_number,
     )

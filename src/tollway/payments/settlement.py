@@ -319,7 +319,7 @@ class Settlement:
         if facts is None:
             return Undecided(tx_hash=attempt.tx_hash)
         self._notes.mined(attempt.chain_id, (self._now_ms() - attempt.created_ms) / 1000)
-        transfer = find_transfer(facts, order.authorization)
+        transfer = find_transfer(facts, order.authorization, trust=self._trust(order.asset, order.units))
         if facts.fee_wei is not None:
             self._tank.note_cost(attempt, facts.fee_wei)
         if transfer is not None:

@@ -142,7 +142,9 @@ class Sweeper:
         if case is None:
             return
         for facts in case.receipts.values():
-            transfer = find_transfer(facts, call.authorization) if isinstance(facts, ChainFacts) else None
+            if not isinstance(facts, ChainFacts):
+                continue
+            transfer = find_transfer(facts, call.authorization, trust=case.trust)
             if transfer is not None:
                 if is_deep(facts, depth=case.depth):
                     await self._conclude(case, transfer)

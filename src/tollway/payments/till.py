@@ -10,7 +10,7 @@ refusal: an unreachable chain is `ChainUnavailable`, a transaction not mined yet
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tollway.chain.lookup_meter import LookupMeter
 from tollway.chain.reader import ChainFacts, ChainReader, NotMined, Trust
@@ -264,8 +264,9 @@ class Till:
         try:
             answer = await self._judge_by(trust, chain_id, showing, shelf)
             if trust is Trust.ONE and not _is_one_enough(answer, self._rules[chain_id]):
-                answer = await self._judge_by(Trust.AGREED, chain_id, showing, shelf)
-            return answer
+                trust = Trust.AGREED
+                answer = await self._judge_by(trust, chain_id, showing, shelf)
+            return _leave_open(answer) if trust is Trust.ONE else answer
         except TollwayError as exc:
             return exc
 
@@ -342,6 +343,13 @@ def _is_one_enough(answer: Verdict | NotMined, rules: ChainRules) -> bool:
             return True
         case _:
             return False
+
+
+def _leave_open(answer: Verdict | NotMined) -> Verdict | NotMined:
+    """What rests on one node's word can still leave its chain, whatever that node says: so others are asked about it."""
+    if not isinstance(answer, Accepted):
+        return answer
+    return Accepted(payments=tuple(replace(payment, is_final=False) for payment in answer.payments))
 
 
 _Answer = Verdict | NotMined | TollwayError

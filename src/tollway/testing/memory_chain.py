@@ -19,7 +19,7 @@ from tollway.chain.reader import (
     SendRefused,
     Trust,
 )
-from tollway.errors import ChainUnavailable
+from tollway.errors import ChainUnavailable, NodesDisagree
 from tollway.identifiers import Address, ChainId, TxHash, keccak256
 from tollway.testing.memory_blocks import (
     NO_ANSWER,
@@ -55,6 +55,7 @@ _FIRST_BLOCK_S = 1_795_000_000
 class MemoryChain:
     """A `SettlementChain`. `asked` counts the questions that reached a chain, by (method, chain id);
     `trusts`: whose word was asked for, question by question. `rumours`: what a lone node tells of a transaction.
+    `disputed`: transactions of which no two nodes tell the same.
 
     `gate`: when it is set to an unset event, every look-up waits for it, so that a test can pile callers up.
     `is_automining`: what is sent is in the next block at once; otherwise `mine_sent` or `drop_sent` decides.
@@ -73,6 +74,7 @@ class MemoryChain:
         self.trusts: list[Trust] = []
         self.gate: asyncio.Event | None = None
         self.lies: dict[TxHash, Callable[[ChainFacts], ChainFacts]] = {}
+        self.disputed: set[TxHash] = set()
         self.rumours: dict[TxHash, Callable[[ChainFacts], ChainFacts]] = {}
         self._lone: set[ChainId] = set()
         self.is_automining = True
@@ -359,6 +361,8 @@ class MemoryChain:
             finalized_number=max(0, head.number - self._finality_depth),
             fee_wei=transaction.fee_wei,
         )
+        if trust is Trust.AGREED and tx_hash in self.disputed:
+            raise NodesDisagree(f"no node of eip155:{chain_id} gave a usable answer")
         if trust is Trust.ONE and tx_hash in self.rumours:
             return self.rumours[tx_hash](facts)
         return self.lies[tx_hash](facts) if tx_hash in self.lies else facts
