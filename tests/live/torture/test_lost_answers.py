@@ -160,7 +160,7 @@ async def desk(street: Any, zygote: Any) -> AsyncIterator[Desk]:
 
 @pytest.mark.parametrize("rail", ["tx", "x402"])
 async def test_a_safe_request_runs_again_under_its_claim(desk: Desk, torture: Any, rail: str) -> None:
-    losses = LOSSES * torture.pick(short=1, long=8)
+    losses = LOSSES * torture.pick(short=1, long=4)
     calls = await desk.make_calls(rail, len(losses))
 
     async def suffer(call: Lost) -> None:
@@ -180,7 +180,7 @@ async def test_a_safe_request_runs_again_under_its_claim(desk: Desk, torture: An
 async def test_an_unsafe_request_does_not_run_again_and_its_provider_decides(
     desk: Desk, torture: Any, rail: str
 ) -> None:
-    losses = LOSSES * torture.pick(short=1, long=8)
+    losses = LOSSES * torture.pick(short=1, long=4)
     calls = await desk.make_calls(rail, len(losses), method="POST")
 
     async def suffer(call: Lost) -> None:
@@ -208,7 +208,7 @@ async def test_an_unsafe_request_does_not_run_again_and_its_provider_decides(
 async def test_under_a_key_twenty_repeats_at_two_gateways_have_one_outcome(
     desk: Desk, torture: Any, rail: str
 ) -> None:
-    losses = torture.pick(short=("reset", "silent"), long=LOSSES * 4)
+    losses = torture.pick(short=("reset", "silent"), long=LOSSES * 2)
     calls = await desk.make_calls(rail, len(losses), method="POST", key="order")
 
     async def suffer(call: Lost) -> None:
