@@ -15,12 +15,12 @@ from tollway.ledger.book import (
     Fenced,
     InDebt,
     NonceUsed,
-    OpenCall,
     PlainEnded,
     UnfinalLimit,
     Unspendable,
 )
 from tollway.ledger.call import TAKING, CallState, PaymentState, Rail
+from tollway.ledger.open_calls import OpenCall
 from tollway.limits import Limits
 from tollway.testing.book_samples import (
     CHAIN,

@@ -34,6 +34,7 @@ from tollway.testing.book_samples import (
 PLANS = {
     "call.nonce IN": "uq_call_nonce (nonce=? AND tx_hash=?",
     "call.digest =": "ix_call_repeatable (payment_id=? AND digest=?",
+    "(call.payment_id, call.digest) IN": "ix_call_repeatable (payment_id=? AND digest=?",
     "call.pay_to =": "ix_call_reorged (payer=?",
     "call.price_units, call.taken_units, (SELECT": "ix_call_reorged (payer=?",
     "authorization.nonce IN": "(nonce=?",

@@ -55,13 +55,13 @@ class QuietTill:
 
 
 class Desk:
-    """A counter over books in memory."""
+    """A counter over books in memory; `before`: another gateway's, which it shares."""
 
-    def __init__(self) -> None:
-        self.small = SmallGateway(LoopbackUpstream(), limits=DEFAULT_LIMITS)
+    def __init__(self, before: "Desk | None" = None) -> None:
+        self.small = before.small if before else SmallGateway(LoopbackUpstream(), limits=DEFAULT_LIMITS)
         self.book: MemoryBook = self.small.book
         self.till = QuietTill()
-        numbers = itertools.count(1)
+        numbers = itertools.count(1_000 if before else 1)
         self.counter = Counter(
             book=self.book,
             till=self.till,  # type: ignore[arg-type]
@@ -330,17 +330,44 @@ async def test_no_other_method_runs_again(desk: Desk, method: str) -> None:
     assert first.call_id != second.call_id
 
 
-@pytest.mark.parametrize("is_known", [True, False])
-async def test_an_older_payment_met_for_the_first_time_is_asked_for_a_call_without_an_outcome(
-    desk: Desk, is_known: bool
+@pytest.mark.parametrize("is_remembered", [True, False])
+async def test_what_another_gateway_left_without_an_outcome_runs_again_under_its_claim(
+    desk: Desk, is_remembered: bool
 ) -> None:
+    elsewhere = Desk(desk)
+    tender = await desk.tender()
+    first = await elsewhere.counter.take(elsewhere.order(), [elsewhere.purchase(tender)])
+    await elsewhere.close(first, CallState.UNKNOWN)
+    again = replace(tender, is_first=False, is_fresh=not is_remembered)
+    second = await desk.counter.take(desk.order(), [desk.purchase(again)])
+    assert (second.call_id, second.claimed.epoch) == (first.call_id, 2)
+    assert second.claimed.rest_units == 20_000
+
+
+async def test_whoever_comes_too_late_to_run_it_again_has_a_call_of_its_own(desk: Desk) -> None:
     tender = await desk.tender()
     first = await desk.counter.take(desk.order(), [desk.purchase(tender)])
     await desk.close(first, CallState.UNKNOWN)
-    # `note_unsettled` is not called: that was another process.
-    again = replace(tender, is_first=False, is_fresh=not is_known)
-    second = await desk.counter.take(desk.order(), [desk.purchase(again)])
-    assert (second.call_id == first.call_id) == (not is_known)
+    reopen = desk.book.reopen
+
+    async def reopen_second(call_id: CallId, *, epoch: int, **options: Any) -> Any:
+        await reopen(call_id, epoch=epoch, **options)
+        return await reopen(call_id, epoch=epoch, **options)
+
+    desk.book.reopen = reopen_second  # type: ignore[method-assign]
+    second = await desk.counter.take(desk.order(), [desk.purchase(tender)])
+    assert (second.call_id != first.call_id, second.claimed.epoch) == (True, 1)
+    assert second.claimed.rest_units == 10_000
+
+
+async def test_a_request_that_was_attempted_often_enough_is_another_call(desk: Desk) -> None:
+    tender = await desk.tender()
+    tickets = []
+    for _ in range(DEFAULT_LIMITS.attempts_max + 1):
+        tickets.append(await desk.counter.take(desk.order(), [desk.purchase(tender)]))
+        await desk.close(tickets[-1], CallState.UNKNOWN)
+    assert [ticket.claimed.epoch for ticket in tickets] == [1, 2, 3, 1]
+    assert len({ticket.call_id for ticket in tickets}) == 2
 
 
 async def test_a_streamed_body_that_nobody_promised_is_never_the_same_request(desk: Desk) -> None:

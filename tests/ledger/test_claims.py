@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tollway.identifiers import Address, TxHash
+from tollway.identifiers import Address, CallId, TxHash
 from tollway.ledger.book import (
     AuthorizationTaken,
     Claim,
@@ -24,6 +24,7 @@ from tollway.ledger.call import CallState, Payment, PaymentState
 from tollway.ledger.claims import Purse, check_units, decide_claims, nonce_key, purse_of, purses_short
 from tollway.ledger.covers import KnownAuthorization
 from tollway.ledger.keyed_calls import KeyedCall, KeyName, KeyTaken
+from tollway.ledger.open_calls import CallOpen, OpenCall, RequestName
 from tollway.testing.book_samples import (
     CHAIN,
     PAYEE,
@@ -60,6 +61,7 @@ def decide(
     *payments: Payment,
     nonces: Any = None,
     keys: Any = None,
+    repeats: Any = None,
     debts: Any = None,
     unfinal_max_nano: Any = None,
     authorizations: Any = (),
@@ -69,6 +71,7 @@ def decide(
         payments=payments,
         nonces=nonces or {},
         keys=keys or {},
+        repeats=repeats or {},
         debts=debts or {},
         unfinal_max_nano=unfinal_max_nano or {},
         authorizations=authorizations,
@@ -345,3 +348,58 @@ def test_of_two_claims_under_one_key_in_a_batch_the_first_that_is_granted_takes_
     assert outcomes[2] == KeyTaken(call=named(first))
     assert all(isinstance(outcome, Claimed) for outcome in outcomes[3:])
     assert [debit.taken_units for debit in debits] == [4]
+
+
+DIGEST = b"\x09" * 32
+
+
+def waiting(state: CallState = CallState.UNKNOWN, payment_id: int = 1) -> dict[RequestName, OpenCall]:
+    """An earlier call of the request with that digest."""
+    call = OpenCall(
+        call_id=CallId("call_earlier"), state=state, epoch=2, attempts=2, price="0.04", price_units=4
+    )
+    return {RequestName(payment_id, DIGEST): call}
+
+
+@pytest.mark.parametrize("state", [CallState.UNKNOWN, CallState.CONSUMED])
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_a_safe_request_with_a_call_that_waits_is_told_of_it_before_all_else_and_touches_nothing(
+    method: str, state: CallState
+) -> None:
+    shown = payment(1, 10, taken_units=10, is_plain_ended=True)
+    claim = claim_on(shown, 4, digest=DIGEST, method=method, is_plain=True, nonce=NONCE)
+    used = NonceUsed(call_id=CallId("call_earlier"), state=state)
+    (decision,), debits = decide(
+        [claim], shown, repeats=waiting(state), nonces={nonce_key(claim): used}, debts={purse_of(shown): 1}
+    )
+    (open_call,) = waiting(state).values()
+    assert (decision.outcome, decision.parts, debits) == (CallOpen(call=open_call), {}, ())
+
+
+ANOTHER_CALL: dict[str, dict[str, Any]] = {
+    "unsafe": {"method": "POST"},
+    "keyed": {"idempotency_key": "one"},
+    "it would not run again": {"is_anew": True},
+    "another request": {"digest": b"\x0a" * 32},
+}
+
+
+@pytest.mark.parametrize("fields", ANOTHER_CALL.values(), ids=ANOTHER_CALL)
+def test_any_other_claim_is_for_a_call_of_its_own(fields: dict[str, Any]) -> None:
+    claim = claim_on(payment(1, 10), 4, **{"digest": DIGEST, **fields})
+    (decision,), _ = decide([claim], payment(1, 10), repeats=waiting())
+    assert isinstance(decision.outcome, Claimed)
+
+
+@pytest.mark.parametrize("repeats", [waiting(CallState.FORWARDING), waiting(payment_id=2)])
+def test_what_runs_or_was_paid_by_another_payment_is_not_run_again(repeats: Any) -> None:
+    (decision,), _ = decide([claim_on(payment(1, 10), 4, digest=DIGEST)], payment(1, 10), repeats=repeats)
+    assert isinstance(decision.outcome, Claimed)
+
+
+def test_behind_a_claim_that_was_granted_anew_the_same_request_is_another_call_as_well() -> None:
+    shown = payment(1, 10)
+    anew = claim_on(shown, 4, digest=DIGEST, is_anew=True)
+    claims = [claim_on(shown, 4, digest=DIGEST), anew, claim_on(shown, 4, digest=DIGEST)]
+    decisions, _ = decide(claims, shown, repeats=waiting())
+    assert [type(one.outcome) for one in decisions] == [CallOpen, Claimed, Claimed]

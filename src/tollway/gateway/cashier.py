@@ -41,6 +41,7 @@ from tollway.ledger.book import (
 from tollway.ledger.call import CallState
 from tollway.ledger.kept_answers import Answers
 from tollway.ledger.keyed_calls import KeyedCall, KeyTaken
+from tollway.ledger.open_calls import CallOpen
 from tollway.ledger.settled import UNRECOGNISABLE
 from tollway.limits import Limits
 from tollway.money import Asset, Price
@@ -239,7 +240,7 @@ class Cashier:
             case InDebt(units=units):
                 authorization, asset = purchase.authorization, purchase.requirement.asset
                 raise ClaimRefused(Declined(problem=in_debt_to(authorization.payee, asset, units)))
-            case Exhausted() | NonceUsed() | PlainEnded() | Unspendable() | NotFirst():
+            case Exhausted() | NonceUsed() | PlainEnded() | Unspendable() | NotFirst() | CallOpen():
                 raise AssertionError("no outcome of a claim on an authorisation")
             case _:
                 assert_never(outcome)

@@ -40,13 +40,13 @@ from tollway.ledger.book import (
     NonceUsed,
     NotCovered,
     NotFirst,
-    OpenCall,
     PlainEnded,
     UnfinalLimit,
     Unspendable,
 )
 from tollway.ledger.call import CallState, Payment
 from tollway.ledger.keyed_calls import KeyedCall, KeyTaken
+from tollway.ledger.open_calls import CallOpen, OpenCall
 from tollway.ledger.settled import SAFE_METHODS
 from tollway.limits import Limits
 from tollway.money import Price
@@ -152,13 +152,13 @@ class Counter:
                 raise ClaimRefused(Declined(problem=too_dear))
             claim = self._claim_of(order, purchase)
             payment = purchase.tender.payment
-            # A key names its call to the books; a new one is for a new call, whatever is still open.
-            may_be_open = payment.id in self._unsettled or _may_be_unsettled(purchase.tender)
-            if may_be_open and claim.idempotency_key is None:
-                ticket = await self._run_again(claim, purchase)
+            outcome = await self._book.claim(claim)
+            if isinstance(outcome, CallOpen):
+                ticket = await self._reopen(outcome.call, purchase, is_plain=claim.is_plain, is_keyed=False)
                 if ticket is not None:
                     return ticket
-            outcome = await self._book.claim(claim)
+                # Somebody runs it already, or it will not run any more: this is another call.
+                outcome = await self._book.claim(replace(claim, is_anew=True))
             if isinstance(outcome, Claimed):
                 self._till.note_spent(payment)
                 is_keyed = claim.idempotency_key is not None
@@ -357,7 +357,7 @@ class Counter:
                 return Declined(problem=UNFINAL_LIMIT)
             case NotFirst():
                 return decline(OTHER_CURRENCY, order.offer)
-            case Claimed() | AuthorizationTaken() | NotCovered() | KeyTaken():
+            case Claimed() | AuthorizationTaken() | NotCovered() | KeyTaken() | CallOpen():
                 raise AssertionError("no refusal of a claim on a payment")
             case _:
                 assert_never(outcome)

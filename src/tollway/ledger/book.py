@@ -22,6 +22,7 @@ from tollway.ledger.authorization import (
 from tollway.ledger.call import CallState, Delivery, NewPayment, Payment, Rail
 from tollway.ledger.gas import LaneTaken
 from tollway.ledger.keyed_calls import KeyedCall, KeyTaken
+from tollway.ledger.open_calls import CallOpen, OpenCall
 from tollway.ledger.relocation import Relocations
 
 POSTPONED_MS_MAX = 960_000
@@ -41,6 +42,8 @@ class Claim:
     `decimals`: of the asset itself, as its contract counts.
     `authorization`: what pays this call instead of a payment (then `payment_id` is None), with the `cover` that was
     seen for it. Its amount is `price_units` to the unit.
+    `is_anew`: a call of its own, although the same request has one without an outcome: that one did not let itself be
+    reopened.
     """
 
     call_id: CallId
@@ -69,6 +72,7 @@ class Claim:
     created_ms: int
     authorization: Authorization | None = None
     cover: Cover | None = None
+    is_anew: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +154,7 @@ class NotCovered:
 
 
 Refusal = Exhausted | NonceUsed | PlainEnded | Unspendable | InDebt | UnfinalLimit | NotFirst
-ClaimOutcome = Claimed | Refusal | AuthorizationTaken | NotCovered | KeyTaken
+ClaimOutcome = Claimed | Refusal | AuthorizationTaken | NotCovered | KeyTaken | CallOpen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,18 +199,6 @@ class Finish:
     response_bytes: int
     completed_ms: int
     is_cut: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenCall:
-    """A call that holds a price without an outcome. Its price is that of its claim, whatever is asked by now."""
-
-    call_id: CallId
-    state: CallState
-    epoch: int
-    attempts: int
-    price: str
-    price_units: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,7 +249,8 @@ class Book(Relocations, Protocol):
         payment has something left but less than the price, the difference comes from the same payer's other
         payments to that payee in that asset whose own rest is below the price, oldest first. Of any number of
         claims under one idempotency key of one wallet, one is granted, until its call is released or forgotten
-        (`answer_ttl_s`).
+        (`answer_ttl_s`). A safe method without a key is told of the newest call of the same request on that payment
+        when that one is `unknown`, or was cut short and not repeated yet (`CallOpen`).
         """
         ...
 

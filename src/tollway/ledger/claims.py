@@ -27,7 +27,9 @@ from tollway.ledger.book import (
 from tollway.ledger.call import CallState, Payment, PaymentState, Rail
 from tollway.ledger.covers import Covers, KnownAuthorization, Wallet, rail_of, wallet_of
 from tollway.ledger.keyed_calls import KeyedCall, KeyName, KeyTaken
+from tollway.ledger.open_calls import CallOpen, OpenCall, RequestName
 from tollway.ledger.parts import Parts
+from tollway.ledger.settled import SAFE_METHODS
 from tollway.money import LEDGER_DECIMALS_MAX, UNITS_MAX, nano_to_units
 
 
@@ -72,6 +74,7 @@ def decide_claims(
     payments: Iterable[Payment],
     nonces: Mapping[NonceKey, NonceUsed],
     keys: Mapping[KeyName, KeyedCall],
+    repeats: Mapping[RequestName, OpenCall],
     debts: Mapping[Purse, int],
     unfinal_max_nano: Mapping[str, int],
     authorizations: Iterable[KnownAuthorization] = (),
@@ -81,13 +84,14 @@ def decide_claims(
     `payments`: those shown, and of `purses_short` every payment of the purse; of payers whose currency has a maximum
     of unfinal value, every unfinal payment. `nonces`: who holds the nonces of these claims by now.
     `keys`: which calls the idempotency keys of these claims have named, unless those were released or are forgotten.
+    `repeats`: the newest call without an outcome, or with half an answer, of the requests that these claims name.
     `debts`: what the payers of these claims owe.
     `unfinal_max_nano`: by currency, what one payer may have spent of one asset before it is final; a currency that is
     not named has no maximum.
     `authorizations`: those that are claimed, as far as they are known, and all of their wallets that run, settle, may
     run again, or moved after the block of their cover.
     """
-    desk = _Desk(payments, nonces, keys, debts, unfinal_max_nano, Covers(authorizations))
+    desk = _Desk(payments, nonces, keys, repeats, debts, unfinal_max_nano, Covers(authorizations))
     decisions = tuple(desk.decide(claim) for claim in claims)
     return decisions, desk.debits()
 
@@ -120,6 +124,14 @@ def key_name(claim: Claim) -> KeyName | None:
     if claim.payer is None or claim.idempotency_key is None:
         return None
     return KeyName(claim.payer, claim.idempotency_key)
+
+
+def request_name(claim: Claim) -> RequestName | None:
+    """Which open call the claim may run again instead. A key is for a call of its own, and a request that is not safe
+    never reaches its upstream twice unasked."""
+    if claim.payment_id is None or claim.idempotency_key is not None or claim.is_anew:
+        return None
+    return RequestName(claim.payment_id, claim.digest) if claim.method in SAFE_METHODS else None
 
 
 def check_claim(claim: Claim) -> None:
@@ -169,6 +181,7 @@ class _Desk:
         payments: Iterable[Payment],
         nonces: Mapping[NonceKey, NonceUsed],
         keys: Mapping[KeyName, KeyedCall],
+        repeats: Mapping[RequestName, OpenCall],
         debts: Mapping[Purse, int],
         unfinal_max_nano: Mapping[str, int],
         covers: Covers,
@@ -177,6 +190,7 @@ class _Desk:
         self._balances = {payment.id: _Balance(payment) for payment in payments}
         self._nonces = dict(nonces)
         self._keys = dict(keys)
+        self._repeats = dict(repeats)
         self._debts = debts
         self._unfinal_max_nano = unfinal_max_nano
         self._purses: dict[Purse, list[_Balance]] = {}
@@ -187,15 +201,27 @@ class _Desk:
             purse.sort(key=lambda one: (one.payment.block_number, one.payment.id))
 
     def decide(self, claim: Claim) -> Decision:
-        """Its idempotency key before anything else: who repeats a call is told of that one, and pays nothing."""
+        """What it repeats before anything else: who asks again is told of that call, and pays nothing. While that one
+        runs, the same request without a key is another call."""
         name = key_name(claim)
         earlier = None if name is None else self._keys.get(name)
         if earlier is not None:
             return _refused(claim, KeyTaken(call=earlier))
+        request = request_name(claim)
+        waiting = None if request is None else self._repeats.get(request)
+        if waiting is not None and waiting.state is not CallState.FORWARDING:
+            return _refused(claim, CallOpen(call=waiting))
         decision = self._decide(claim)
-        if name is not None and isinstance(decision.outcome, Claimed):
-            self._keys[name] = _keyed_call(claim)
+        if isinstance(decision.outcome, Claimed):
+            self._note_running(claim, name)
         return decision
+
+    def _note_running(self, claim: Claim, name: KeyName | None) -> None:
+        """For the claims behind it, it is there already."""
+        if name is not None:
+            self._keys[name] = _keyed_call(claim)
+        if claim.payment_id is not None:
+            self._repeats.pop(RequestName(claim.payment_id, claim.digest), None)
 
     def _decide(self, claim: Claim) -> Decision:
         if claim.authorization is not None:

@@ -5,14 +5,16 @@ from functools import partial
 
 from tollway.identifiers import Address, CallId, TxHash
 from tollway.ledger.authorization import AuthorizationKey, AuthorizedCall, SettlementAttempt
-from tollway.ledger.book import Claim, Debt, Exhausted, NonceUsed, OpenCall
+from tollway.ledger.book import Claim, Debt, Exhausted, NonceUsed
 from tollway.ledger.call import CallRecord, Payment
 from tollway.ledger.keyed_calls import KeyedCall
+from tollway.ledger.open_calls import OpenCall
 from tollway.ledger.statement import HistoryPage, HistoryQuery
 from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.storage import (
     authorization_store,
     key_store,
+    open_call_store,
     payment_store,
     relocation_store,
     spent_store,
@@ -36,7 +38,7 @@ class BookReader:
 
     async def find_repeat(self, payment_id: int, digest: bytes) -> OpenCall | None:
         return await self._database.read(
-            partial(statement_store.find_repeat, payment_id=payment_id, digest=digest)
+            partial(open_call_store.find_repeat, payment_id=payment_id, digest=digest)
         )
 
     async def find_spent(self, claim: Claim) -> Exhausted | NonceUsed | None:

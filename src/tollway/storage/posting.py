@@ -28,6 +28,7 @@ from tollway.storage.authorization_store import find_known, lock_wallets, write_
 from tollway.storage.book_page import BookPage, LockedCall, drawn_from, topup_rows
 from tollway.storage.book_tables import call_table, payment_table, topup_table
 from tollway.storage.key_store import find_named, lock_keys
+from tollway.storage.open_call_store import find_repeats
 from tollway.storage.payment_store import find_debts
 from tollway.storage.settling import Conclude, Settle, Settling
 from tollway.storage.spent_store import find_nonces
@@ -112,10 +113,10 @@ class _Post:
             self._outcomes[move.call_id] = self._move(move, calls.get(move.call_id))
         self._settling.write(now_ms=self._posting.now_ms)
         self._page.write()
+        self._finish([entry for entry in entries if isinstance(entry, Finish)])
         if self._posting.is_retry:
             self._find_claimed(claims)
         self._claim([claim for claim in claims if claim.call_id not in self._outcomes])
-        self._finish([entry for entry in entries if isinstance(entry, Finish)])
         return [None if isinstance(entry, Finish) else self._outcomes[entry.call_id] for entry in entries]
 
     def _lock(self, moves: Sequence[Move], claims: Sequence[Claim]) -> dict[CallId, LockedCall]:
@@ -276,6 +277,7 @@ class _Post:
                 since_ms=self._posting.answered_since_ms,
                 answered_since_ms=self._posting.answered_since_ms,
             ),
+            repeats=find_repeats(self._connection, claims),
             debts=find_debts(self._connection, {claim.payer for claim in claims if claim.payer is not None}),
             unfinal_max_nano=self._posting.unfinal_max_nano,
             authorizations=known,

@@ -48,6 +48,7 @@ def find_spent(connection: Connection, claim: Claim) -> Exhausted | NonceUsed | 
         payments=payments,
         nonces=find_nonces(connection, [claim]),
         keys={},
+        repeats={},
         debts=find_debts(connection, {claim.payer}),
         unfinal_max_nano={},
     )

@@ -8,7 +8,6 @@ from collections.abc import Collection
 from sqlalchemy import ColumnElement, Connection, and_, func, or_, select, text, tuple_, union, union_all
 
 from tollway.identifiers import Address, CallId, TxHash
-from tollway.ledger.book import OpenCall
 from tollway.ledger.call import CallRecord, CallState, Payment
 from tollway.ledger.statement import HistoryPage, HistoryQuery, HistoryStatus
 from tollway.storage.book_rows import parse_call, parse_payment
@@ -18,8 +17,6 @@ TOTAL_MAX = 10_000
 """With filters, the total is counted up to here."""
 FAILED_STATUS_MIN = 400
 """An upstream status from here on is a failed call; ours of the history, not a status that we answer."""
-
-_REPEATABLE_STATES = (CallState.FORWARDING.value, CallState.UNKNOWN.value, CallState.CONSUMED.value)
 
 
 def history(connection: Connection, query: HistoryQuery) -> HistoryPage:
@@ -75,33 +72,6 @@ def spending_calls(connection: Connection, payment_id: int, *, limit: int) -> tu
     """Those that hold something of it now."""
     is_spending = and_(call_table.c.payment_id == payment_id, call_table.c.taken_units > 0)
     return _newest(connection, is_spending, payment_id, limit=limit)
-
-
-def find_repeat(connection: Connection, payment_id: int, digest: bytes) -> OpenCall | None:
-    """Sorted here, not there: an ORDER BY would make SQLite walk every call of the payment instead."""
-    columns = call_table.c
-    query = select(
-        columns.id,
-        columns.state,
-        columns.epoch,
-        columns.attempts,
-        columns.cut,
-        columns.created_ms,
-        columns.price,
-        columns.price_units,
-    ).where(columns.payment_id == payment_id, columns.digest == digest, text(f"({REPEATABLE})"))
-    rows = [row for row in connection.execute(query) if row.cut != "cut" or row.state in _REPEATABLE_STATES]
-    if not rows:
-        return None
-    row = max(rows, key=lambda one: (one.created_ms, one.id))
-    return OpenCall(
-        call_id=CallId(row.id),
-        state=CallState(row.state),
-        epoch=row.epoch,
-        attempts=row.attempts,
-        price=row.price,
-        price_units=row.price_units,
-    )
 
 
 def find_held(connection: Connection, payment_ids: Collection[int]) -> dict[int, int]:

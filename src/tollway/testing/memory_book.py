@@ -22,24 +22,23 @@ from tollway.ledger.book import (
     Fenced,
     Finish,
     NonceUsed,
-    OpenCall,
 )
 from tollway.ledger.call import UNDECIDED, CallState, NewPayment, Payment, PaymentState, is_move_allowed
-from tollway.ledger.claims import check_claim, check_units, decide_claims
+from tollway.ledger.claims import check_claim, check_units, decide_claims, request_name
 from tollway.ledger.keyed_calls import KeyedCall, KeyName
+from tollway.ledger.open_calls import OpenCall, RequestName
 from tollway.ledger.parts import held_after
 from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.testing.memory_relocation import MemoryRelocation
 from tollway.testing.memory_rows import (
     MemoryCall,
     debts_of,
+    find_open,
     held_of,
     holds_right,
     is_cut,
-    is_open,
     is_unpaid,
     known_authorizations,
-    open_call,
     payment_key,
     shown_payment,
     used_nonces,
@@ -94,6 +93,7 @@ class MemoryBook(MemoryRelocation):
             payments=[shown_payment(one) for one in self._rows.payments.values()],
             nonces=used_nonces(self._rows.calls.values()),
             keys=self._keys_of(claim),
+            repeats=self._repeats_of(claim),
             debts=debts_of(self._rows.calls.values()),
             unfinal_max_nano=self._unfinal_max_nano,
             authorizations=known_authorizations(self._rows),
@@ -149,17 +149,7 @@ class MemoryBook(MemoryRelocation):
 
     async def find_repeat(self, payment_id: int, digest: bytes) -> OpenCall | None:
         self._answer()
-        found = [
-            call
-            for call in self._newest_first()
-            if call.claim.payment_id == payment_id
-            and call.claim.digest == digest
-            and (is_open(call) or is_cut(call))
-        ]
-        if not found:
-            return None
-        call = found[0]
-        return open_call(call)
+        return find_open(self._rows.calls.values(), RequestName(payment_id, digest))
 
     async def find_spent(self, claim: Claim) -> Exhausted | NonceUsed | None:
         self._answer()
@@ -172,6 +162,7 @@ class MemoryBook(MemoryRelocation):
             payments=payments,
             nonces=used_nonces(calls),
             keys={},
+            repeats={},
             debts=debts_of(calls),
             unfinal_max_nano={},
         )
@@ -354,6 +345,11 @@ class MemoryBook(MemoryRelocation):
         if claim.idempotency_key is None:
             return {}
         return self._named_calls(self._now_ms() - self._limits.answer_ttl_s * 1000)
+
+    def _repeats_of(self, claim: Claim) -> dict[RequestName, OpenCall]:
+        name = request_name(claim)
+        found = None if name is None else find_open(self._rows.calls.values(), name)
+        return {} if name is None or found is None else {name: found}
 
     def _add(self, new: NewPayment, now_ms: int) -> int:
         old = next(

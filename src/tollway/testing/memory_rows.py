@@ -5,12 +5,13 @@ from dataclasses import dataclass, field, replace
 
 from tollway.identifiers import Address, CallId, ChainId, TxHash
 from tollway.ledger.authorization import Authorization, AuthorizationKey, SettlementAttempt
-from tollway.ledger.book import Claim, Close, Finish, NonceUsed, OpenCall
+from tollway.ledger.book import Claim, Close, Finish, NonceUsed
 from tollway.ledger.call import TAKING, CallRecord, CallState, NewPayment, Payment, PaymentState, Rail
 from tollway.ledger.claims import NonceKey, Purse, key_name, nonce_key
 from tollway.ledger.covers import KnownAuthorization
 from tollway.ledger.kept_answers import StoredAnswer
 from tollway.ledger.keyed_calls import KeyedCall, KeyName
+from tollway.ledger.open_calls import OpenCall, RequestName
 from tollway.ledger.parts import Parts
 from tollway.ledger.statement import HistoryQuery, HistoryStatus
 
@@ -178,7 +179,18 @@ def known_authorizations(rows: MemoryRows) -> list[KnownAuthorization]:
     ]
 
 
-def open_call(call: MemoryCall) -> OpenCall:
+def find_open(calls: Iterable[MemoryCall], name: RequestName) -> OpenCall | None:
+    """The newest call of that request without an outcome, or with half an answer."""
+    found = [
+        call
+        for call in calls
+        if call.claim.digest == name.digest
+        and call.claim.payment_id == name.payment_id
+        and (is_open(call) or is_cut(call))
+    ]
+    if not found:
+        return None
+    call = max(found, key=lambda one: one.order)
     return OpenCall(
         call_id=call.claim.call_id,
         state=call.state,
