@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tollway.identifiers import Address
-from tollway.ledger.book import Claimed, Closed, Exhausted, Fenced
+from tollway.ledger.book import POSTPONED_MS_MAX, Claimed, Closed, Exhausted, Fenced
 from tollway.ledger.call import CallState, PaymentState, Rail
 from tollway.ledger.gas import LaneTaken
 from tollway.ledger.kept_answers import StoredAnswer
@@ -556,6 +556,13 @@ async def test_calls_adrift_and_unknown_ones_take_turns(books: Any) -> None:
     assert [found.call_id for found in await book.unsettled(limit=9)] == [ids[1], ids[2]]
     books.clock.ms += 1
     assert {found.call_id for found in await book.unsettled(limit=9)} == set(ids)
+
+
+@pytest.mark.parametrize(("ahead_ms", "is_due"), [(POSTPONED_MS_MAX, False), (POSTPONED_MS_MAX + 1, True)])
+async def test_what_a_clock_set_back_has_put_far_off_is_due(book: Any, ahead_ms: int, is_due: bool) -> None:
+    claim = await adrift(book)
+    await book.postpone(claim.call_id, until_ms=NOW_MS + ahead_ms)
+    assert len(await book.unsettled(limit=9)) == is_due
 
 
 async def test_a_call_that_was_postponed_while_unknown_is_looked_at_when_it_is_adrift(book: Any) -> None:

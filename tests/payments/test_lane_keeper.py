@@ -100,6 +100,15 @@ async def test_what_was_just_offered_more_has_its_time(scene: SettlingScene) -> 
     assert len(await attempts_of(call)) == 2
 
 
+async def test_a_clock_that_is_set_back_keeps_no_lane_waiting(scene: SettlingScene) -> None:
+    call = await leave_adrift(scene)
+    scene.pass_time(-3_600)
+    await sweep(scene)
+    assert len(await attempts_of(call)) == 2
+    await sweep(scene)
+    assert len(await attempts_of(call)) == 2  # from now on by the clock as it is
+
+
 async def test_one_that_no_node_takes_at_its_price_is_offered_more(scene: SettlingScene) -> None:
     call = await leave_adrift(scene)
     scene.chain.drop_sent(CHAIN)
