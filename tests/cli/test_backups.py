@@ -171,6 +171,16 @@ def test_the_log_of_what_is_replaced_never_reaches_the_copy(office: Office) -> N
     assert held(Path(told["replaced"])) == [0, 0]
 
 
+def test_a_damaged_database_is_replaced_with_its_log_and_kept_as_it_is(office: Office) -> None:
+    office.tell("backup", "copy")
+    DATABASE.write_bytes(b"damaged" * 1000)
+    Path(f"{DATABASE}-wal").write_bytes(b"log")
+    replaced = office.tell("restore", "copy")["replaced"]
+    assert (Path(replaced).read_bytes(), Path(f"{replaced}-wal").read_bytes()) == (b"damaged" * 1000, b"log")
+    assert not Path(f"{DATABASE}-wal").exists()
+    assert held() == [1]
+
+
 def test_a_copy_is_restored_where_there_is_no_database(office: Office) -> None:
     office.tell("backup", "copy")
     for path in (DATABASE, Path(f"{DATABASE}.key")):

@@ -19,7 +19,7 @@ from tollway.limits import DEFAULT_LIMITS
 from tollway.storage import book_store
 from tollway.storage.book_store import BookStore
 from tollway.storage.database import COMMAND_TIMEOUT_S, Database, SqliteDatabase, connect_database
-from tollway.storage.generation import mark_path
+from tollway.storage.generation import mark_path, stamp_copy
 from tollway.storage.recovery import OWNER_KEPT_MS, Stranded, prune_owners, read_shared_clock, settle
 from tollway.testing.book_samples import NOW_MS, claim_on, close_of, new_payment, tx_hash
 
@@ -315,6 +315,23 @@ async def test_a_new_file_beside_an_old_mark_is_a_restore(sqlite_url: str, tmp_p
     path = tmp_path / "tollway.sqlite3"
     mark_path(path).write_text("7\n")
     assert await restarted(path, "one", lambda book: book.restored_before_ms()) == NOW_MS
+
+
+@pytest.mark.parametrize("has_mark", [True, False])
+async def test_a_copy_in_the_place_of_a_database_is_a_restore(
+    sqlite_url: str, tmp_path: Path, has_mark: bool
+) -> None:
+    path = tmp_path / "tollway.sqlite3"
+    await restarted(path, "one", paid)
+    database = SqliteDatabase(path)
+    await database.write(stamp_copy)
+    await database.close()
+    if not has_mark:
+        mark_path(path).unlink()
+    with capture_logs() as logs:
+        assert await restarted(path, "two", lambda book: book.restored_before_ms()) == NOW_MS
+    assert [entry["event"] for entry in logs] == ["database_restored"]
+    assert int(mark_path(path).read_text()) > 0
 
 
 @pytest.mark.parametrize("mark", [None, "", "garbage"])

@@ -78,7 +78,7 @@ async def back_up(database_path: Path, target: Path) -> Copy:
 
 async def put_back(copy_path: Path, database_path: Path, *, now_ms: int) -> Restore:
     """Puts a copy in the place of the database, brought to this version's tables, with every balance held. Raises
-    `CopyUnusable`, and OSError: then nothing has changed."""
+    `CopyUnusable`: then nothing has changed; and OSError."""
     mark = mark_path(database_path)
     with _draft(database_path) as draft:
         await asyncio.to_thread(_copy, copy_path, draft)
@@ -90,9 +90,10 @@ async def put_back(copy_path: Path, database_path: Path, *, now_ms: int) -> Rest
         finally:
             await database.close()
         await asyncio.to_thread(_finish, draft)
+        # First, so that whatever stands there after a crash in between is taken for a restored one.
+        await asyncio.to_thread(write_mark, mark, generation.number)
         kept = await asyncio.to_thread(_set_aside, database_path, draft, now_ms=now_ms)
         await asyncio.to_thread(_put, draft, database_path)
-    await asyncio.to_thread(write_mark, mark, generation.number)
     return Restore(copy=copy, kept=kept)
 
 
@@ -161,15 +162,10 @@ def _put(draft: Path, target: Path) -> None:
 
 
 def _set_aside(database_path: Path, draft: Path, *, now_ms: int) -> Path | None:
-    """Gives the database that is to be replaced a second name, and the draft its owner and rights. Its log goes along:
-    it must never be read into another database."""
+    """Gives the database that is to be replaced a second name, and the draft its owner and rights. It is not opened: it
+    may be damaged. Its log goes along, which must never be read into another database."""
     if not database_path.exists():
         return None
-    with (
-        contextlib.suppress(_sqlite.DatabaseError),  # a damaged one is kept as it is
-        contextlib.closing(_sqlite.connect(str(database_path))) as connection,
-    ):
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").close()
     moment = datetime.fromtimestamp(now_ms / 1000, UTC).strftime("%Y%m%dT%H%M%S.%fZ")
     kept = database_path.with_name(f"{database_path.name}.replaced-{moment}")
     os.link(database_path, kept)

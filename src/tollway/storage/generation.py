@@ -54,7 +54,7 @@ def bump_generation(
     """The next generation. `marked`: what the file beside the database says, 0 without one. A database behind it was
     restored, and that is noted in the same transaction."""
     found = read_generation(connection)
-    is_restored = is_known_restored or marked > found or found == COPY
+    is_restored = is_known_restored or marked > found  # as every mark is of a copy, and none at all
     if is_restored:
         note_restored(connection, now_ms=now_ms)
     number = max(marked, found, 0) + 1
