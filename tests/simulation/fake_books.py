@@ -115,6 +115,7 @@ class FakeGateway(MemoryBook):
         self._answers = MemoryAnswers(machine.rows, limits=house.limits)
         self._open: set[tuple[CallId, int]] = set()
         self._doubtful: set[tuple[CallId, int]] = set()
+        self._reopened: set[tuple[CallId, int]] = set()
         self._late: dict[CallId, Close] = {}
 
     def _answer(self) -> None:
@@ -145,10 +146,13 @@ class FakeGateway(MemoryBook):
             outcome = await super().reopen(call_id, epoch=epoch, now_ms=now_ms, is_plain=is_plain)
             self._machine.leave(fate)
         except StorageUnavailable:
-            self._doubtful.add(key)
+            if key not in self._reopened:
+                self._doubtful.add(key)
             raise
         if isinstance(outcome, Claimed):
             self._open.add(key)
+            self._reopened.add(key)
+            self._doubtful.discard(key)
         return outcome
 
     async def close(self, close: Close) -> Closed | Fenced:
