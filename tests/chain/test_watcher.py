@@ -381,6 +381,31 @@ async def test_mined_again_it_has_to_pay_again(watch, changed) -> None:
     assert len(watch.gone) == 1
 
 
+async def test_what_a_node_had_kept_back_is_added(watch) -> None:
+    """It told of some of the logs when the payment was shown; more nodes, or the same one later, tell of all."""
+    payment = await watch.record()
+    more = (transfer_log(TOKEN, PAYER, PAYEE, 10), transfer_log(TOKEN, PAYER, PAYEE, 15))
+    watch.chain.lies[payment.tx_hash] = lambda facts: replace(facts, logs=more)
+    await watch.check()
+    found = await watch.read(payment)
+    assert (found.state, found.value_units) == (PaymentState.UNFINAL, 10)  # its block is not deep enough yet
+    watch.chain.bury(CHAIN, 3)
+    await watch.check()
+    found = await watch.read(payment)
+    assert (found.state, found.value_units) == (PaymentState.FINAL, 25)
+
+
+async def test_more_in_a_transaction_that_settled_a_call_is_nothing_new(watch) -> None:
+    payment, _ = await watch.settle()
+    watch.chain.lies[payment.tx_hash] = lambda facts: replace(
+        facts, logs=(*facts.logs, transfer_log(TOKEN, PAYER, PAYEE, 15))
+    )
+    watch.chain.bury(CHAIN, 3)
+    await watch.check()
+    found = await watch.read(payment)
+    assert (found.state, found.value_units) == (PaymentState.FINAL, 10)
+
+
 async def test_a_displaced_block_says_nothing(watch) -> None:
     payment = await watch.record()
     watch.chain.lies[payment.tx_hash] = lambda facts: replace(

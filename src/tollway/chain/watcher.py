@@ -20,7 +20,7 @@ from tollway.errors import ChainUnavailable, NodesDisagree
 from tollway.identifiers import ChainId
 from tollway.ledger.authorization import AuthorizedCall, SettledTransfer
 from tollway.ledger.book import Book
-from tollway.ledger.call import NewPayment, Payment, PaymentState
+from tollway.ledger.call import NewPayment, Payment, PaymentState, is_worth_more
 from tollway.limits import Limits
 from tollway.payments.authorization_use import Paid, find_use
 from tollway.payments.verdict import Displaced, Standing, Void, judge_again
@@ -131,6 +131,8 @@ class Watcher:
                 await self._note_missing(payment, "worth_less", rules)
             case Standing():
                 self._missed.pop(payment.id, None)
+                if outcome.is_deep and is_worth_more(payment, outcome.payment):
+                    await self._raise(payment, outcome.payment)
                 await self._book.mark_checked(
                     payment.id,
                     is_final=outcome.payment.is_final,
@@ -145,6 +147,15 @@ class Watcher:
         self._missed.pop(payment.id, None)
         await self._book.record_payments((found,), now_ms=self._now_ms())
         _log.info("payment_back", transaction=str(payment.tx_hash), block_number=found.block_number)
+
+    async def _raise(self, payment: Payment, found: NewPayment) -> None:
+        """Before it is final: then it stays as it is."""
+        await self._book.record_payments((found,), now_ms=self._now_ms())
+        _log.info(
+            "payment_worth_more",
+            transaction=str(payment.tx_hash),
+            units=found.value_units - payment.value_units,
+        )
 
     async def _note_missing(self, payment: Payment, reason: str, rules: ChainRules) -> None:
         if payment.state is PaymentState.GONE:

@@ -239,7 +239,8 @@ class Book(Relocations, Protocol):
     async def record_payments(self, payments: Sequence[NewPayment], *, now_ms: int) -> tuple[Payment, ...]:
         """Adds the payments that are not there yet (key: chain, hash, asset, payer, payee) and returns all of
         them. A payment that was `gone` and is mined again comes back, and the calls that it paid leave their
-        debt. What its payer owes its payee is paid from it first, oldest call first."""
+        debt. One that is told of again with more is raised (`is_worth_more`), and never lowered. What its payer owes
+        its payee is paid first from what arrives, oldest call first."""
         ...
 
     async def claim(self, claim: Claim) -> ClaimOutcome:

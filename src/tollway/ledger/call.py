@@ -118,6 +118,13 @@ class NewPayment:
     is_final: bool
 
 
+def is_worth_more(payment: Payment, told: NewPayment) -> bool:
+    """Whether what is told of a recorded payment now raises it: nodes may have kept logs back. Never what is final, which
+    nobody looks at again; and what authorisations were for is known from their calls, not from the logs."""
+    is_open = payment.state is PaymentState.UNFINAL and not payment.is_authorized
+    return is_open and told.value_units > payment.value_units
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallRecord:
     """One call as the books know it: the content of a history record, in our own types.

@@ -12,7 +12,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from tollway.identifiers import Address, CallId, ChainId, TxHash
 from tollway.ledger.book import Debt
-from tollway.ledger.call import CallState, NewPayment, Payment, PaymentState
+from tollway.ledger.call import CallState, NewPayment, Payment, PaymentState, is_worth_more
 from tollway.ledger.claims import Purse, check_units, purse_of
 from tollway.ledger.parts import held_after, share_among_debts
 from tollway.storage.book_page import BookPage, LockedCall
@@ -33,7 +33,7 @@ def find_payments(connection: Connection, tx_hash: TxHash) -> tuple[Payment, ...
 def record_payments(
     connection: Connection, payments: Sequence[NewPayment], *, now_ms: int
 ) -> tuple[Payment, ...]:
-    """Adds what is not there yet, lets gone ones come back, and pays debts from both."""
+    """Adds what is not there yet, lets gone ones come back, raises what is worth more, and pays debts from all of it."""
     fresh = {_key(new) for new in sorted(payments, key=_key) if insert_payment(connection, new, now_ms)}
     ids = {_key(new): find_payment_id(connection, new) for new in payments}
     page = BookPage(connection)
@@ -41,8 +41,13 @@ def record_payments(
     arrived: list[int] = []
     for new in payments:
         payment_id = ids[_key(new)]
-        if page.payments[payment_id].state is PaymentState.GONE:
-            page.payments[payment_id] = come_back(connection, page.payments[payment_id], new, now_ms)
+        payment = page.payments[payment_id]
+        if payment.state is PaymentState.GONE:
+            page.payments[payment_id] = come_back(connection, payment, new, now_ms)
+            arrived.append(payment_id)
+        elif is_worth_more(payment, new):
+            more = new.value_units - payment.value_units
+            raise_payment(connection, page, payment_id, more, calls=0, is_by_authorization=False)
             arrived.append(payment_id)
         elif _key(new) in fresh:
             arrived.append(payment_id)
@@ -264,19 +269,31 @@ def come_back(connection: Connection, payment: Payment, new: NewPayment, now_ms:
     )
 
 
-def raise_payment(connection: Connection, page: BookPage, payment_id: int, units: int, *, calls: int) -> None:
-    """By what another authorisation moved in it. Its row is locked. A payment that is gone is shown without its value,
-    and keeps it in its row."""
-    columns = payment_table.c
+def raise_payment(
+    connection: Connection,
+    page: BookPage,
+    payment_id: int,
+    units: int,
+    *,
+    calls: int,
+    is_by_authorization: bool = True,
+) -> None:
+    """By what another authorisation moved in it, or by what nodes had kept back of it. Its row is locked. A payment that
+    is gone is shown without its value, and keeps it in its row."""
+    columns, payment = payment_table.c, page.payments[payment_id]
+    is_authorized = payment.is_authorized or is_by_authorization
     connection.execute(
         update(payment_table)
         .where(columns.id == payment_id)
-        .values(value_units=columns.value_units + units, calls=columns.calls + calls, is_authorized=True)
+        .values(
+            value_units=columns.value_units + units,
+            calls=columns.calls + calls,
+            is_authorized=is_authorized,
+        )
     )
-    payment = page.payments[payment_id]
     if payment.state is not PaymentState.GONE:
         payment = replace(payment, value_units=payment.value_units + units)
-    page.payments[payment_id] = replace(payment, calls=payment.calls + calls, is_authorized=True)
+    page.payments[payment_id] = replace(payment, calls=payment.calls + calls, is_authorized=is_authorized)
 
 
 def _key(new: NewPayment) -> tuple[bytes, int, str, bytes, bytes]:

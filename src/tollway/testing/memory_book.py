@@ -356,6 +356,7 @@ class MemoryBook(MemoryRelocation):
             (one for one in self._rows.payments.values() if payment_key(one) == payment_key(new)), None
         )
         if old is not None and old.state is not PaymentState.GONE:
+            self._raise_to(new, old)
             return old.id
         payment_id = old.id if old is not None else len(self._rows.payments) + 1
         taken_units = old.taken_units if old is not None else 0

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from tollway.ledger.call import CallState, Payment, PaymentState, is_move_allowed
+from tollway.ledger.call import CallState, NewPayment, Payment, PaymentState, is_move_allowed, is_worth_more
 from tollway.ledger.claims import purse_of
 from tollway.ledger.parts import Parts, held_after, share_among_debts
 from tollway.testing.memory_rows import MemoryCall, owed_units, purse_of_claim, shown_payment
@@ -24,6 +24,11 @@ class MemoryMoves(MemoryStatement):
             self._hold(call, {**call.parts, payment.id: call.parts.get(payment.id, 0) + units})
             if owed_units(call) == 0:
                 call.state = CallState.CONSUMED
+
+    def _raise_to(self, told: NewPayment, payment: Payment) -> None:
+        if is_worth_more(payment, told):
+            raised = self._rows.payments[payment.id] = replace(payment, value_units=told.value_units)
+            self._pay_debts(raised)
 
     def _move(self, call: MemoryCall, after: CallState) -> None:
         assert is_move_allowed(call.state, after), f"{call.state} -> {after}"
