@@ -32,6 +32,8 @@ TIMEOUT_S = 1
 CROWD = 20
 DAY_MS = 24 * 3600 * 1000
 DEADLINE_S = 30.0
+UNHURRIED = {"TOLLWAY_LIMIT_HEADER_DEADLINE_S": "120"}
+"""No connection of ours is closed while it idles."""
 ORDER = b'{"order": 1}'
 _NUMBERS = itertools.count(1)
 
@@ -147,7 +149,7 @@ class Lost:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def desk(street: Any, zygote: Any) -> AsyncIterator[Desk]:
     (gas,) = await street.wallets(1)
-    settings = {**QUICK, "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key}
+    settings = {**QUICK, "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key, **UNHURRIED}
     url = await street.make_postgres()
     async with (
         run_puppet() as puppet,

@@ -44,6 +44,8 @@ IS_LONG = os.environ.get("TORTURE") == "long"
 PROGRAM = "TEST_PROGRAM"
 HALTING = Path(__file__).parents[1] / "halting_gateway.py"
 DEADLINE_S = 30.0
+UNHURRIED = {"TOLLWAY_LIMIT_HEADER_DEADLINE_S": "120"}
+"""No connection of ours is closed while it idles."""
 TOO_LONG_S = 0.5
 """A dial that takes so long is a reason to see whether somebody still waits."""
 CANCELLED_S = 1.0
@@ -351,7 +353,7 @@ async def open_shop(street: Any, zygote: Any, puppet: Puppet) -> AsyncIterator[A
             if database in shops:
                 return shops[database]
             (gas,) = await street.wallets(1)
-            settings = {**QUICK, **SOON_DEAD, "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key}
+            settings = {**QUICK, **SOON_DEAD, "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key, **UNHURRIED}
             url = f"sqlite:///{street.folder}/points.sqlite3"
             if database == "postgresql":
                 url = await street.make_postgres()
