@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tollway.identifiers import Address
 from tollway.ledger.authorization import Dialect
 from tollway.ledger.call import CallState
 from tollway.money import Price
@@ -20,6 +21,11 @@ from tollway.testing.small_payer import SmallPayer, earned, has_terms, served, t
 PRICE = 10_000
 TARGET = "/orders"
 KEY = [("Idempotency-Key", "one")]
+NEEDED = {"name": "x", "in": "query", "required": True, "schema": {"type": "string"}}
+REQUIRING_X = {
+    "openapi": "3.1.0",
+    "paths": {TARGET: {"post": {"parameters": [NEEDED]}}},
+}
 
 
 @pytest.fixture
@@ -63,8 +69,12 @@ class Desk:
         asked = await self._payer.quote(method, TARGET)
         return self._payer.show(asked, Dialect(self._rail))
 
+    @property
+    def is_by_transaction(self) -> bool:
+        return self._rail in ("plain", "bound")
+
     async def paid(self) -> int:
-        if self._rail in ("plain", "bound"):
+        if self.is_by_transaction:
             return 5 * PRICE - await self._gate.rest_units(self._payment)
         return earned(self._gate)
 
@@ -313,11 +323,10 @@ async def test_a_repeat_goes_before_the_balance_of_its_wallet(gate: SmallGateway
 
 
 async def test_a_repeat_goes_before_the_chain(gate: SmallGateway, payer: SmallPayer) -> None:
-    desk = Desk(gate, payer, "plain")
-    assert (await desk.ask()).status == 200
+    assert (await Desk(gate, payer, "bound").ask()).status == 200
     unseen = gate.sample_payment().tx_hash  # it would have to be looked up
-    answer = await gate.ask("POST", TARGET, [*gate.plain_proof(unseen), *KEY], [b"{}"])
-    assert is_replayed(answer)
+    shown = gate.bound_proof(unseen, method="POST", target=TARGET, body=b"{}")
+    assert is_replayed(await gate.ask("POST", TARGET, [*shown, *KEY], [b"{}"]))
 
 
 async def test_an_authorisation_whose_time_is_over_opens_nothing(
@@ -343,8 +352,9 @@ async def test_an_open_call_is_never_asked_to_be_paid_again_in_another_currency(
     await gate.revise(gate.sample("api_quotes"), currency="EURC")
     gate.now_ms += 3_600_000
     answer = await desk.ask()
-    assert told(answer) == (409, "payment_already_used")
+    assert told(answer) == (504, "upstream_timeout")  # it has run again, at the price that it had
     assert answer.problem["paymentState"] == "held"
+    assert len(await gate.history()) == 1
 
 
 # ---------------------------------------------------------------------- bounds
@@ -472,3 +482,135 @@ async def test_whoever_was_overtaken_in_running_a_call_again_hears_that_it_runs(
         assert told(await desk.ask()) == (504, "upstream_timeout")
         assert told(await desk.ask()) == (409, "idempotency_in_progress")
     await late.dialer.close()
+
+
+# ---------------------------------------------------------------------- who may ask for a key's call
+
+ELSEWHERE = Address(b"\x77" * 20)
+
+
+@pytest.fixture(params=[plain(b"secret"), hang_up], ids=["answered", "open"])
+async def secret(request: pytest.FixtureRequest, gate: SmallGateway, payer: SmallPayer) -> Exchange:
+    """A 402; after it the wallet's call under the key was answered, or is open."""
+    asked = await payer.quote("POST", TARGET)
+    gate.upstream.answer = request.param
+    await Desk(gate, payer, Dialect.X402_V2.value).ask()
+    gate.upstream.answer = plain(b"secret")
+    return asked
+
+
+@pytest.mark.parametrize("dialect", Dialect)
+async def test_an_authorisation_for_somebody_else_opens_nothing(
+    gate: SmallGateway, payer: SmallPayer, secret: Exchange, dialect: Dialect
+) -> None:
+    """Whoever was paid with it elsewhere holds it, and it is fresh."""
+    foreign = payer.show(secret, dialect, payee=ELSEWHERE, base_units=1)
+    answer = await gate.ask("POST", TARGET, [*foreign, *KEY], [b"{}"])
+    assert (answer.status, served(gate)) == (402, 1)
+    assert b"secret" not in answer.body
+
+
+async def test_an_authorisation_for_an_earlier_payee_and_price_opens_its_wallets_keys(
+    gate: SmallGateway, payer: SmallPayer
+) -> None:
+    desk = Desk(gate, payer, Dialect.X402_V2.value)
+    old = payer.show(await payer.quote("POST", TARGET))
+    assert (await desk.ask()).status == 200
+    await gate.revise(gate.sample("api_quotes"), price=Price.parse("7"), pay_to=ELSEWHERE)
+    assert is_replayed(await gate.ask("POST", TARGET, [*old, *KEY], [b"{}"]))
+
+
+# ---------------------------------------------------------------------- its listing has changed
+
+
+async def change(gate: SmallGateway, *, is_long_ago: bool = True, **changes: Any) -> None:
+    """`is_long_ago`: nothing of before counts any more, and no authorisation either."""
+    await gate.revise(gate.sample("api_quotes"), **changes)
+    gate.now_ms += 3_600_000 if is_long_ago else 1_000
+    await gate.settling.tank.refresh()
+
+
+CLOSED: list[dict[str, Any]] = [
+    {"status": "paused"},
+    {"retired_ms": NOW_MS},
+    {"methods": ("GET",)},
+    {"openapi": REQUIRING_X},
+    {"operations": (), "other_paths": "refuse"},
+]
+
+
+@pytest.mark.parametrize("changes", CLOSED, ids=lambda one: next(iter(one)))
+async def test_a_stored_answer_is_given_out_whatever_its_listing_has_become(
+    gate: SmallGateway, desk: Desk, changes: dict[str, Any]
+) -> None:
+    assert (await desk.ask()).status == 200
+    await change(gate, **changes)
+    assert is_replayed(await desk.ask())
+    refused = await desk.ask(key=[("Idempotency-Key", "two")], is_fresh=desk.is_by_transaction)
+    assert refused.status >= 400
+    assert (served(gate), await desk.paid()) == (1, PRICE)
+
+
+@pytest.mark.parametrize("changes", CLOSED, ids=lambda one: next(iter(one)))
+async def test_a_closed_listing_runs_nothing_again(
+    gate: SmallGateway, payer: SmallPayer, changes: dict[str, Any]
+) -> None:
+    desk = Desk(gate, payer, "plain")
+    gate.upstream.answer = hang_up
+    assert (await desk.ask()).status == 504
+    await change(gate, **changes)
+    assert (await desk.ask()).problem["code"] not in ("payment_already_used", "upstream_timeout")
+    assert served(gate) == 1
+
+
+@pytest.mark.parametrize("is_answered", [True, False])
+async def test_under_its_key_a_call_that_was_paid_is_the_same_call_when_its_listing_is_free(
+    gate: SmallGateway, desk: Desk, is_answered: bool
+) -> None:
+    gate.upstream.answer = plain() if is_answered else hang_up
+    first = await desk.ask()
+    gate.upstream.answer = plain(b"done")
+    await change(gate, price=Price.parse("0"), is_long_ago=desk.is_by_transaction)
+    again = await desk.ask()
+    assert (again.status, is_replayed(again)) == (200, is_answered)
+    assert again.headers["tollway-call-id"] == first.headers["tollway-call-id"]
+    assert is_replayed(await desk.ask())
+    assert (served(gate), await desk.paid()) == (2 - is_answered, PRICE)
+    other = await desk.ask(key=[("Idempotency-Key", "two")])
+    assert (other.status, is_replayed(other), await desk.paid()) == (200, False, PRICE)
+    await gate.check_balanced()
+
+
+async def test_a_free_call_is_refused_a_key_that_is_taken(gate: SmallGateway, desk: Desk) -> None:
+    assert (await desk.ask()).status == 200
+    await change(gate, price=Price.parse("0"))
+    assert told(await desk.ask(b"[]"))[1] in ("idempotency_key_reused", "payment_already_used")
+    gate.book.rows.answers.clear()
+    assert told(await desk.ask()) == (409, "payment_already_used")
+    assert served(gate) == 1
+
+
+@pytest.mark.parametrize(("size", "status"), [(2_000_000, 200), (100, 200)])
+async def test_a_free_call_that_shows_a_payment_and_a_key_is_free(
+    gate: SmallGateway, payer: SmallPayer, size: int, status: int
+) -> None:
+    desk = Desk(gate, payer, "plain")
+    await desk.ask()
+    await change(gate, price=Price.parse("0"))
+    answer = await desk.ask(b"x" * size, key=[("Idempotency-Key", "two")])
+    assert (answer.status, gate.upstream.arrived[-1].body) == (status, b"x" * size)
+    junk = [("X-Payment-Tx", "0x00"), *KEY]
+    assert (await gate.ask("POST", TARGET, junk, [b"{}"])).status == 200
+
+
+async def test_an_open_call_runs_again_at_its_own_price(gate: SmallGateway, desk: Desk) -> None:
+    gate.upstream.answer = hang_up
+    most = ("Tollway-Max-Price", "0.01")
+    lost = await desk.ask(key=[*KEY, most])
+    await change(gate, price=Price.parse("7"), is_long_ago=desk.is_by_transaction)
+    gate.upstream.answer = plain(b"done")
+    again = await desk.ask(key=[*KEY, most])
+    assert (again.status, again.body) == (200, b"done")
+    assert again.headers["tollway-call-id"] == lost.headers["tollway-call-id"]
+    assert again.headers["tollway-price"] == "0.01 USDC"
+    assert await desk.paid() == PRICE

@@ -125,11 +125,7 @@ class Cashier:
         self, sale: Sale, tariffs: Sequence[Tariff], check_customer: CheckCustomer
     ) -> "Answer | Declined | Admission":
         """Everything up to the claim. Raises `ChainUnavailable` and `StorageUnavailable`: nothing was taken."""
-        if sale.known is not None:
-            answer = await self.replays.answer(sale)
-            return answer or await self._admit_again(sale, sale.known.call, tariffs)
-        is_signed = sale.key is not None and self.replays.is_by_payer(sale.presented)
-        told = await self._find_keyed(sale, sale.key, tariffs) if sale.key is not None and is_signed else None
+        told = await self.find_repeat(sale, tariffs)
         if told is not None:
             return told
         matched = match_requirement(sale.presented, self._requirements(sale, tariffs))
@@ -139,12 +135,36 @@ class Cashier:
         cover = await self._check_buyer(sale, requirement, authorization, check_customer)
         if isinstance(cover, Problem):
             return await self._refuse(cover, sale, authorization)
-        if sale.key is not None and not is_signed:  # a contract's wallet is known to have signed only now
+        if sale.key is not None and not self._is_opener(
+            sale
+        ):  # a contract's wallet is known to have signed only now
             told = await self._find_keyed(sale, sale.key, tariffs)
             if told is not None:
                 return told
         purchase = Purchase(sale=sale, requirement=requirement, authorization=authorization)
         return Admission(payer=authorization.payer, take=partial(self._take, purchase, cover))
+
+    async def find_repeat(
+        self, sale: Sale, tariffs: Sequence[Tariff]
+    ) -> "Answer | Declined | Admission | None":
+        """What the same authorisation, or its idempotency key, brings. None: neither has named a call yet, as far as
+        wallets with a key go."""
+        if sale.known is not None:
+            answer = await self.replays.answer(sale)
+            return answer or await self._admit_again(sale, sale.known.call, tariffs)
+        if sale.key is None or not self._is_opener(sale):
+            return None
+        return await self._find_keyed(sale, sale.key, tariffs)
+
+    def _is_opener(self, sale: Sale) -> bool:
+        """Whether it opens its wallet's keys before it is known to pay: signed by the wallet's key, and for this
+        listing, if only by terms of before. One for somebody else is in the hands of whoever was paid with it."""
+        shown = sale.presented
+        is_for_here = any(
+            version.pay_to == shown.payee and shown.chain_id in version.networks
+            for version in sale.offer.shelf.versions
+        )
+        return is_for_here and self.replays.is_by_payer(shown)
 
     async def _find_keyed(
         self, sale: Sale, key: str, tariffs: Sequence[Tariff]

@@ -130,6 +130,16 @@ class Counter:
             first_block_s=first_block_s,
         )
 
+    def price_again(self, earlier: KeyedCall, tender: Tender, tariffs: Sequence[Tariff]) -> Purchase:
+        """A call that runs again costs what it did, whatever is asked by now."""
+        due = Due(
+            asset=tender.asset,
+            price=Price.parse(earlier.price),
+            units=earlier.price_units,
+            charge_on=tariffs[0].terms.charge_on,
+        )
+        return Purchase(tender=tender, due=due)
+
     async def check_spent(self, order: Order, purchases: Sequence[Purchase]) -> Declined | None:
         """Refuses what payments without any rest surely cannot buy, before their upstream is dialled for nothing."""
         if any(purchase.tender.payment.rest_units > 0 for purchase in purchases):
@@ -192,21 +202,25 @@ class Counter:
         """The call that the key has named runs under the claim that it has, where it may; else what it says. Raises
         ClaimRefused."""
         payer = purchases[0].tender.payment.payer
+        if not await self._till.find_openers(order.proof, order.offer.shelf, (payer,)):
+            raise ClaimRefused(Declined(problem=BOUND_REQUIRED))
         told = await self._replays.answer_keyed(order.call, order.cargo, payer, earlier)
         if not isinstance(told, KeyedCall):
             raise ClaimRefused(told)
         shown = next((one for one in purchases if one.tender.payment.id == told.payment_id), None)
-        ticket = None
-        if shown is not None:  # another payment of that wallet is for another call
-            is_plain = order.proof.binding is None
-            ticket = await self._reopen(told, shown, is_plain=is_plain, is_keyed=True)
-            if ticket is None:
-                key = find_idempotency_key(order.call)
-                raise ClaimRefused(
-                    await self._replays.answer_overtaken(order.call, order.cargo, payer, key, told)
-                )
-        if ticket is None:
+        if shown is None:  # another payment of that wallet is for another call
             raise ClaimRefused(say_key_used(told))
+        return await self.take_again(order, shown, told)
+
+    async def take_again(self, order: Order, purchase: Purchase, earlier: KeyedCall) -> Ticket:
+        """Runs the call that a key has named under the claim that it has. Raises ClaimRefused."""
+        is_plain = order.proof.binding is None
+        ticket = await self._reopen(earlier, purchase, is_plain=is_plain, is_keyed=True)
+        if ticket is None:
+            payer, key = purchase.tender.payment.payer, find_idempotency_key(order.call)
+            raise ClaimRefused(
+                await self._replays.answer_overtaken(order.call, order.cargo, payer, key, earlier)
+            )
         return ticket
 
     async def _reopen(

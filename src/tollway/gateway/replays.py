@@ -10,7 +10,7 @@ from dataclasses import replace
 import structlog
 
 from tollway.chain.rules import ChainRules
-from tollway.errors import StorageUnavailable
+from tollway.errors import Code, StorageUnavailable
 from tollway.gateway.cargo import Cargo
 from tollway.gateway.exchange import Answer, Declined, Headers, IncomingCall
 from tollway.gateway.receipt_writer import Receipts
@@ -217,6 +217,15 @@ class Replays:
             await self._answers.keep(call_id, payer, answer, now_ms=self._now_ms())
         except StorageUnavailable:
             _log.warning("answer_not_kept", call_id=call_id)
+
+
+# The answer that was paid for is not there yet: asking again brings it.
+_COMING = frozenset({Code.IDEMPOTENCY_IN_PROGRESS, Code.PAYMENT_OUTCOME_UNKNOWN})
+
+
+def is_coming(told: Answer | Declined) -> bool:
+    """The answer that was paid for, or that it is on its way: given out whatever the listing has become."""
+    return isinstance(told, Answer) or told.problem.code in _COMING
 
 
 def say_key_used(earlier: KeyedCall) -> Declined:

@@ -1,29 +1,20 @@
 """The one function that a paid call walks through.
 
-    find listing -> paid for and stored? give it out -> closed? say so -> free? pass -> no proof? answer terms
-      -> till (facts, verdict) -> price -> dial -> claim, committed -> send -> close, written -> stream
-    a signed authorisation instead of a proof? cashier (our own terms, facts, verdict) -> dial -> claim -> send
+    find listing -> paid for and stored? give it out -> closed? say so -> free, and no repeat? pass -> no proof? answer terms
+      -> teller (record, facts, verdict, price) -> dial -> claim, committed -> send -> close, written -> stream
+    a signed authorisation instead of a proof? cashier (record, our own terms, facts, verdict) -> dial -> claim -> send
       -> settle -> stream
 
 Every exit is a named outcome. The default refuses. Nothing is asked of the chain, and nothing taken, before all that
 can be refused for free has been checked.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 
-from tollway.errors import Code, Problem
-from tollway.gateway.cargo import (
-    EMPTY_BODY_HASH,
-    Cargo,
-    check_size,
-    load_compared,
-    load_hashed,
-    load_plain,
-    load_promised,
-    too_large,
-)
+from tollway.errors import Problem
+from tollway.gateway.cargo import Cargo, check_size, load_compared, load_hashed, load_plain, too_large
 from tollway.gateway.cashier import Admission, Cashier
 from tollway.gateway.counter import Counter, Order
 from tollway.gateway.customers import Customers, Visit
@@ -43,29 +34,24 @@ from tollway.gateway.meters import Meters
 from tollway.gateway.opening import Opening, Openings
 from tollway.gateway.parameters import Manual
 from tollway.gateway.refusals import (
-    BOUND_REQUIRED,
     LOOP,
     NOT_FOUND,
-    OTHER_CURRENCY,
     ask_payment,
     check_idempotency_key,
-    check_rails,
     decline,
     find_closed,
     find_idempotency_key,
-    may_ask,
 )
-from tollway.gateway.replays import say_key_used
+from tollway.gateway.replays import is_coming
 from tollway.gateway.sale import Known, Sale, Shown
+from tollway.gateway.teller import Teller
 from tollway.gateway.trip import Shipment
 from tollway.identifiers import Address, ListingId
 from tollway.ledger.book import Book
-from tollway.ledger.keyed_calls import KeyedCall
 from tollway.limits import Limits
 from tollway.payments.authorization_verdict import is_late
-from tollway.payments.payers import Request, recover_wallets
 from tollway.payments.presented import Presented
-from tollway.payments.proof import TX_HEADER, Proof, parse_proof
+from tollway.payments.proof import TX_HEADER
 from tollway.payments.till import Till
 from tollway.registry.catalog import Catalog
 from tollway.registry.listing import Listing, Shelf
@@ -73,7 +59,6 @@ from tollway.registry.listing import Listing, Shelf
 _Seen = Shown | Presented | Problem | None
 """What a call shows on the rails of authorisations. `Shown`: the books know it, and its body is read to be compared."""
 
-CLOCK_SLACK_S = 5  # callers' clocks run a little ahead
 MANUALS_KEPT = 1_000
 
 
@@ -107,7 +92,6 @@ class Gateway:
     ) -> None:
         self._name = name
         self._catalog = catalog
-        self._till = till
         self._cashier = cashier
         self._passage = passage
         self._limits = limits
@@ -121,6 +105,15 @@ class Gateway:
             limits=limits,
             now_ms=now_ms,
             entropy=entropy,
+        )
+        self._teller = Teller(
+            till=till,
+            counter=self._counter,
+            replays=cashier.replays,
+            limits=limits,
+            origin=name.origin,
+            is_bound_required=name.is_bound_required,
+            now_ms=now_ms,
         )
         self._manuals: dict[tuple[ListingId, int], Manual] = {}
 
@@ -146,11 +139,11 @@ class Gateway:
         one."""
         shown = await self._look_up(call)
         told = await self._cashier.replays.answer(shown) if isinstance(shown, Shown) else None
-        if isinstance(told, Answer) or (told is not None and told.problem.code in _COMING):
+        if told is not None and is_coming(told):
             return told
         opening = self._openings.find(shelf, call)
         if isinstance(opening, Problem):
-            return Declined(problem=opening)
+            return await self._teller.recall(call, shelf) or Declined(problem=opening)
         if opening.is_free:
             return await self._serve_free(call, opening, shown)
         return told or await self._serve_paid(call, opening, shown)
@@ -170,90 +163,57 @@ class Gateway:
     # ---- Paid.
 
     async def _serve_paid(self, call: IncomingCall, opening: Opening, shown: _Seen) -> Outcome:
-        proof = parse_proof(call.headers)
+        proof = self._teller.read(call)
         if isinstance(proof, Problem):
             return Declined(problem=proof)
-        problem = check_rails(call, has_proof=proof is not None)
+        if proof is None:
+            return await self._serve_authorized(call, opening, shown)
+        problem = self._check_request(call, opening.listing)
+        if problem is not None:
+            return await self._teller.recall(call, opening.shelf) or Declined(problem=problem)
+        problem = self._teller.check_form(proof, opening.listing)
         if problem is not None:
             return Declined(problem=problem)
-        listing, tariff = opening.listing, opening.tariffs[0]
-        offer = Offer(
+        cargo = await self._teller.load(call, proof)
+        if isinstance(cargo, Problem):
+            return Declined(problem=cargo)
+        order = Order(
+            call=call, listing=opening.listing, proof=proof, offer=self._offer(call, opening), cargo=cargo
+        )
+        with self._customers.receive(call, opening.listing) as visit:
+            admitted = await self._teller.admit(order, opening.tariffs, visit.check)
+            return await self._carry(call, opening, cargo, admitted, visit)
+
+    def _offer(self, call: IncomingCall, opening: Opening) -> Offer:
+        tariff = opening.tariffs[0]
+        return Offer(
             shelf=opening.shelf,
             price=tariff.price,
             expires_ms=call.received_ms + self._limits.price_memory_s * 1000,
-            quote=partial(self._cashier.quote, tariff, listing),
+            quote=partial(self._cashier.quote, tariff, opening.listing),
         )
-        if proof is None:
-            return await self._serve_authorized(call, opening, offer, shown)
-        problem = self._check_request(call, listing) or self._check_form(proof, listing)
-        if problem is not None:
-            return Declined(problem=problem)
-        cargo = await self._load(call, proof)
-        if isinstance(cargo, Problem):
-            return Declined(problem=cargo)
-        order = Order(call=call, listing=listing, proof=proof, offer=offer, cargo=cargo)
-        with self._customers.receive(call, listing) as visit:
-            return await self._sell(order, opening, visit)
 
-    async def _sell(self, order: Order, opening: Opening, visit: Visit) -> Outcome:
-        """From here on money is looked at; what the caller sent is known to be well-formed."""
-        call, cargo = order.call, order.cargo
-        request = Request(
-            gateway=self._name.origin,
-            method=call.method,
-            target=call.target.signed.encode(),
-            body_hash=cargo.body_hash or EMPTY_BODY_HASH,  # a plain signature covers no body
-            client_address=call.client_address,
-        )
-        key = find_idempotency_key(call)
-        wallets = () if key is None else self._recover_wallets(order, request)
-        told = None if key is None else await self._find_keyed(order, wallets, key)
-        if told is not None and not isinstance(told, KeyedCall):
-            return told
-        tenders = await self._till.tender(order.proof, order.offer.shelf, request)
-        if isinstance(tenders, Problem):
-            return _decline(tenders, order.offer, told)
-        payer = tenders[0].payment.payer
-        if key is not None and payer not in wallets:  # a contract's wallet is known to have signed only now
-            told = await self._find_keyed(order, (payer,), key)
-            if told is not None and not isinstance(told, KeyedCall):
-                return told
-        purchases = self._counter.price(tenders, opening.tariffs)
-        if not purchases:
-            return _decline(OTHER_CURRENCY, order.offer, told)
-        spent = None if told else await self._counter.check_spent(order, purchases)
-        if spent is not None:
-            return spent
-        due = purchases[0].due
-        problem = await visit.check(payer, due.price, due.asset)
-        if problem is not None:
-            return decline(problem, order.offer)
+    async def _carry(
+        self,
+        call: IncomingCall,
+        opening: Opening,
+        cargo: Cargo,
+        admitted: Answer | Declined | Admission,
+        visit: Visit,
+    ) -> Outcome:
+        if not isinstance(admitted, Admission):
+            return admitted
+        if cargo.is_spent:  # a repeat that would have to run again
+            return Declined(problem=too_large(self._limits.bound_body_bytes_max))
         shipment = _ship(call, opening, cargo, is_paid=True)
-        outcome = await self._passage.carry(shipment, partial(self._counter.take, order, purchases))
-        visit.note(payer, outcome)
+        outcome = await self._passage.carry(shipment, admitted.take)
+        visit.note(admitted.payer, outcome)
         return outcome
-
-    def _recover_wallets(self, order: Order, request: Request) -> tuple[Address, ...]:
-        named = order.proof.chain_id
-        shelf = order.offer.shelf
-        chain_ids = (
-            (named,)
-            if named is not None
-            else dict.fromkeys(chain_id for version in shelf.versions for chain_id in version.networks)
-        )
-        return recover_wallets(order.proof, request, shelf.listing.id, chain_ids)
-
-    async def _find_keyed(
-        self, order: Order, wallets: Sequence[Address], key: str
-    ) -> Answer | Declined | KeyedCall | None:
-        """Before money, a budget or a chain is looked at: the call may be paid."""
-        return await self._cashier.replays.find_keyed(order.call, order.cargo, wallets, key)
 
     # ---- Paid by an authorisation.
 
-    async def _serve_authorized(
-        self, call: IncomingCall, opening: Opening, offer: Offer, shown: _Seen
-    ) -> Outcome:
+    async def _serve_authorized(self, call: IncomingCall, opening: Opening, shown: _Seen) -> Outcome:
+        offer = self._offer(call, opening)
         if shown is None:
             return Declined(problem=ask_payment(offer), offer=offer)
         if isinstance(shown, Problem):
@@ -261,6 +221,16 @@ class Gateway:
         problem = self._check_request(call, opening.listing)
         if problem is not None:
             return Declined(problem=problem)
+        sale = await self._read_sale(call, opening, shown)
+        if isinstance(sale, Problem):
+            return Declined(problem=sale)
+        with self._customers.receive(call, opening.listing, is_settled_here=True) as visit:
+            admitted = await self._cashier.admit(sale, opening.tariffs, visit.check)
+            return await self._carry(call, opening, sale.cargo, admitted, visit)
+
+    async def _read_sale(
+        self, call: IncomingCall, opening: Opening, shown: Shown | Presented
+    ) -> Sale | Problem:
         if isinstance(shown, Presented):
             cargo = await load_hashed(
                 call.body,
@@ -269,30 +239,17 @@ class Gateway:
                 is_late=partial(self._is_late, shown, opening.listing),
             )
             if isinstance(cargo, Problem):
-                return Declined(problem=cargo)
+                return cargo
             shown = _show(call, shown, cargo, None)
-        sale = Sale(
+        return Sale(
             call=call,
             presented=shown.presented,
             cargo=shown.cargo,
             key=shown.key,
             known=shown.known,
             listing=opening.listing,
-            offer=offer,
+            offer=self._offer(call, opening),
         )
-        with self._customers.receive(call, opening.listing, is_settled_here=True) as visit:
-            return await self._sell_authorized(sale, opening, visit)
-
-    async def _sell_authorized(self, sale: Sale, opening: Opening, visit: Visit) -> Outcome:
-        admitted = await self._cashier.admit(sale, opening.tariffs, visit.check)
-        if not isinstance(admitted, Admission):
-            return admitted
-        if sale.cargo.is_spent:  # a repeat that would have to run again
-            return Declined(problem=too_large(self._limits.bound_body_bytes_max))
-        shipment = _ship(sale.call, opening, sale.cargo, is_paid=True)
-        outcome = await self._passage.carry(shipment, admitted.take)
-        visit.note(admitted.payer, outcome)
-        return outcome
 
     def _is_late(self, presented: Presented, listing: Listing) -> bool:
         now_s = self._now_ms() / 1000
@@ -323,38 +280,15 @@ class Gateway:
             method=call.method, rest=call.target.rest, query=call.target.query, headers=call.headers
         )
 
-    def _check_form(self, proof: Proof, listing: Listing) -> Problem | None:
-        """The plain form where a bound one is asked for; a bound one outside its time."""
-        if proof.binding is None:
-            if listing.signature == "bound" or self._name.is_bound_required:
-                return BOUND_REQUIRED
-            return None
-        now_s = self._now_ms() // 1000
-        if proof.binding.valid_until < now_s:
-            return Problem(
-                code=Code.SIGNATURE_EXPIRED,
-                detail="validUntil of X-Signature-Params has passed; sign the same call again.",
-                payment_state="none",
-            )
-        if proof.binding.valid_until > now_s + self._limits.bound_validity_s + CLOCK_SLACK_S:
-            return Problem(
-                code=Code.SIGNATURE_EXPIRED,
-                detail=f"validUntil lies more than {self._limits.bound_validity_s} seconds ahead.",
-                reason="valid_until_too_far",
-                payment_state="none",
-            )
-        return None
-
-    async def _load(self, call: IncomingCall, proof: Proof) -> Cargo | Problem:
-        if proof.binding is None and find_idempotency_key(call) is not None:
-            return await load_hashed(call.body, is_whole=True, limits=self._limits)
-        if proof.binding is None:
-            return await load_plain(call.body, limits=self._limits)
-        return await load_promised(call.body, proof.binding.body_hash, limits=self._limits)
-
     # ---- Free.
 
     async def _serve_free(self, call: IncomingCall, opening: Opening, shown: _Seen) -> Outcome:
+        deal = await self._read_repeat(call, opening, shown)
+        if isinstance(deal, Problem):
+            return Declined(problem=deal)
+        told = None if deal is None else await self._serve_repeat(deal, opening)
+        if told is not None:
+            return told
         listing = opening.listing
         problem = await self._customers.check_free(call, listing)
         if problem is not None:
@@ -362,12 +296,41 @@ class Gateway:
         problem = check_size(call.body, self._limits) or check_idempotency_key(call)
         if problem is not None:
             return Declined(problem=problem)
-        cargo = shown.cargo if isinstance(shown, Shown) else await load_plain(call.body, limits=self._limits)
+        loaded = deal or (shown if isinstance(shown, Shown) else None)
+        cargo = await load_plain(call.body, limits=self._limits) if loaded is None else loaded.cargo
         if cargo.is_spent:
             return Declined(problem=too_large(self._limits.bound_body_bytes_max))
         shipment = _ship(call, opening, cargo, is_paid=False)
         take = partial(self._counter.take_free, call, listing, opening.tariffs[0])
         return await self._passage.carry(shipment, take)
+
+    async def _read_repeat(
+        self, call: IncomingCall, opening: Opening, shown: _Seen
+    ) -> Order | Sale | Problem | None:
+        """A free call that may repeat a paid one, from before: its key says so, and a payment says whose key it is."""
+        if not isinstance(shown, Shown | Presented):
+            return await self._teller.read_repeat(call, opening.shelf)
+        presented = shown.presented if isinstance(shown, Shown) else shown
+        length = call.body.length or 0
+        if _find_key(call, presented) is None or check_idempotency_key(call) is not None:
+            return None
+        if isinstance(shown, Presented) and length > self._limits.bound_body_bytes_max:
+            return None  # no such call was ever granted under a key
+        sale = await self._read_sale(call, opening, shown)
+        if isinstance(sale, Sale) and sale.known is not None and sale.known.call.idempotency_key != sale.key:
+            return replace(sale, known=None)  # of another call; the key may be of this one
+        return sale
+
+    async def _serve_repeat(self, deal: Order | Sale, opening: Opening) -> Outcome | None:
+        is_settled_here = isinstance(deal, Sale)
+        with self._customers.receive(deal.call, opening.listing, is_settled_here=is_settled_here) as visit:
+            if isinstance(deal, Sale):
+                told = await self._cashier.find_repeat(deal, opening.tariffs)
+            else:
+                told = await self._teller.find_repeat(deal, opening.tariffs, visit.check)
+            if told is None:
+                return None
+            return await self._carry(deal.call, opening, deal.cargo, told, visit)
 
 
 def _ship(call: IncomingCall, opening: Opening, cargo: Cargo, *, is_paid: bool) -> Shipment:
@@ -381,20 +344,9 @@ def _ship(call: IncomingCall, opening: Opening, cargo: Cargo, *, is_paid: bool) 
     )
 
 
-def _decline(problem: Problem, offer: Offer, open_call: KeyedCall | None) -> Declined:
-    """Nobody is asked to pay for a call that an earlier run holds a price for."""
-    if open_call is not None and may_ask(problem):
-        return say_key_used(open_call)
-    return decline(problem, offer)
-
-
 def _find_key(call: IncomingCall, presented: Presented) -> str | None:
     return find_idempotency_key(call) or presented.identifier
 
 
 def _show(call: IncomingCall, presented: Presented, cargo: Cargo, known: Known | None) -> Shown:
     return Shown(call=call, presented=presented, cargo=cargo, key=_find_key(call, presented), known=known)
-
-
-# The answer that was paid for is not there yet: asking again brings it.
-_COMING = frozenset({Code.IDEMPOTENCY_IN_PROGRESS, Code.PAYMENT_OUTCOME_UNKNOWN})

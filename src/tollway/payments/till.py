@@ -103,6 +103,25 @@ class Till:
         except Refusal as refusal:
             return refusal.problem
 
+    async def find_openers(
+        self, proof: Proof, shelf: Shelf, signers: Sequence[Address]
+    ) -> tuple[Address, ...]:
+        """Those of these wallets, who made the signature, whose idempotency keys it opens. A bound one is of this very
+        request. A plain one is the same for ever and may have been read in a log, so it opens no more than it might
+        buy: it takes a payment of its wallet's that counts here and whose plain form has not ended. Asks no chain."""
+        if proof.binding is not None or not signers:
+            return tuple(signers)
+        recorded = await self._book.find_payments(proof.tx_hash)
+        openers = [
+            payment.payer
+            for payment in recorded
+            if payment.payer in signers
+            and not payment.is_plain_ended
+            and proof.chain_id in (None, payment.chain_id)
+            and await self._is_credit_here(payment, shelf)
+        ]
+        return tuple(dict.fromkeys(openers))
+
     def forget(self, tx_hash: TxHash) -> None:
         """Read this transaction from the books again next time (its payment turned out unspendable)."""
         self._known.pop(tx_hash, None)
