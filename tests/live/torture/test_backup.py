@@ -104,7 +104,7 @@ async def begin(street: Any, database_url: str) -> AsyncIterator[tuple[Story, An
         yield story, gateway
 
 
-@pytest.mark.parametrize("how", ["by the command", "by hand"])
+@pytest.mark.parametrize("how", ["by the command", pytest.param("by hand", marks=ONLY_LONG)])
 async def test_what_was_spent_after_a_backup_is_not_spent_again_after_its_restore(
     street: Any, how: str
 ) -> None:
