@@ -217,6 +217,7 @@ class House:
         return Dialer(
             limits=settings.limits,
             allow_private=settings.allow_private_endpoints,
+            ticks_ms=ticks_ms,
             own_origins=frozenset({str(origin)}),
             own_listeners=frozenset(
                 (listen.host, listen.port)

@@ -86,8 +86,10 @@ async def dialing(
     lookup: Callable[[str, int], list[str]] = lambda host, port: ["127.0.0.1"],
     own_origins: frozenset[str] = frozenset(),
     own_listeners: frozenset[tuple[str, int]] = frozenset(),
+    ticks_ms: Callable[[], int] = lambda: 0,
 ) -> AsyncIterator[Dialer]:
     dialer = Dialer(
+        ticks_ms=ticks_ms,
         limits=limits,
         allow_private=allow_private,
         lookup=lookup,
@@ -399,6 +401,50 @@ async def test_a_connection_that_dies_during_the_claim_costs_no_second_claim() -
 
         assert await call(dialer, get(upstream, "POST"), before_send=claim) == (200, b"ok")
         assert (len(claims), len(upstream.requests), upstream.accepted) == (1, 2, 2)
+
+
+HALF_LEASE_MS = int(LIMITS.owner_lease_s * 500)
+
+
+@pytest.mark.parametrize(("passed_ms", "is_sent"), [(HALF_LEASE_MS, True), (HALF_LEASE_MS + 1, False)])
+async def test_a_claim_that_has_grown_old_is_not_sent(passed_ms: int, is_sent: bool) -> None:
+    """The process stood still: the others may take it for dead, and its call may run elsewhere by now."""
+    ticks = [1_000_000]
+    progress = Progress()
+
+    async def claim_and_stall() -> None:
+        ticks[0] += passed_ms
+
+    async with running(answer(OK)) as upstream, dialing(ticks_ms=lambda: ticks[0]) as dialer:
+        if is_sent:
+            assert await call(dialer, get(upstream), before_send=claim_and_stall) == (200, b"ok")
+            return
+        with pytest.raises(Refusal) as caught:
+            await call(dialer, get(upstream), before_send=claim_and_stall, progress=progress)
+        assert caught.value.problem.code is Code.OVERLOADED
+        assert progress == Progress(claimed=True)
+        assert await call(dialer, get(upstream)) == (200, b"ok")
+        assert upstream.accepted == 1, "the untouched connection went back to the pool"
+        assert len(upstream.requests) == 1
+
+
+async def test_a_claim_grows_old_while_it_is_dialled_again() -> None:
+    ticks = [0]
+
+    async def claim_and_lose() -> None:
+        upstream.writers[0].transport.abort()
+        await until(lambda: upstream.closed == 1)
+
+    def look_up(host: str, port: int) -> list[str]:
+        ticks[0] += HALF_LEASE_MS + 1
+        return ["127.0.0.1"]
+
+    async with running(answer(OK)) as upstream, dialing(ticks_ms=lambda: ticks[0], lookup=look_up) as dialer:
+        named = upstream.endpoint("api.example.com")
+        await call(dialer, get(upstream, endpoint=named))
+        with pytest.raises(Refusal):
+            await call(dialer, get(upstream, "POST", endpoint=named), before_send=claim_and_lose)
+        assert len(upstream.requests) == 1
 
 
 async def test_a_dial_that_fails_after_the_claim_is_known_as_unsent() -> None:

@@ -1,7 +1,7 @@
 """The way out, the step between "a connection is held" and "the first byte leaves": check it, claim, mark, send.
 
 This is where a paid call becomes irrevocable. Nothing is written to a connection that is not clean, nothing before
-the claim is durable, and nothing twice.
+the claim is durable or after it has grown old, and nothing twice.
 """
 
 import asyncio
@@ -18,9 +18,17 @@ from aiohttp.client_proto import ResponseHandler
 from aiohttp.client_reqrep import ClientResponse
 from aiohttp.connector import Connection
 
+from tollway.errors import Code, Problem, Refusal
 from tollway.outbound.upstream import Progress, stream_body
 
 _READABLE = select.POLLIN | select.POLLERR | select.POLLHUP
+
+
+STOOD_STILL = Problem(
+    code=Code.OVERLOADED,
+    detail="The gateway stood still for too long to send this call. Nothing was sent.",
+    retry_after_s=1,
+)
 
 
 class ConnectionUnusable(aiohttp.ClientError):
@@ -37,12 +45,15 @@ class Sending:
 
     before_send: Callable[[], Awaitable[None]]
     progress: Progress
+    ticks_ms: Callable[[], int]
+    claim_ms_max: int
     head_deadline_s: float
     idle_s_max: float
     is_streamed: bool
     scope: asyncio.Timeout | None = None
     transport: asyncio.WriteTransport | None = None
-    refusal: Exception | None = None  # what before_send raised
+    refusal: Exception | None = None  # what before_send raised, or that it came too late
+    asked_ms: int = 0  # when before_send began
     body_failure: Exception | None = None  # what the request body's iterator raised
 
     async def watch_body(
@@ -63,6 +74,10 @@ class Sending:
         except Exception as exc:
             self.body_failure = exc
             raise
+
+    def is_late(self) -> bool:
+        """The claim is so old that the other gateways may take this one for dead, and run its call themselves."""
+        return self.ticks_ms() - self.asked_ms > self.claim_ms_max
 
     def restart_deadline(self) -> None:
         """Nothing to restart once the head is here, or the deadline has passed."""
@@ -85,6 +100,7 @@ class ClaimingRequest(aiohttp.ClientRequest):
         if protocol is None or not is_usable(protocol, idle_s_max=sending.idle_s_max):
             raise ConnectionUnusable
         if not progress.claimed:
+            sending.asked_ms = sending.ticks_ms()
             try:
                 await sending.before_send()
             except Exception as exc:
@@ -94,6 +110,10 @@ class ClaimingRequest(aiohttp.ClientRequest):
             progress.claimed = True
             if not is_usable(protocol, idle_s_max=sending.idle_s_max):
                 raise ConnectionUnusable
+        if sending.is_late():  # the last look before the first byte
+            sending.refusal = Refusal(STOOD_STILL)
+            conn.release()
+            raise NothingSent
         progress.sent = True
         progress.body_handed_over = not sending.is_streamed
         sending.transport = conn.transport

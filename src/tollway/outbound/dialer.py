@@ -78,8 +78,11 @@ class Dialer:
         own_listeners: frozenset[tuple[str, int]] = frozenset(),
         lookup: Callable[[str, int], list[str]] = lookup_host,
         ssl_context: ssl.SSLContext | None = None,
+        ticks_ms: Callable[[], int] = lambda: int(monotonic() * 1000),
     ) -> None:
+        """`ticks_ms`: a clock that nobody sets. By it, what was claimed too long ago is not sent any more."""
         self._limits = limits
+        self._ticks_ms = ticks_ms
         self._allow_private = allow_private
         self._ssl_context = ssl_context
         self._judge = Judge(
@@ -109,7 +112,7 @@ class Dialer:
         caller unchanged and nothing is sent. The head deadline counts from the moment of sending, and anew from
         each piece of a streamed body. What the body's iterator raises reaches the caller unchanged too; the upstream then sees a cut request.
 
-        Raises Refusal (`overloaded`, or a request that cannot be written), UpstreamUnreachable (nothing left,
+        Raises Refusal (`overloaded`, a claim that has grown old, or a request that cannot be written), UpstreamUnreachable (nothing left,
         though `before_send` may have run: see `progress.claimed`), UpstreamTimeout and UpstreamBadResponse (bytes
         may have left). A cancelled call cuts its connection.
         """
@@ -119,6 +122,8 @@ class Dialer:
         sending = Sending(
             before_send=before_send,
             progress=progress or Progress(),
+            ticks_ms=self._ticks_ms,
+            claim_ms_max=int(self._limits.owner_lease_s * 500),
             head_deadline_s=head_deadline_s,
             idle_s_max=POOLED_IDLE_S_MAX if is_idempotent else self._limits.unsafe_reuse_idle_s,
             is_streamed=bool(body) and (not isinstance(body, bytes) or len(body) > SLICE_BYTES),
