@@ -231,7 +231,7 @@ def note(mall: Mall, kind: str, reply: Any) -> None:
 async def test_a_clock_that_jumps_under_load_costs_nobody_a_call_and_loses_none(
     mall: Mall, torture: Any
 ) -> None:
-    street, jumps = mall.street, torture.pick(short=2, long=12)
+    street, jumps = mall.street, torture.pick(short=2, long=8)
     purse, wallets = await mall.pay(2_000), await street.wallets(torture.pick(short=2, long=4))
     quote = Quote.read(await mall.ask("/echo/quote"))
     long_one = await mall.pay(1)
