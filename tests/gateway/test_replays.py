@@ -679,3 +679,33 @@ async def test_what_the_operator_has_suspended_gives_out_nothing(
     await close(gate, suspended_ms=NOW_MS)
     answer = await gate.ask("POST", TARGET, shown)
     assert (told(answer), answer.problem["reason"]) == ((503, "api_paused"), "suspended")
+
+
+# ---------------------------------------------------------------------- how old it is
+
+
+@pytest.mark.parametrize("ahead_ms", [-3_600_000, 3_600_000, 86_400_001])
+async def test_how_old_a_call_is_no_gateways_own_clock_says(gate: SmallGateway, ahead_ms: int) -> None:
+    """The one that all share does: that of the first."""
+    shown = [*gate.plain_proof((await gate.pay(PRICE)).tx_hash), *KEY]
+    other = SmallGateway(gate.upstream, limits=gate.limits, before=gate)
+    other.now_ms += ahead_ms
+    assert (await gate.ask("POST", TARGET, shown)).status == 200
+    assert is_replayed(await other.ask("POST", TARGET, shown))
+    (call,) = gate.book.rows.calls.values()
+    call.finish = None  # it may still be read
+    gate.book.rows.answers.clear()
+    assert told(await other.ask("POST", TARGET, shown)) == (409, "idempotency_in_progress")
+    gate.now_ms += 60_000
+    assert told(await other.ask("POST", TARGET, shown)) == (409, "payment_already_used")
+    await other.dialer.close()
+
+
+async def test_an_answer_is_stored_at_the_time_that_all_gateways_share(gate: SmallGateway) -> None:
+    other = SmallGateway(gate.upstream, limits=gate.limits, before=gate)
+    other.now_ms -= 3_600_000
+    shown = [*gate.plain_proof((await gate.pay(PRICE)).tx_hash), *KEY]
+    assert (await other.ask("POST", TARGET, shown)).status == 200
+    (kept,) = gate.book.rows.answers.values()
+    assert kept.created_ms == NOW_MS
+    await other.dialer.close()

@@ -2,6 +2,7 @@
 
 An authorisation that the books know is never answered with terms, because its money may have moved. An answer that is
 stored costs nothing. Which call a key has named is decided in the books; here nothing is claimed, reopened or settled.
+How old a call or its answer is, is told by the clock that all gateways share; by this one's own, whether a proof counts.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -120,7 +121,7 @@ class Replays:
         if known.state in (CallState.FORWARDING, CallState.SETTLING):
             return self.say_running(known)
         if known.state is CallState.CONSUMED and known.has_answer:
-            stored = await self._answers.find(known.call_id, now_ms=self._now_ms())
+            stored = await self._answers.find(known.call_id, now_ms=self._book.shared_ms())
             if stored is not None:
                 return _replay(call, stored, known.call_id, self._receipt(call, known))
         if known.idempotency_key is not None:  # the one that was shown, else it would not be the same proof
@@ -173,7 +174,7 @@ class Replays:
     ) -> Answer | Declined | KeyedCall | None:
         """What a wallet gets whose key has named a call: that call's answer, free, and what is shown now stays unused.
         A `KeyedCall` may run again under the claim that it has. None: the key has named none yet."""
-        since_ms = self._now_ms() - self._limits.answer_ttl_s * 1000
+        since_ms = self._book.shared_ms() - self._limits.answer_ttl_s * 1000
         for payer in wallets:
             earlier = await self._book.find_keyed(payer, key, since_ms=since_ms)
             if earlier is not None:
@@ -192,7 +193,7 @@ class Replays:
         if earlier.state is CallState.SETTLING:
             return self._say_undecided(earlier.call_id)
         if earlier.state is CallState.CONSUMED:
-            stored = await self._answers.find(earlier.call_id, now_ms=self._now_ms())
+            stored = await self._answers.find(earlier.call_id, now_ms=self._book.shared_ms())
             if stored is not None:
                 return _replay(call, stored, earlier.call_id, [])
             if self._is_being_read(earlier):
@@ -208,13 +209,13 @@ class Replays:
 
     def _is_being_read(self, earlier: KeyedCall) -> bool:
         """Its answer is stored when it has been read to its end. Not for ever: its gateway may have died over it."""
-        since_ms = abs(self._now_ms() - earlier.moved_ms)
-        return not earlier.is_delivered and since_ms < READING_S * 1000
+        age_ms = abs(self._book.shared_ms() - earlier.moved_ms)
+        return not earlier.is_delivered and age_ms < READING_S * 1000
 
     async def keep(self, call_id: CallId, payer: Address, answer: StoredAnswer) -> None:
         """Losing an answer costs a repeat, never money: it must not break the answer that is on its way."""
         try:
-            await self._answers.keep(call_id, payer, answer, now_ms=self._now_ms())
+            await self._answers.keep(call_id, payer, answer, now_ms=self._book.shared_ms())
         except StorageUnavailable:
             _log.warning("answer_not_kept", call_id=call_id)
 

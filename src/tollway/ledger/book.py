@@ -232,6 +232,10 @@ class Book(Relocations, Protocol):
     `StorageUnavailable` when the store is away; a claim that raises it has an unknown outcome, which recovery settles:
     nothing was sent, so the call is released when its owner is next seen or found dead."""
 
+    def shared_ms(self) -> int:
+        """The time that all gateways of these books go by, as of the last renewal. Moments in them are of that clock."""
+        ...
+
     async def find_payments(self, tx_hash: TxHash) -> tuple[Payment, ...]:
         """Every recorded payment of a transaction, on any chain, by any payer."""
         ...

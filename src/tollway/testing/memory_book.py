@@ -73,6 +73,9 @@ class MemoryBook(MemoryRelocation):
         other._rows = self._rows
         return other
 
+    def shared_ms(self) -> int:
+        return self._now_ms()
+
     async def find_payments(self, tx_hash: TxHash) -> tuple[Payment, ...]:
         return self._payments_with(tx_hash)
 
