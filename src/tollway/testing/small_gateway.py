@@ -74,7 +74,13 @@ class SmallGateway:
         self.upstream_s: list[float] = []
         self.buyer = Buyer.named("buyer")
         self._numbers = itertools.count(1)
-        self.dialer = Dialer(limits=limits, allow_private=True, lookup=lambda host, port: ["127.0.0.1"])
+        self.ticks_ms = 0
+        self.dialer = Dialer(
+            limits=limits,
+            allow_private=True,
+            lookup=lambda host, port: ["127.0.0.1"],
+            ticks_ms=lambda: self.ticks_ms,
+        )
         self.meters = Meters(limits=limits, rates=rates or Rates())
         self.rules: dict[ChainId, ChainRules] = {CHAIN: RULES}
         self.till = Till(
