@@ -34,6 +34,13 @@ class ForgetsEnds(FakeGateway):
         return await super().claim(replace(claim, is_plain=False))
 
 
+class ForgetsOpenCalls(FakeGateway):
+    """A safe request is charged anew while the last one of its kind waits to run again."""
+
+    async def claim(self, claim: Claim) -> ClaimOutcome:
+        return await super().claim(replace(claim, is_anew=True))
+
+
 class CoversEverything(FakeGateway):
     """Authorisations are granted without regard to what else is under way on their balance."""
 
@@ -115,6 +122,7 @@ BREAKAGES: dict[str, type[FakeGateway]] = {
         ForgetsDebits,
         ForgetsNonces,
         ForgetsEnds,
+        ForgetsOpenCalls,
         CoversEverything,
         ClosesUnfenced,
         GivesBackSilence,

@@ -13,6 +13,7 @@ from tollway.ledger.authorization import Authorization, Cover, Dialect
 from tollway.ledger.book import Claim, Claimed, Exhausted, NonceUsed
 from tollway.ledger.call import CallState
 from tollway.ledger.keyed_calls import KeyedCall, KeyTaken
+from tollway.ledger.open_calls import CallOpen, OpenCall
 from tollway.testing.book_samples import CHAIN, PAYEE, PROVIDER, USDC
 
 
@@ -99,8 +100,6 @@ class Callers(Scene):
             if self.story.claims >= len(IDS) - 4:
                 return
             try:
-                if request.shown and request.key is None and await self._run_again(gateway, request):
-                    continue
                 if request.authorization is not None and await self._is_known(gateway, request):
                     continue
                 claim = await self._claim_of(gateway, request)
@@ -130,6 +129,8 @@ class Callers(Scene):
                 self._trips.append(
                     Trip(gateway=gateway, request=request, call_id=claim.call_id, claimed=outcome)
                 )
+            elif isinstance(outcome, CallOpen):
+                await self._run_open(gateway, request, claim, outcome.call)
             elif isinstance(outcome, KeyTaken):
                 await self._run_keyed(gateway, request, outcome.call)
             elif isinstance(outcome, Exhausted | NonceUsed) and request.key is None:
@@ -144,7 +145,12 @@ class Callers(Scene):
         self._check("claim")
         if isinstance(outcome, Claimed) and self._laws is not None:
             fact = self.truth.facts[claim.call_id]
-            self._laws.check_granted(fact.request, claim.call_id, unfinal_max_units=self.unfinal_max_units)
+            self._laws.check_granted(
+                fact.request,
+                claim.call_id,
+                is_anew=claim.is_anew,
+                unfinal_max_units=self.unfinal_max_units,
+            )
         return outcome
 
     async def _claim_of(self, gateway: Any, request: Request) -> Claim | None:
@@ -197,6 +203,16 @@ class Callers(Scene):
         if is_open and request.is_safe:
             await self._reopen(gateway, request, known.call_id, known.epoch, is_plain=False)
         return True
+
+    async def _run_open(self, gateway: Any, request: Request, claim: Claim, waiting: OpenCall) -> None:
+        """Where the call that waits does not run again, the request is another call."""
+        is_plain = request.nonce is None
+        if await self._reopen(gateway, request, waiting.call_id, waiting.epoch, is_plain=is_plain):
+            return
+        outcome = await self._claim(gateway, replace(claim, is_anew=True))
+        self._tell("claim", call=claim.call_id, request=request.number, outcome=outcome, at=gateway.owner_id)
+        if isinstance(outcome, Claimed):
+            self._trips.append(Trip(gateway=gateway, request=request, call_id=claim.call_id, claimed=outcome))
 
     async def _run_again(self, gateway: Any, request: Request) -> bool:
         if not request.is_safe or request.tx_name is None:

@@ -90,7 +90,7 @@ def test_histories_reach_every_state_and_every_end() -> None:
     assert {"claim", "reopen", "close", "settle", "conclude", "relocate", "gone", "power", "stall"} <= seen
     kinds = {word.partition("(")[0] for word in seen}
     assert {"Claimed", "Exhausted", "NonceUsed", "PlainEnded", "InDebt", "Unspendable"} <= kinds
-    assert {"NotFirst", "NotCovered", "KeyTaken", "UnfinalLimit", "Fenced", "away"} <= kinds
+    assert {"NotFirst", "NotCovered", "KeyTaken", "CallOpen", "UnfinalLimit", "Fenced", "away"} <= kinds
 
 
 def _told(number: int) -> list[str]:

@@ -195,7 +195,9 @@ class Laws:
 
     # ---- At the moment of a claim.
 
-    def check_granted(self, request: Request, call_id: CallId, *, unfinal_max_units: int | None) -> None:
+    def check_granted(
+        self, request: Request, call_id: CallId, *, is_anew: bool, unfinal_max_units: int | None
+    ) -> None:
         """Everything that speaks against this claim, looked up in another way than the books do."""
         rows = self._rows
         if request.key is not None:
@@ -213,6 +215,8 @@ class Laws:
             "a plain signature counted after its end",
             call_id,
         )
+        if request.is_safe and request.key is None and not is_anew:
+            self._check_none_waits(call_id)
         if request.nonce is not None:
             self._truth.plain_ended.add(payment.id)
             self._check_nonce(request, call_id)
@@ -222,6 +226,19 @@ class Laws:
         if unfinal_max_units is not None and any(one.id in call.parts for one in unfinal):
             spent = sum(one.taken_units for one in unfinal if one.payer == payment.payer)
             need(spent <= unfinal_max_units, "too much was spent that is not final", call_id)
+
+    def _check_none_waits(self, call_id: CallId) -> None:
+        """Nobody pays a safe request anew while the last one of its kind waits to run again."""
+        claim = self._rows.calls[call_id].claim
+        last = None
+        for key, call in self._rows.calls.items():  # in the order of their claims
+            is_same = (call.claim.payment_id, call.claim.digest) == (claim.payment_id, claim.digest)
+            is_cut = call.state is CallState.CONSUMED and call.cut == "cut"
+            is_open = is_cut or call.state in (CallState.FORWARDING, CallState.UNKNOWN)
+            if key != call_id and is_same and is_open:
+                last = call
+        waits = last is not None and last.state is not CallState.FORWARDING
+        need(not waits, "the same request was charged anew while its call waited", call_id)
 
     def _check_key(self, request: Request, call_id: CallId) -> None:
         """One key of one wallet, one call; a released one is given up, and after its time a key is forgotten."""
