@@ -11,6 +11,7 @@ import pytest
 from tollway.chain.reader import AuthorizationFacts, ChainFacts, NotMined, SendFault, SendRefused
 from tollway.identifiers import Address, ChainId, TxHash
 from tollway.ledger.call import CallState
+from tollway.payments import strays
 from tollway.payments.settlement import Settled, Undecided
 from tollway.payments.sweeper import EXPIRY_SLACK_S, REST_MIN_MS
 from tollway.testing.authorization_samples import CHAIN, USDC
@@ -336,17 +337,18 @@ async def test_a_call_that_somebody_waits_for_is_not_touched(scene: SettlingScen
     assert await call.read_state() is CallState.SETTLING
 
 
-async def test_nobody_came_back_for_an_undecided_one_so_it_goes_adrift(scene: SettlingScene) -> None:
+@pytest.mark.parametrize(("patience_s", "state"), [(3600.0, CallState.SETTLING), (0.0, CallState.CONSUMED)])
+async def test_an_undecided_one_for_which_nobody_came_back_in_time_goes_adrift(
+    scene: SettlingScene, monkeypatch: pytest.MonkeyPatch, patience_s: float, state: CallState
+) -> None:
+    """By the machine's own clock, which nobody sets."""
+    monkeypatch.setattr(strays, "PATIENCE_S", patience_s)
     call = await scene.claim()
     assert await scene.settlement.settle(call.order()) == Undecided()
     scene.chain.mine_sent(CHAIN)
     await scene.settlement.mend()
     await sweep(scene)
-    assert await call.read_state() is CallState.SETTLING
-    scene.pass_time(301)
-    await scene.settlement.mend()
-    await sweep(scene)
-    assert await call.read_state() is CallState.CONSUMED
+    assert await call.read_state() is state
 
 
 async def test_an_unsafe_call_without_an_answer_becomes_credit(scene: SettlingScene) -> None:
