@@ -1,7 +1,7 @@
 """What runs beside the calls: the gas tank looks, the follower follows, the sweeper finishes."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,8 +9,10 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from tollway.chores import Chores
+from tollway.identifiers import Address, CallId
 from tollway.identity.public_origin import parse_origin
 from tollway.ledger.call import CallState
+from tollway.ledger.kept_answers import StoredAnswer
 from tollway.limits import DEFAULT_LIMITS
 from tollway.payments.settlement import Settled, Undecided
 from tollway.payments.settling_notes import SILENT, SettlingNotes
@@ -36,7 +38,13 @@ async def database(tmp_path: Path) -> AsyncIterator[SqliteDatabase]:
     await database.close()
 
 
-def treasury_of(scene: SettlingScene, database: SqliteDatabase, *, notes: SettlingNotes = SILENT) -> Treasury:
+def treasury_of(
+    scene: SettlingScene,
+    database: SqliteDatabase,
+    *,
+    notes: SettlingNotes = SILENT,
+    now_ms: Callable[[], int] | None = None,
+) -> Treasury:
     return Treasury(
         database=database,
         sealer=Sealer(b"k" * 32, entropy=bytes),
@@ -45,7 +53,7 @@ def treasury_of(scene: SettlingScene, database: SqliteDatabase, *, notes: Settli
         rules=scene.rules,
         settlement_rules={CHAIN: scene.settlement_rules},
         limits=LIMITS,
-        now_ms=scene.read_clock,
+        now_ms=now_ms or scene.read_clock,
         rates=Rates(),
         notes=notes,
     )
@@ -72,6 +80,18 @@ async def test_the_sweeper_looks_again_and_again(database: SqliteDatabase) -> No
             while await call.read_state() is not CallState.CONSUMED:
                 await asyncio.sleep(0.001)
         await treasury.close()
+
+
+async def test_stored_answers_go_when_the_clock_that_all_gateways_share_says_so(
+    database: SqliteDatabase,
+) -> None:
+    """One whose own clock is a week ahead must not throw away what the others keep."""
+    async with SettlingScene() as scene:
+        treasury = treasury_of(scene, database, now_ms=lambda: scene.read_clock() + 7 * 86_400_000)
+        call_id, answer = CallId("call_1"), StoredAnswer(status=200, headers=(), body=b"kept")
+        await treasury.answers.keep(call_id, Address(b"\x01" * 20), answer, now_ms=scene.book.shared_ms())
+        await treasury._prune()
+        assert await treasury.answers.find(call_id, now_ms=scene.book.shared_ms()) == answer
 
 
 async def test_what_settles_is_counted(database: SqliteDatabase) -> None:

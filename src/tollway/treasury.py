@@ -52,7 +52,7 @@ class Treasury:
         rates: Rates,
         notes: SettlingNotes = SILENT,
     ) -> None:
-        self._now_ms = now_ms
+        self._book = book
         self._limits = limits
         self._notes = notes
         self._line = FacilitatorLine(limits=limits)
@@ -123,7 +123,7 @@ class Treasury:
             self._notes.adrift(0)  # whoever sweeps next counts them
 
     async def _prune(self) -> None:
-        await self.answers.prune(now_ms=self._now_ms())
+        await self.answers.prune(now_ms=self._book.shared_ms())
 
 
 def make_challenger(secret_key: bytes, origin: PublicOrigin) -> Challenger:
