@@ -75,7 +75,7 @@ class Desk:
     async def tender(self, units: int = 30_000, *, is_first: bool = True, **changes: Any) -> Tender:
         new = self.small.sample_payment(tx_hash=TX, value_units=units, **changes)
         (payment,) = await self.book.record_payments([new], now_ms=NOW_MS)
-        return Tender(payment=payment, asset=USDC, is_first=is_first, is_fresh=is_first)
+        return Tender(payment=payment, asset=USDC, is_first=is_first)
 
     def tariff(self, price: str = "0.01") -> Tariff:
         return Tariff(
@@ -297,7 +297,6 @@ async def test_a_repeat_is_priced_as_it_was_claimed(desk: Desk) -> None:
     tender = await desk.tender()
     first = await desk.counter.take(desk.order(), [desk.purchase(tender)])
     await desk.close(first, CallState.UNKNOWN)
-    first.note_unsettled()
     second = await desk.counter.take(desk.order(), [desk.purchase(tender, "0.005")])
     assert (second.call_id, second.price.text, second.units) == (first.call_id, "0.01", 10_000)
 
@@ -307,7 +306,6 @@ async def test_a_safe_request_without_an_outcome_runs_again_under_its_claim(desk
     tender = await desk.tender()
     first = await desk.counter.take(desk.order(method), [desk.purchase(tender)])
     await desk.close(first, CallState.UNKNOWN)
-    first.note_unsettled()
     second = await desk.counter.take(desk.order(method), [desk.purchase(tender)])
     assert (second.call_id, second.claimed.epoch) == (first.call_id, 2)
     assert second.claimed.rest_units == 20_000
@@ -325,20 +323,16 @@ async def test_no_other_method_runs_again(desk: Desk, method: str) -> None:
     tender = await desk.tender()
     first = await desk.counter.take(desk.order(method), [desk.purchase(tender)])
     await desk.close(first, CallState.UNKNOWN)
-    first.note_unsettled()
     second = await desk.counter.take(desk.order(method), [desk.purchase(tender)])
     assert first.call_id != second.call_id
 
 
-@pytest.mark.parametrize("is_remembered", [True, False])
-async def test_what_another_gateway_left_without_an_outcome_runs_again_under_its_claim(
-    desk: Desk, is_remembered: bool
-) -> None:
+async def test_what_another_gateway_left_without_an_outcome_runs_again_under_its_claim(desk: Desk) -> None:
     elsewhere = Desk(desk)
     tender = await desk.tender()
     first = await elsewhere.counter.take(elsewhere.order(), [elsewhere.purchase(tender)])
     await elsewhere.close(first, CallState.UNKNOWN)
-    again = replace(tender, is_first=False, is_fresh=not is_remembered)
+    again = replace(tender, is_first=False)  # known here for long
     second = await desk.counter.take(desk.order(), [desk.purchase(again)])
     assert (second.call_id, second.claimed.epoch) == (first.call_id, 2)
     assert second.claimed.rest_units == 20_000
@@ -375,7 +369,6 @@ async def test_a_streamed_body_that_nobody_promised_is_never_the_same_request(de
     streamed = Cargo(content=None, length=None, body_hash=None)
     first = await desk.counter.take(desk.order(cargo=streamed), [desk.purchase(tender)])
     await desk.close(first, CallState.UNKNOWN)
-    first.note_unsettled()
     second = await desk.counter.take(desk.order(cargo=streamed), [desk.purchase(tender)])
     assert first.call_id != second.call_id
 
@@ -417,7 +410,6 @@ async def test_a_bound_claim_carries_its_nonce_and_ends_the_plain_form(desk: Des
 async def test_a_free_call_is_written_and_takes_nothing(desk: Desk) -> None:
     ticket = await desk.counter.take_free(desk.order().call, desk.listing, desk.tariff("0"))
     assert (ticket.asset, ticket.units, ticket.claimed.rest_units) == (None, 0, 0)
-    ticket.note_unsettled()
     report = await desk.book.audit()
     assert (report.calls, report.is_balanced) == (1, True)
 

@@ -320,7 +320,6 @@ class Cashier:
             units=requirement.units,
             payer=authorization.payer,
             transaction=None,
-            note_unsettled=_nothing,
             write_receipt=partial(self._receipts.write, call=purchase.sale.call, authorization=authorization),
             settling=PendingSettlement(self._settler, purchase, call_id, claimed.epoch),
             keep=keep,
@@ -389,7 +388,3 @@ class Admission:
 def find_route(call: IncomingCall) -> Route:
     """What an MPP challenge is bound to."""
     return Route(api_id=call.listing_id, method=call.method, target=call.target.signed)
-
-
-def _nothing() -> None:
-    pass

@@ -3,7 +3,6 @@
 It takes a price or says why not. It sends nothing, and asks no chain.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -44,7 +43,7 @@ from tollway.ledger.book import (
     UnfinalLimit,
     Unspendable,
 )
-from tollway.ledger.call import CallState, Payment
+from tollway.ledger.call import CallState
 from tollway.ledger.keyed_calls import KeyedCall, KeyTaken
 from tollway.ledger.open_calls import CallOpen, OpenCall
 from tollway.ledger.settled import SAFE_METHODS
@@ -57,7 +56,6 @@ from tollway.registry.listing import Listing
 
 PATH_LENGTH_MAX = 2_048
 CALL_IDS_SHOWN = 10
-UNSETTLED_MAX = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,8 +97,6 @@ class Counter:
         self._limits = limits
         self._now_ms = now_ms
         self._entropy = entropy
-        # Payments with a call of unknown outcome, as far as this process made them: asked first, not only when empty.
-        self._unsettled: OrderedDict[int, None] = OrderedDict()
 
     def price(self, tenders: Sequence[Tender], tariffs: Sequence[Tariff]) -> list[Purchase]:
         """What the call costs with each payment, by the terms rule; those that can give it first.
@@ -244,13 +240,6 @@ class Counter:
             write_receipt=partial(receipt, units=units),
         )
 
-    def _note_unsettled(self, payment: Payment) -> None:
-        """A call on this payment ended without an outcome, or with half an answer."""
-        self._unsettled[payment.id] = None
-        self._unsettled.move_to_end(payment.id)
-        if len(self._unsettled) > UNSETTLED_MAX:
-            self._unsettled.popitem(last=False)
-
     def _ticket(self, call_id: CallId, claimed: Claimed, purchase: Purchase, *, is_keyed: bool) -> Ticket:
         payment, asset, units = purchase.tender.payment, purchase.tender.asset, purchase.due.units
         return Ticket(
@@ -263,7 +252,6 @@ class Counter:
             units=purchase.due.units,
             payer=payment.payer,
             transaction=payment.tx_hash,
-            note_unsettled=partial(self._note_unsettled, payment),
             write_receipt=partial(write_plain_receipt, payer=payment.payer, asset=asset, units=units),
             keep=partial(self._replays.keep, call_id, payment.payer) if is_keyed else None,
         )
@@ -313,7 +301,6 @@ class Counter:
             units=0,
             payer=None,
             transaction=None,
-            note_unsettled=_nothing,
         )
 
     def _free_claim(self, call: IncomingCall, listing: Listing, tariff: Tariff) -> Claim:
@@ -387,12 +374,3 @@ def _weigh(refused: tuple[Purchase, ClaimOutcome]) -> tuple[int, bool, int]:
             return (1, held > 0, rest)
         case _:
             return (2, False, 0)
-
-
-def _nothing() -> None:
-    pass
-
-
-def _may_be_unsettled(tender: Tender) -> bool:
-    """An older payment that this process meets for the first time may have a call from before a restart."""
-    return tender.is_fresh and not tender.is_first

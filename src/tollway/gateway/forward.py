@@ -170,9 +170,7 @@ class Passage:
         if isinstance(exc, CallerGone):
             written = after if isinstance(closed, Closed) else CallState.UNKNOWN
             return Abandoned(payment_state=_name_state(written, ticket))
-        if after is CallState.UNKNOWN:
-            ticket.note_unsettled()
-        elif isinstance(closed, Declined):
+        if after is not CallState.UNKNOWN and isinstance(closed, Declined):
             return closed  # "released" would be a promise that the books do not keep
         state = _name_state(after, ticket)
         rest_units = closed.rest_units if isinstance(closed, Closed) else None

@@ -52,8 +52,8 @@ class Settling(Protocol):
 class Ticket:
     """A granted claim: which call this is, and what it may say about its payment. `asset` None: a free call.
 
-    `note_unsettled` is called when the same request may run again under this claim. `settling`: the price is paid by an
-    authorisation that still has to be settled. `keep` stores the whole answer under the caller's idempotency key.
+    `settling`: the price is paid by an authorisation that still has to be settled. `keep` stores the whole answer under
+    the caller's idempotency key.
     """
 
     call_id: CallId
@@ -65,7 +65,6 @@ class Ticket:
     units: int
     payer: Address | None
     transaction: TxHash | None
-    note_unsettled: Callable[[], None]
     write_receipt: Callable[[TxHash], tuple[bytes, bytes]] | None = None
     settling: Settling | None = None
     keep: Callable[[StoredAnswer], Awaitable[None]] | None = None
@@ -144,8 +143,6 @@ class UpstreamBody:
                 completed_ms=self._now_ms(),
             )
         )
-        if self._is_cut:
-            self._ticket.note_unsettled()
 
 
 class Keeper:

@@ -49,15 +49,11 @@ KNOWN_PAYMENTS_MAX = 50_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tender:
-    """A payment that its payer may spend here.
-
-    `is_first`: it has bought nothing yet. `is_fresh`: read from the books or the chain just now, not remembered.
-    """
+    """A payment that its payer may spend here. `is_first`: it has bought nothing yet, and that is not just remembered."""
 
     payment: Payment
     asset: Asset
     is_first: bool
-    is_fresh: bool
 
 
 class Till:
@@ -177,7 +173,6 @@ class Till:
                 payment=payment,
                 asset=self._asset_of(payment),
                 is_first=is_fresh and payment.taken_units == 0,
-                is_fresh=is_fresh,
             )
             for payment in mine
         )
@@ -342,7 +337,6 @@ class Till:
                 payment=payment,
                 asset=self._asset_of(payment),
                 is_first=payment.taken_units == 0,
-                is_fresh=True,
             )
             for payment in recorded
         )
