@@ -73,6 +73,25 @@ async def test_a_bound_signature_counts_once_whichever_gateway_sees_it(pair: Pai
     assert street.provider.count(path) == 1
 
 
+async def test_what_got_no_answer_at_one_runs_under_its_claim_at_the_other(pair: Pair) -> None:
+    """Without an idempotency key, and although the other has known the payment for long."""
+    street, path = pair.street, "/slow?seconds=5"
+    caller = await street.wallet()
+    api_id = await street.publish(pair.one, pair.provider, timeoutSeconds=1)
+    tx_hash = await street.send_tokens(caller, pair.provider.address, 5 * PRICE_UNITS)
+    headers = plain(caller, tx_hash)
+    for gateway in (pair.two, pair.two, pair.one):
+        assert (await street.call(gateway, api_id, "/echo/known", headers=headers)).status == 200
+    seen = street.provider.count("/slow")
+    lost = await street.call(pair.one, api_id, path, headers=headers)
+    again = await street.call(pair.two, api_id, path, headers=headers)
+    for reply in (lost, again):
+        assert (reply.status, reply.code, reply.state) == (504, "upstream_timeout", "held"), reply.body
+    assert again.json["callId"] == lost.json["callId"]
+    assert street.provider.count("/slow") == seen + 2
+    assert int((await street.payment(pair.one, caller, tx_hash))["credit"]) == PRICE_UNITS
+
+
 @pytest.mark.parametrize("dialect", DIALECTS)
 async def test_what_one_asks_for_the_other_takes(pair: Pair, dialect: str) -> None:
     street, path = pair.street, f"/echo/asked-there-{DIALECTS.index(dialect)}"
