@@ -4,10 +4,23 @@ A claim looks while it holds the lock of the payment: whoever opens, ends or reo
 of it is decided in `ledger/claims`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, select, text, tuple_
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    LargeBinary,
+    Row,
+    Select,
+    and_,
+    func,
+    literal,
+    select,
+    text,
+    tuple_,
+)
+from sqlalchemy.dialects.postgresql import ARRAY
 
 from tollway.identifiers import CallId
 from tollway.ledger.book import Claim
@@ -17,19 +30,32 @@ from tollway.ledger.open_calls import OpenCall, RequestName
 from tollway.storage.book_tables import REPEATABLE, call_table
 
 _REPEATABLE_STATES = (CallState.FORWARDING.value, CallState.UNKNOWN.value, CallState.CONSUMED.value)
-_NAMES_AT_ONCE = 256
-"""PostgreSQL plans a search for each."""
 
 
 def find_repeats(connection: Connection, claims: Iterable[Claim]) -> dict[RequestName, OpenCall]:
     """The newest open call of each request that these claims name, with one look-up for all. Their payments are locked."""
     names = sorted({name for name in map(request_name, claims) if name is not None})
+    if not names:
+        return {}
+    if connection.dialect.name == "sqlite":
+        columns = call_table.c
+        query = _open_query().where(tuple_(columns.payment_id, columns.digest).in_(list(map(tuple, names))))
+    else:
+        query = _joined_query(names)
+    return _newest_of(connection.execute(query))
+
+
+def _joined_query(names: Sequence[RequestName]) -> Select[Any]:
+    """PostgreSQL would plan a search for each member of a list, and anew for each length; a join it plans once."""
+    payment_ids = literal([name.payment_id for name in names], ARRAY(BigInteger))
+    digests = literal([name.digest for name in names], ARRAY(LargeBinary))
+    named = (
+        func.unnest(payment_ids, digests).table_valued("payment_id", "digest", name="named").render_derived()
+    )
     columns = call_table.c
-    rows: list[Row[Any]] = []
-    for start in range(0, len(names), _NAMES_AT_ONCE):
-        some = [tuple(name) for name in names[start : start + _NAMES_AT_ONCE]]
-        rows += connection.execute(_open_query().where(tuple_(columns.payment_id, columns.digest).in_(some)))
-    return _newest_of(rows)
+    return _open_query().join(
+        named, and_(named.c.payment_id == columns.payment_id, named.c.digest == columns.digest)
+    )
 
 
 def find_repeat(connection: Connection, payment_id: int, digest: bytes) -> OpenCall | None:
