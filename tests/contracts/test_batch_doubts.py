@@ -3,21 +3,21 @@ by a power cut.
 """
 
 import asyncio
-import sqlite3
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
 import asyncpg
 import pytest
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 
 from tollway.errors import StorageUnavailable
 from tollway.ledger.book import Claimed, Closed, Fenced
 from tollway.ledger.call import CallState
 from tollway.limits import DEFAULT_LIMITS
 from tollway.storage import database as database_module
-from tollway.storage.database import Database, SqliteDatabase, connect_database
+from tollway.storage.database import Database, connect_database
 from tollway.testing.book_samples import NOW_MS, claim_on, close_of
 from tollway.testing.gated_books import Desk, once, start, until
 
@@ -168,7 +168,7 @@ async def test_entries_that_fail_one_by_one_have_so_much_time_together(desk: Des
 async def test_a_standby_that_is_gone_is_waited_for_twice_not_by_each(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(database_module, "COMMAND_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(database_module, "COMMAND_TIMEOUT_S", 1.0)
     operator = await asyncpg.connect(postgres_url)
     database = connect_database(postgres_url)
     desk = Desk(database)
@@ -200,19 +200,26 @@ async def test_a_file_that_another_process_writes_is_waited_for_twice_not_by_eac
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(database_module, "BUSY_TIMEOUT_MS", 100)
-    database = connect_database(sqlite_url)
-    assert isinstance(database, SqliteDatabase)
+    database, other = connect_database(sqlite_url), connect_database(sqlite_url)
     desk = Desk(database)
     payment = await desk.pay(100)
-    other = sqlite3.connect(database.path, isolation_level=None)
-    other.execute("BEGIN IMMEDIATE")
+    is_written, is_done = threading.Event(), threading.Event()
+
+    def write_for_long(connection: Connection) -> None:
+        is_written.set()
+        is_done.wait(timeout=60)
+
+    writing = start(other.write(write_for_long))
+    await until(is_written.is_set)
     begun = desk.gate.begun
     claims = (desk.book.claim(claim_on(payment)) for _ in range(12))
     outcomes = await asyncio.gather(*claims, return_exceptions=True)
     assert {type(one) for one in outcomes} == {StorageUnavailable}
     assert desk.gate.begun - begun == 2
-    other.close()
+    is_done.set()
+    await writing
     await desk.close()
+    await other.close()
     await database.close()
 
 
