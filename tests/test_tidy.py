@@ -52,6 +52,8 @@ TESTED_ELSEWHERE: dict[str, tuple[str, ...]] = {
     "contracts/test_leadership.py": ("storage/leadership.py",),
     "contracts/test_recovery.py": ("storage/generation.py",),
     "contracts/test_setback.py": ("storage/setback.py",),
+    "contracts/test_open_calls.py": ("ledger/open_calls.py", "storage/open_call_store.py"),
+    "contracts/test_spent_store.py": ("storage/spent_store.py",),
     "cli/test_backups.py": ("storage/backup.py",),
     "contracts/test_keyed_calls.py": ("ledger/keyed_calls.py", "storage/key_store.py", "storage/turns.py"),
     "contracts/test_settling.py": ("storage/settling.py",),
