@@ -76,6 +76,27 @@ async def test_a_plain_signature_opens_nothing_without_a_payment_that_it_could_s
         assert (b"secret" not in answer.body, served(gate)) == (True, 1)
 
 
+async def test_a_plain_signature_opens_no_keys_of_whoever_else_has_paid(gate: SmallGateway) -> None:
+    """Anybody can sign a hash that stands on the chain."""
+    gate.upstream.answer = plain(b"secret")
+    payment = await gate.pay(PRICE)
+    assert (await ask(gate, gate.plain_proof(payment.tx_hash))).status == 200
+    answer = await ask(gate, gate.plain_proof(payment.tx_hash, buyer=STRANGER))
+    assert not is_replayed(answer)
+    assert b"secret" not in answer.body
+
+
+async def test_a_signature_in_a_form_that_does_not_count_opens_nothing_of_a_closed_listing(
+    gate: SmallGateway,
+) -> None:
+    payment = await gate.pay(5 * PRICE)
+    assert (await ask(gate, gate.plain_proof(payment.tx_hash))).status == 200
+    await gate.revise(gate.sample("api_quotes"), signature="bound", status="paused")
+    assert told(await ask(gate, gate.plain_proof(payment.tx_hash))) == (503, "api_paused")
+    assert told(await ask(gate, bound(gate, payment, valid_for_s=-1))) == (503, "api_paused")
+    assert is_replayed(await ask(gate, bound(gate, payment)))
+
+
 @pytest.mark.parametrize("body", [b"{}", b"[]"])
 @pytest.mark.parametrize("is_answered", [True, False])
 async def test_a_plain_signature_opens_nothing_once_a_bound_one_has_ended_it(

@@ -159,9 +159,7 @@ class Teller:
         if isinstance(tenders, Problem):
             return decline(tenders, order.offer)
         payer = tenders[0].payment.payer
-        if (
-            payer not in openers
-        ):  # a contract's wallet, or a payment that was never seen: whose it is turns out only now
+        if payer not in openers:  # a contract's wallet, or a new payment: whose it is turns out only now
             told, _ = await self._find_keyed(order, (payer,))
             if isinstance(told, KeyedCall):
                 return await self._admit_again(order, told, tariffs, check_customer)
