@@ -143,7 +143,10 @@ async def challenge_headers(
         ("WWW-Authenticate", f'Bearer {realm}, Signature {realm}, profile="erc8128", SIWX {realm}'),
         ("Accept-Signature", accept_signature(required_components(asked))),
     ]
-    if is_siwx_possible(asked) and await meter.charge("challenge", client_address=asked.client_address) is None:
+    if (
+        is_siwx_possible(asked)
+        and await meter.charge("challenge", client_address=asked.client_address) is None
+    ):
         uri = _uri_of(asked, origin=origin)
         try:
             invitation = await desk.invite(uri)
