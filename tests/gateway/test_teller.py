@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tollway.chain.reader import ContractAnswer
 from tollway.identifiers import Address
 from tollway.ledger.call import Payment
 from tollway.money import Price
@@ -146,6 +147,26 @@ async def test_a_plain_signature_of_a_new_payment_opens_its_wallets_keys(gate: S
     new = await gate.pay(PRICE)
     assert is_replayed(await ask(gate, gate.plain_proof(new.tx_hash)))
     assert await gate.rest_units(new) == PRICE
+
+
+@pytest.mark.parametrize("is_plain", [True, False])
+async def test_a_contracts_keys_are_looked_for_before_its_money_is(
+    gate: SmallGateway, monkeypatch: pytest.MonkeyPatch, is_plain: bool
+) -> None:
+    """That it has signed is known only from the chain."""
+
+    async def sign(*_: Any, **__: Any) -> ContractAnswer:
+        return ContractAnswer(reverted=False, payload=bytes.fromhex("1626ba7e") + bytes(28))
+
+    monkeypatch.setattr(gate.chains, "call_contract", sign)
+    payer = Address(b"\x33" * 20)
+    new = gate.sample_payment(payer=payer, value_units=5 * PRICE)
+    (payment,) = await gate.book.record_payments([new], now_ms=gate.now_ms)
+    proof = gate.plain_proof(payment.tx_hash) if is_plain else bound(gate, payment)
+    assert (await ask(gate, proof)).status == 200
+    again = gate.plain_proof(payment.tx_hash) if is_plain else bound(gate, payment)
+    assert is_replayed(await ask(gate, again, ("Tollway-Max-Price", "0.001")))
+    assert await gate.rest_units(payment) == 4 * PRICE
 
 
 async def test_a_bound_signature_opens_its_wallets_keys_before_its_payment_is_known(
