@@ -32,8 +32,12 @@ async def compare(seed: int, numbers: Iterable[int], *, folder: Path) -> list[Di
     found: list[Difference] = []
     async with opened_disk(folder) as disk:
         for number in numbers:
-            twin = _told_by_twin(seed, number)
-            real = await _told_by_sqlite(seed, number, disk)
+            try:
+                twin = _told_by_twin(seed, number)
+                real = await _told_by_sqlite(seed, number, disk)
+            except Exception as exc:
+                exc.add_note(f"seed {seed}, history {number}, one gateway alone")
+                raise
             if twin != real:
                 found.append(_differ(number, twin, real))
             if len(found) == FOUND_MAX:

@@ -5,6 +5,7 @@ import gc
 import json
 import subprocess
 import sys
+import traceback
 from collections.abc import Coroutine, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,7 +14,6 @@ from typing import Any, TypeVar
 from tests.simulation.breakages import BREAKAGES
 from tests.simulation.fake_books import FakeGateway, FakeMachine
 from tests.simulation.history import History, Story
-from tests.simulation.truth import LawBroken
 
 from tollway.testing.book_samples import NOW_MS
 
@@ -45,29 +45,35 @@ def at_once(job: Coroutine[Any, Any, T]) -> T:
 def play_in_memory(
     seed: int, number: int, *, gateway: type[FakeGateway] | None = None, **options: Any
 ) -> Story:
-    """Raises LawBroken, with the story so far on it as `story`."""
+    """Raises LawBroken, or whatever else went wrong, with the story so far on it as `story`."""
     history = History(seed, number, **options)
     machine = FakeMachine(history.house, now_ms=NOW_MS, gateway=gateway)
     try:
         return at_once(history.play(machine))
-    except AssertionError as exc:
+    except Exception as exc:
         exc.story = history.story  # type: ignore[attr-defined]  # for whoever prints it
+        exc.add_note(f"python -m tests.simulation --seed {seed} --history {number}")
         raise
 
 
 def play_many(seed: int, numbers: Iterable[int], *, gateway: type[FakeGateway] | None = None) -> Tally:
-    """Until the first that breaks a law."""
+    """Until the first that breaks a law, or anything else: code that crashes breaks the story too."""
     histories = steps = claims = 0
     for number in numbers:
         try:
             story = play_in_memory(seed, number, gateway=gateway)
-        except AssertionError as exc:
-            law = str(exc) or repr(exc)
+        except Exception as exc:  # told with its number, so that it can be played again
+            law = name_law(exc)
             return Tally(histories=histories + 1, steps=steps, claims=claims, broken=number, law=law)
         histories += 1
         steps += story.steps
         claims += story.claims
     return Tally(histories=histories, steps=steps, claims=claims)
+
+
+def name_law(exc: Exception) -> str:
+    """What a history broke: one of the laws, or the code that it drives."""
+    return str(exc) if isinstance(exc, AssertionError) and str(exc) else repr(exc)
 
 
 def play_in_processes(seed: int, histories: int, *, jobs: int) -> list[Tally]:
@@ -85,6 +91,8 @@ def play_in_processes(seed: int, histories: int, *, jobs: int) -> list[Tally]:
         for start in starts
     ]
     told = [process.communicate()[0] for process in running]
+    for process in running:
+        assert process.returncode == 0, f"{process.args} ended with {process.returncode}"
     return [Tally(**json.loads(one)) for one in told]
 
 
@@ -120,6 +128,8 @@ def _replay(seed: int, number: int, gateway: type[FakeGateway] | None, *, is_alo
     try:
         story = play_in_memory(seed, number, gateway=gateway, is_alone=is_alone, tells=True)
         print(*story.told, sep="\n")
-    except LawBroken as exc:
+    except Exception as exc:  # the story up to there is what is asked for
         print(*exc.story.told, sep="\n")  # type: ignore[attr-defined]  # set by play_in_memory
-        sys.exit(f"history {number} of seed {seed} broke a law: {exc}")
+        if not isinstance(exc, AssertionError):
+            traceback.print_exc()
+        sys.exit(f"history {number} of seed {seed} broke a law: {name_law(exc)}")

@@ -8,13 +8,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.simulation.breakages import BREAKAGES
 from tests.simulation.differential import compare
-from tests.simulation.run import ROOT, play_in_memory, play_in_processes, play_many
-from tests.simulation.truth import LawBroken
+from tests.simulation.fake_books import FakeGateway
+from tests.simulation.run import ROOT, main, play_in_memory, play_in_processes, play_many
 
+from tollway.identifiers import CallId
+from tollway.ledger.book import Claimed, Fenced
 from tollway.ledger.call import CallState
 
 SEED = int(os.environ.get("SIMULATION_SEED", "20261121"))
@@ -76,6 +79,29 @@ def test_a_history_comes_again_exactly_and_says_what_broke() -> None:
     assert broken.law in runs[2].stderr
 
 
+class Crashes(FakeGateway):
+    """Not a law broken, but code that falls over."""
+
+    async def reopen(self, call_id: CallId, **more: Any) -> Claimed | Fenced:
+        raise KeyError(call_id)
+
+
+def test_code_that_falls_over_is_named_with_its_history_as_a_broken_law_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tally = play_many(SEED, range(UNTIL_FOUND), gateway=Crashes)
+    assert tally.broken is not None
+    assert "KeyError" in tally.law
+    monkeypatch.setitem(BREAKAGES, "Crashes", Crashes)
+    program = ["simulation", f"--seed={SEED}", "--broken=Crashes"]
+    monkeypatch.setattr(sys, "argv", [*program, f"--history={tally.broken}"])
+    with pytest.raises(SystemExit, match=f"history {tally.broken} of seed {SEED} broke a law: KeyError"):
+        main()
+    told = capsys.readouterr()
+    assert told.out
+    assert "Traceback" in told.err
+
+
 def test_other_seeds_tell_other_stories() -> None:
     told = {tuple(play_in_memory(seed, number, tells=True).told) for seed in (1, 2) for number in (0, 1)}
     assert len(told) == 4
@@ -94,7 +120,4 @@ def test_histories_reach_every_state_and_every_end() -> None:
 
 
 def _told(number: int) -> list[str]:
-    try:
-        return play_in_memory(SEED, number, tells=True).told
-    except LawBroken as exc:
-        pytest.fail(f"history {number}: {exc}")
+    return play_in_memory(SEED, number, tells=True).told
