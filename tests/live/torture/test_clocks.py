@@ -29,9 +29,10 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)
 PROGRAM = Path(__file__).parent / "skewed_gateway.py"
 HOUR_S = 3_600
 LEASE_S = 5
+LEASES_S = (LEASE_S, 20)
+"""Where a lapsed lease would spoil the scene: the next one is for a machine that stood still for longer than the first."""
 SETTINGS = {
     **QUICK,
-    "TOLLWAY_LIMIT_OWNER_LEASE_S": str(LEASE_S),
     "TOLLWAY_LIMIT_OWNER_RENEW_S": "0.1",
     "TOLLWAY_LIMIT_UNKNOWN_HOLD_S": str(HOUR_S // 2),  # by a clock that jumps, it would be over at once
     "TOLLWAY_LIMIT_HEADER_DEADLINE_S": "120",
@@ -132,7 +133,7 @@ class Purse:
 
 @contextlib.asynccontextmanager
 async def open_mall(
-    street: Any, zygote: Any, folder: Path, *, database_url: str, skews: list[int]
+    street: Any, zygote: Any, folder: Path, *, database_url: str, skews: list[int], lease_s: int = LEASE_S
 ) -> AsyncIterator[Mall]:
     (gas,) = await street.wallets(1)
     ports = find_low_ports(len(skews))
@@ -148,6 +149,7 @@ async def open_mall(
                     port=port,
                     settings={
                         **SETTINGS,
+                        "TOLLWAY_LIMIT_OWNER_LEASE_S": str(lease_s),
                         "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key,
                         "TEST_PROGRAM": str(PROGRAM),
                         "TEST_CLOCK": str(clock),
@@ -191,11 +193,28 @@ async def mall(
         yield opened
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def apart(street: Any, zygote: Any, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Mall]:
+@pytest.fixture(scope="module")
+def open_apart(street: Any, zygote: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The first gateway is right, the second an hour ahead, the third an hour behind."""
-    folder, url = tmp_path_factory.mktemp("apart"), await street.make_postgres()
-    async with open_mall(street, zygote, folder, database_url=url, skews=[0, HOUR_S, -HOUR_S]) as opened:
+
+    @contextlib.asynccontextmanager
+    async def open_it(lease_s: int) -> AsyncIterator[Mall]:
+        folder, url, skews = (
+            tmp_path_factory.mktemp("apart"),
+            await street.make_postgres(),
+            [0, HOUR_S, -HOUR_S],
+        )
+        async with open_mall(
+            street, zygote, folder, database_url=url, skews=skews, lease_s=lease_s
+        ) as opened:
+            yield opened
+
+    return open_it
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def apart(open_apart: Any) -> AsyncIterator[Mall]:
+    async with open_apart(LEASE_S) as opened:
         yield opened
 
 
@@ -387,8 +406,24 @@ async def open_history(mall: Mall, token: str, *, at: Any) -> Any:
 
 @pytest.mark.postgres
 async def test_gateways_an_hour_apart_neither_bury_each_other_nor_free_each_other_s_holds(
-    apart: Mall, torture: Any
+    open_apart: Any, torture: Any
 ) -> None:
+    for lease_s in LEASES_S:
+        async with open_apart(lease_s) as apart:
+            try:
+                await stand_apart(apart, lease_s)
+                break
+            except AssertionError:  # by the database's clock a lease lapses, so not for an hour's difference
+                if lease_s == LEASES_S[-1] or not has_lapsed(apart):
+                    raise
+    torture.tell(gateways=len(apart.skewed), apart_s=2 * HOUR_S, lease_s=lease_s)
+
+
+def has_lapsed(mall: Mall) -> bool:
+    return any("owner_lease_lapsed" in one.gateway.read_log() for one in mall.skewed)
+
+
+async def stand_apart(apart: Mall, lease_s: int) -> None:
     """Longer than a lease, so that each could judge the others."""
     purses = [await apart.pay(2) for _ in apart.skewed]
     slow = [await apart.pay(2) for _ in apart.skewed]
@@ -398,16 +433,14 @@ async def test_gateways_an_hour_apart_neither_bury_each_other_nor_free_each_othe
         await lose_answer(apart, purse, at=one.gateway)
         for purse, one in zip(purses, apart.skewed, strict=True)
     ]
-    paths = [f"/slow/apart-{number}?s={LEASE_S + 2}" for number in range(len(slow))]
+    run = next(_NUMBERS)
+    paths = [f"/slow/apart-{run}-{number}?s={lease_s + 2}" for number in range(len(slow))]
     replies = await asyncio.gather(
         *(
-            apart.ask(path, at=one.gateway, headers=purse.proof)
+            apart.ask(path, at=one.gateway, headers=purse.proof, deadline_s=60.0)
             for path, one, purse in zip(paths, apart.skewed, slow, strict=True)
         )
     )
-    logs = "".join(one.gateway.read_log() for one in apart.skewed)
-    if "owner_lease_lapsed" in logs:  # by the database's clock, so not for an hour's difference
-        pytest.skip("this machine stood still for longer than a lease")
     assert [reply.status for reply in replies] == [200] * len(slow)
     assert [apart.seen(path) for path in paths] == [1] * len(slow)
     for path, purse in zip(paths, slow, strict=True):
@@ -415,7 +448,6 @@ async def test_gateways_an_hour_apart_neither_bury_each_other_nor_free_each_othe
     states = [await read_state(apart, *one) for one in zip(purses, calls, strict=True)]
     assert states == ["unknown"] * len(purses)
     await apart.check_books()
-    torture.tell(gateways=len(apart.skewed), apart_s=2 * HOUR_S)
 
 
 @pytest.mark.postgres
