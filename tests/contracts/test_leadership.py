@@ -171,7 +171,7 @@ async def test_a_leader_that_stalls_loses_its_lead_to_another(databases: list[Po
     stalled = Leadership(
         databases[0],
         duty=duty,
-        limits=replace(QUICK, leader_poll_s=3600.0, leader_lease_s=0.05),  # never makes sure that it leads
+        limits=replace(QUICK, leader_poll_s=3600.0, leader_lease_s=2.0),  # never makes sure that it leads
         note=lambda duty, is_leading: None,
     )
     forever = asyncio.Event()
@@ -231,12 +231,12 @@ async def test_whoever_is_moved_into_another_session_leads_no_more(postgres_url:
 @pytest.mark.postgres
 async def test_a_leader_keeps_its_lead_by_making_sure(databases: list[PostgresDatabase]) -> None:
     """Far beyond its lease."""
-    one = Candidate(databases[0], lease_s=0.5)
+    one = Candidate(databases[0], lease_s=2.0)
     async with one.standing():
         await until(lambda: one.is_working)
         first = await leader_process(databases[2])
         later = asyncio.Event()
-        asyncio.get_running_loop().call_later(1.2, later.set)
+        asyncio.get_running_loop().call_later(4.2, later.set)
         await later.wait()
         assert await leader_process(databases[2]) == first
         assert one.heard == [True]
