@@ -10,8 +10,10 @@ from tollway.identifiers import (
     TxHash,
     format_id,
     format_network,
+    is_idempotency_key,
     keccak256,
     parse_network,
+    read_idempotency_key,
 )
 
 # The examples of EIP-55.
@@ -77,3 +79,21 @@ def test_ids_sort_by_time(now_ms: int, entropy: bytes) -> None:
 
 def test_the_hash_is_keccak_and_not_sha3() -> None:
     assert keccak256(b"").hex() == "c5d2460186f7233c927e7db2dcc703c0e500b653ca82273b7bfad8045d85a470"
+
+
+@pytest.mark.parametrize(
+    ("value", "key", "is_key"),
+    [
+        ("k", "k", True),
+        ('"k"', "k", True),
+        ('"', '"', True),
+        ("a b\tc", "a b\tc", True),
+        ("é" * 255, "é" * 255, True),
+        ("é" * 256, "é" * 256, False),
+        ("", "", False),
+        ('""', "", False),
+    ],
+)
+def test_an_idempotency_key_is_any_text_of_1_to_255_characters(value: str, key: str, is_key: bool) -> None:
+    assert read_idempotency_key(value.encode()) == key
+    assert is_idempotency_key(key) == is_key

@@ -95,6 +95,22 @@ def format_network(chain_id: ChainId) -> Network:
     return Network(f"eip155:{chain_id}")
 
 
+IDEMPOTENCY_KEY_MAX = 255
+"""Characters."""
+
+
+def read_idempotency_key(value: bytes) -> str:
+    """The key of an `Idempotency-Key` header, which is UTF-8 text of any kind. With or without the quotes of a structured
+    field: both spellings are in use. What has no right length is read too; `is_idempotency_key` says so."""
+    text = value.decode()
+    is_quoted = len(text) >= 2 and text[0] == text[-1] == '"'
+    return text[1:-1] if is_quoted else text
+
+
+def is_idempotency_key(key: str) -> bool:
+    return 0 < len(key) <= IDEMPOTENCY_KEY_MAX
+
+
 def format_id(prefix: str, *, now_ms: int, entropy: bytes) -> str:
     """`prefix_` + 26 characters that sort by time: 48 bits of milliseconds, then 80 bits of `entropy` (10 bytes)."""
     number = (now_ms & ((1 << 48) - 1)) << 80 | int.from_bytes(entropy[:10], "big")

@@ -23,7 +23,7 @@ def request_with(*keys: str, body: bytes = b"{}") -> Request:
     async def receive() -> Message:
         return {"type": "http.request", "body": body, "more_body": False}
 
-    headers = [(b"idempotency-key", key.encode("latin-1")) for key in keys]
+    headers = [(b"idempotency-key", key.encode()) for key in keys]
     return Request({"type": "http", "method": "POST", "path": "/", "headers": headers}, receive)
 
 
@@ -55,13 +55,20 @@ async def refusal(desk: CreationDesk, key: str = "k", *, body: bytes = b"{}") ->
 
 @pytest.mark.parametrize(
     ("keys", "key"),
-    [((), None), (("k",), "k"), (('"k"',), "k"), (("a b",), "a b"), (("x" * 255,), "x" * 255), (('"',), '"')],
+    [
+        ((), None),
+        (("k",), "k"),
+        (('"k"',), "k"),
+        (("a b",), "a b"),
+        (("é" * 255,), "é" * 255),
+        (('"',), '"'),
+    ],
 )
-def test_a_key_comes_with_or_without_quotes(keys: tuple[str, ...], key: str | None) -> None:
+def test_a_key_is_any_text_with_or_without_quotes(keys: tuple[str, ...], key: str | None) -> None:
     assert read_creation_key(request_with(*keys)) == key
 
 
-@pytest.mark.parametrize("keys", [("",), ('""',), ("x" * 256,), ("a", "a"), ("a", "b"), ("ä",), ("a\tb",)])
+@pytest.mark.parametrize("keys", [("",), ('""',), ("x" * 256,), ("é" * 256,)])
 def test_a_key_that_is_none_is_refused(keys: tuple[str, ...]) -> None:
     with pytest.raises(Refusal) as refused:
         read_creation_key(request_with(*keys))

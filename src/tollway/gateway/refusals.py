@@ -9,14 +9,13 @@ from aiohttp import ServerDisconnectedError
 
 from tollway.errors import Code, FieldError, Problem, TollwayError, UpstreamBadResponse
 from tollway.gateway.exchange import BodyRefused, CallerGone, Declined, IncomingCall, Offer
-from tollway.identifiers import Address, CallId
+from tollway.identifiers import IDEMPOTENCY_KEY_MAX, Address, CallId, is_idempotency_key, read_idempotency_key
 from tollway.ledger.call import CallState, Payment
 from tollway.money import Asset, Price
 from tollway.payments.terms import Due
 from tollway.registry.listing import Listing, Shelf
 
 STANDARD_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
-IDEMPOTENCY_KEY_MAX = 255
 
 _OTHER_RAILS = frozenset({b"payment-signature", b"x-payment"})
 _PAYS = re.compile(rb"payment(?:\s|$)", re.I)
@@ -98,7 +97,7 @@ def check_rails(call: IncomingCall, *, has_proof: bool) -> Problem | None:
 
 def check_idempotency_key(call: IncomingCall) -> Problem | None:
     key = find_idempotency_key(call)
-    if key is None or 0 < len(key) <= IDEMPOTENCY_KEY_MAX:
+    if key is None or is_idempotency_key(key):
         return None
     detail = f"must have 1 to {IDEMPOTENCY_KEY_MAX} characters"
     return Problem(
@@ -110,13 +109,8 @@ def check_idempotency_key(call: IncomingCall) -> Problem | None:
 
 
 def find_idempotency_key(call: IncomingCall) -> str | None:
-    """With or without the quotes of a structured field: both spellings are in use."""
     value = call.find_header(b"idempotency-key")
-    if value is None:
-        return None
-    text = value.decode()
-    is_quoted = len(text) >= 2 and text[0] == text[-1] == '"'
-    return text[1:-1] if is_quoted else text
+    return None if value is None else read_idempotency_key(value)
 
 
 def check_price_max(call: IncomingCall, price: Price, asset: Asset) -> Problem | None:

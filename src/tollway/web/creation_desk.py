@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tollway.errors import Code, FieldError, Problem, Refusal, StorageUnavailable, describe_rate
-from tollway.identifiers import Address
+from tollway.identifiers import IDEMPOTENCY_KEY_MAX, Address, is_idempotency_key, read_idempotency_key
 from tollway.limits import Limits
 from tollway.registry.creation import (
     Begun,
@@ -26,7 +26,6 @@ from tollway.registry.creation import (
 )
 from tollway.web.problems import CREATED
 
-KEY_MAX = 255
 CLAIM_BYTES = 16
 
 
@@ -88,15 +87,15 @@ class CreationDesk:
 
 
 def read_creation_key(request: Request) -> str | None:
-    """With or without the quotes of a structured field, as gateway calls take it."""
-    given = request.headers.getlist("idempotency-key")
-    if not given:
+    """The rule is that of gateway calls. One value at most has come through the door, and it is UTF-8."""
+    name = b"idempotency-key"
+    given = next((value for key, value in request.headers.raw if key == name), None)
+    if given is None:
         return None
-    text = given[0]
-    key = text[1:-1] if len(text) >= 2 and text[0] == text[-1] == '"' else text
-    if len(given) == 1 and 0 < len(key) <= KEY_MAX and key.isascii() and key.isprintable():
+    key = read_idempotency_key(given)
+    if is_idempotency_key(key):
         return key
-    detail = f"must be one value of 1 to {KEY_MAX} visible ASCII characters"
+    detail = f"must have 1 to {IDEMPOTENCY_KEY_MAX} characters"
     error = FieldError(code="malformed", detail=detail, parameter="Idempotency-Key")
     raise Refusal(Problem(code=Code.INVALID_REQUEST, detail=f"Idempotency-Key {detail}.", errors=(error,)))
 
