@@ -33,7 +33,7 @@ NONCE = b"\x42" * 32
 
 @pytest.fixture
 async def gate() -> AsyncIterator[SmallGateway]:
-    async with open_gateway(settle_wait_s=0.05, failed_calls_per_window=3, answer_bytes_max=1_000) as small:
+    async with open_gateway(settle_wait_s=1.0, failed_calls_per_window=3, answer_bytes_max=1_000) as small:
         yield small
 
 

@@ -365,7 +365,7 @@ async def open_gateway(
     *, is_bound_required: bool = False, rates: Rates | None = None, **limits: Any
 ) -> AsyncIterator[SmallGateway]:
     """A gateway and its upstream. `limits` replace the defaults; waits for networks are short."""
-    short: dict[str, Any] = {"connect_deadline_s": 1.0, "dns_deadline_s": 1.0, "drain_deadline_s": 3.0}
+    short: dict[str, Any] = {"connect_deadline_s": 5.0, "dns_deadline_s": 5.0, "drain_deadline_s": 3.0}
     async with run_upstream() as upstream:
         gate = SmallGateway(
             upstream,
