@@ -20,6 +20,7 @@ from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.outbound.dialer import Dialer
 from tollway.outbound.policy import Endpoint, parse_endpoint
 from tollway.outbound.upstream import Progress, UpstreamRequest, UpstreamResponse
+from tollway.testing.loopback import reset_connection
 
 LIMITS = replace(
     DEFAULT_LIMITS, dns_deadline_s=0.3, connect_deadline_s=0.3, chunk_idle_s=0.3, unsafe_reuse_idle_s=60.0
@@ -388,7 +389,18 @@ async def test_a_cancelled_claim_sends_nothing() -> None:
         assert upstream.requests == []
 
 
-async def test_a_connection_that_dies_during_the_claim_costs_no_second_claim() -> None:
+Ending = Callable[[asyncio.WriteTransport], None]
+
+
+def close_connection(transport: asyncio.WriteTransport) -> None:
+    transport.close()
+
+
+ENDINGS: list[Ending] = [close_connection, reset_connection]
+
+
+@pytest.mark.parametrize("end", ENDINGS)
+async def test_a_connection_that_dies_during_the_claim_costs_no_second_claim(end: Ending) -> None:
     claims: list[int] = []
 
     async with running(answer(OK)) as upstream, dialing() as dialer:
@@ -396,7 +408,7 @@ async def test_a_connection_that_dies_during_the_claim_costs_no_second_claim() -
 
         async def claim() -> None:
             claims.append(1)
-            upstream.writers[0].transport.abort()
+            end(upstream.writers[0].transport)
             await until(lambda: upstream.closed == 1)
 
         assert await call(dialer, get(upstream, "POST"), before_send=claim) == (200, b"ok")
@@ -475,10 +487,19 @@ async def hang_up(upstream: Upstream, reader: asyncio.StreamReader, writer: asyn
 
 async def reset(upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     await upstream.read_head(reader)
-    writer.transport.abort()
+    reset_connection(writer.transport)
 
 
-@pytest.mark.parametrize("handler", [hang_up, reset])
+async def reset_in_head(
+    upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
+    await upstream.read_head(reader)
+    writer.write(OK[:10])
+    await writer.drain()
+    reset_connection(writer.transport)
+
+
+@pytest.mark.parametrize("handler", [hang_up, reset, reset_in_head])
 @pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE", "OPTIONS", "POST", "PATCH"])
 async def test_a_request_is_never_sent_twice(method: str, handler: Handler) -> None:
     progress = Progress()
@@ -487,6 +508,38 @@ async def test_a_request_is_never_sent_twice(method: str, handler: Handler) -> N
             await call(dialer, get(upstream, method), progress=progress)
         assert caught.value.sent
         assert progress.sent
+        assert len(upstream.requests) == 1
+
+
+async def test_a_reset_is_one_for_the_gateway_s_side_too() -> None:
+    """Or else the tests of a reset are tests of a close."""
+    seen: list[type[BaseException] | bytes] = []
+    async with running(reset) as upstream:
+        reader, writer = await asyncio.open_connection("127.0.0.1", upstream.port)
+        writer.write(b"GET / HTTP/1.1\r\n\r\n")
+        try:
+            seen.append(await reader.read())
+        except OSError as exc:
+            seen.append(type(exc))
+        writer.close()
+    assert seen == [ConnectionResetError]
+
+
+@pytest.mark.parametrize("method", ["PUT", "POST"])
+async def test_a_reset_while_the_body_is_on_its_way_was_sent_and_is_not_sent_again(method: str) -> None:
+    progress, endless = Progress(), asyncio.Event()
+
+    async def content() -> AsyncIterator[bytes]:
+        while not endless.is_set():
+            yield bytes(65_536)
+
+    async with running(reset) as upstream, dialing() as dialer:
+        with pytest.raises(UpstreamBadResponse) as caught:
+            await call(dialer, get(upstream, method, body=content()), progress=progress)
+        endless.set()
+        assert caught.value.sent
+        assert progress.sent
+        assert not progress.body_wholly_sent
         assert len(upstream.requests) == 1
 
 
@@ -731,6 +784,52 @@ async def test_a_cut_body_never_ends_cleanly(raw: bytes) -> None:
         with pytest.raises(UpstreamBadResponse):
             await call(dialer, get(upstream))
         assert dialer._in_flight == {}
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        head("200 OK", b"Content-Length: 10\r\n") + b"short",
+        head("200 OK", b"Transfer-Encoding: chunked\r\n") + b"5\r\nshort\r\n",
+        head("200 OK", b"Connection: close\r\n") + b"short",
+        b"HTTP/1.0 200 OK\r\n\r\nshort",
+    ],
+)
+async def test_a_body_that_a_reset_ends_never_ends_cleanly(raw: bytes) -> None:
+    """Nor one that goes on until its connection is closed: nobody has closed it."""
+    is_read = asyncio.Event()
+
+    async def handler(upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await upstream.read_head(reader)
+        writer.write(raw)
+        await is_read.wait()
+        reset_connection(writer.transport)
+
+    async with running(handler) as upstream, dialing() as dialer:
+        response = await dialer.send(get(upstream), before_send=no_claim, head_deadline_s=2.0)
+        assert await response.read_chunk() == b"short"
+        is_read.set()
+        with pytest.raises(UpstreamBadResponse):
+            await response.read_chunk()
+        assert dialer._in_flight == {}
+
+
+@pytest.mark.parametrize(("method", "status"), [("HEAD", "200 OK"), ("GET", "204 No"), ("GET", "304 No")])
+async def test_an_answer_without_a_body_is_whole_whatever_comes_after_it(method: str, status: str) -> None:
+    raw = head(status)
+
+    async def handler(upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await upstream.read_head(reader)
+        writer.write(raw)
+        await is_here.wait()
+        reset_connection(writer.transport)
+
+    is_here = asyncio.Event()
+    async with running(handler) as upstream, dialing() as dialer:
+        response = await dialer.send(get(upstream, method), before_send=no_claim, head_deadline_s=2.0)
+        is_here.set()
+        await until(lambda: upstream.closed == 1)
+        assert await read_all(response) == b""
 
 
 async def test_a_body_that_falls_silent_is_a_timeout() -> None:

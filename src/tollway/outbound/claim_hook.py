@@ -51,6 +51,7 @@ class Sending:
     idle_s_max: float
     is_streamed: bool
     scope: asyncio.Timeout | None = None
+    protocol: ResponseHandler | None = None
     transport: asyncio.WriteTransport | None = None
     refusal: Exception | None = None  # what before_send raised, or that it came too late
     asked_ms: int = 0  # when before_send began
@@ -116,7 +117,7 @@ class ClaimingRequest(aiohttp.ClientRequest):
             raise NothingSent
         progress.sent = True
         progress.body_handed_over = not sending.is_streamed
-        sending.transport = conn.transport
+        sending.protocol, sending.transport = protocol, conn.transport
         sending.restart_deadline()
         conn.add_callback(partial(_mark_used, protocol))
         response = await super().send(conn)

@@ -138,6 +138,7 @@ class Dialer:
             raise
         response = UpstreamResponse(
             raw,
+            protocol=sending.protocol,
             transport=sending.transport,
             progress=sending.progress,
             idle_s=self._limits.chunk_idle_s,

@@ -5,16 +5,21 @@ either direction.
 """
 
 import asyncio
+import errno
 import re
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 import aiohttp
+from aiohttp.client_proto import ResponseHandler
 from aiohttp.client_reqrep import ClientResponse
 
 from tollway.errors import Code, Problem, Refusal, UpstreamBadResponse, UpstreamTimeout
 from tollway.outbound.policy import Endpoint
 
+_BODILESS = (204, 304)
+_LOST = (errno.ECONNRESET, errno.EPIPE, errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
+"""Not a TLS connection that ends without a word of farewell: many servers end theirs so."""
 _BAD_VALUE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]")
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _TARGET = re.compile(r"/[^\x00-\x20\x7f#?\ud800-\udfff]*(?:\?[^\x00-\x20\x7f#\ud800-\udfff]*)?")
@@ -73,12 +78,13 @@ class Fetched:
 class UpstreamResponse:
     """An answer whose head is here and whose body is still on its way. One reader; `close` it in every case."""
 
-    __slots__ = ("_idle_s", "_leave", "_raw", "_transport", "headers", "progress", "status")
+    __slots__ = ("_idle_s", "_leave", "_protocol", "_raw", "_transport", "headers", "progress", "status")
 
     def __init__(
         self,
         raw: ClientResponse,
         *,
+        protocol: ResponseHandler | None,
         transport: asyncio.WriteTransport | None,
         progress: Progress,
         idle_s: float,
@@ -88,6 +94,7 @@ class UpstreamResponse:
         self.headers: tuple[tuple[bytes, bytes], ...] = raw.raw_headers
         self.progress = progress
         self._raw = raw
+        self._protocol = protocol
         self._transport = transport
         self._idle_s = idle_s
         self._leave: Callable[[], None] | None = leave
@@ -119,7 +126,19 @@ class UpstreamResponse:
             raise
         if not chunk:
             self.close()
+            if self._was_reset():
+                raise UpstreamBadResponse("The provider's API broke off in the middle of its answer.")
         return chunk
+
+    def _was_reset(self) -> bool:
+        """Whether a body that goes on until its connection is closed was ended by something else. aiohttp takes every
+        loss for its end. All others tell their end themselves, and their connection may be lost afterwards."""
+        headers = self._raw.headers
+        is_told = "Content-Length" in headers or "chunked" in headers.get("Transfer-Encoding", "").lower()
+        if is_told or self._raw.method == "HEAD" or self.status in _BODILESS or self._protocol is None:
+            return False
+        loss = self._protocol.exception()
+        return isinstance(loss, OSError) and loss.errno in _LOST
 
     def close(self) -> None:
         """Ends this call's use of its connection: cut at once unless the whole body has arrived. Idempotent."""

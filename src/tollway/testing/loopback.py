@@ -3,6 +3,8 @@ counter of truth. It knows nothing of a gateway.
 """
 
 import asyncio
+import socket
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -24,6 +26,15 @@ class Arrived:
     @property
     def names(self) -> frozenset[str]:
         return frozenset(key.lower() for key, _ in self.headers)
+
+
+_NO_LINGER = struct.pack("ii", 1, 0)
+
+
+def reset_connection(transport: asyncio.WriteTransport) -> None:
+    """Ends it with a RST, where `abort` alone sends a FIN once everything is written."""
+    transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+    transport.abort()
 
 
 Answerer = Callable[[Arrived, asyncio.StreamWriter], Awaitable[None]]
