@@ -95,6 +95,7 @@ HELD_BY = {
     "answers_per_payer_bytes_max": "contracts/test_answers.py::test_the_oldest_of_a_payer_goes_first",
     "answers_bytes_max": "contracts/test_answers.py::test_the_oldest_of_all_goes_where_the_house_is_full",
     "answer_ttl_s": "contracts/test_answers.py::test_an_answer_is_kept_for_a_day",
+    "creation_answers_bytes_max": "contracts/test_creations.py::test_the_oldest_answers_go_and_their_keys_stay",
     "creation_lease_s": "contracts/test_creations.py::test_a_key_whose_creation_died_is_free_after_its_lease",
     "creation_key_ttl_s": "contracts/test_creations.py::test_a_key_is_remembered_for_a_day",
     "answer_collect_s": "gateway/test_relay.py::test_an_answer_that_trickles_is_not_waited_for",

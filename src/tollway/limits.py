@@ -110,6 +110,7 @@ class Limits:
     answers_per_payer_bytes_max: int = 64 * MIB
     answers_bytes_max: int = 1024 * MIB
     answer_ttl_s: int = 86_400
+    creation_answers_bytes_max: int = 256 * MIB
     creation_lease_s: float = 60.0  # a creation that takes longer has lost its idempotency key to a repeat
     creation_key_ttl_s: int = 86_400
     answer_collect_s: float = 30.0  # reading an answer to its end while its caller waits for "unknown"

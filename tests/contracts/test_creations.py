@@ -83,9 +83,9 @@ class Setup:
         asked = KeyedCreation(wallet=wallet, key=key, fingerprint=body * 32)
         return await self.creations.begin(asked, claim=os.urandom(16))
 
-    async def publish(self, begun: Begun, listing_id: str = "api_1") -> bool:
+    async def publish(self, begun: Begun, listing_id: str = "api_1", body: bytes = b"{}") -> bool:
         listing = replace(LISTING, id=ListingId(listing_id))
-        return await self.catalog.publish_once(listing, under=begun, answer=answer_for(listing_id))
+        return await self.catalog.publish_once(listing, under=begun, answer=answer_for(listing_id, body))
 
     async def has(self, listing_id: str) -> bool:
         return await self.catalog.find(ListingId(listing_id)) is not None
@@ -225,6 +225,31 @@ async def test_a_wallet_has_so_many_keys_and_no_more(setup: Setup) -> None:
     assert isinstance(await setup.begin(key="3"), Begun)
     setup.clock.now_ms += DAY_MS
     assert isinstance(await setup.begin(key="4"), Begun)
+
+
+async def test_the_oldest_answers_go_and_their_keys_stay(setup: Setup) -> None:
+    limits = replace(DEFAULT_LIMITS, answer_bytes_max=10, creation_answers_bytes_max=25)
+    setup.creations, setup.catalog = setup.make(limits)
+    for number in range(4):
+        begun = await setup.begin(wallet=Address(bytes([number]) * 20))
+        await setup.publish(begun, f"api_{number}", b"0123456789")
+        setup.clock.now_ms += 1
+    told = [await setup.begin(wallet=Address(bytes([number]) * 20)) for number in range(4)]
+    bodies = [None, None, b"0123456789", b"0123456789"]
+    assert told == [answer_for(f"api_{number}", body) for number, body in enumerate(bodies)]
+
+
+async def test_many_short_answers_never_pass_the_maximum(setup: Setup) -> None:
+    """Though their sizes are added up now and then only."""
+    limits = replace(DEFAULT_LIMITS, answer_bytes_max=10, creation_answers_bytes_max=640)
+    setup.creations, setup.catalog = setup.make(limits)
+    for number in range(100):
+        await setup.publish(await setup.begin(key=str(number)), f"api_{number}", b"0123456789")
+        setup.clock.now_ms += 1
+    told = [await setup.begin(key=str(number)) for number in range(100)]
+    kept = [number for number in range(100) if told[number].body is not None]
+    assert kept == list(range(kept[0], 100))
+    assert 55 <= len(kept) <= 64
 
 
 async def test_tables_that_know_no_keys_refuse_keyed_creations_and_take_others(

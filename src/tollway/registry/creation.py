@@ -49,7 +49,8 @@ class TooManyKeys:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreationAnswer:
-    """What was answered when the listing was created. `body` None: it was too long to keep."""
+    """What was answered when the listing was created. `body` None: it was too long to keep, or was dropped
+    for newer ones when all that are kept came to `creation_answers_bytes_max`."""
 
     listing_id: ListingId
     location: str

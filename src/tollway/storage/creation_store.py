@@ -1,6 +1,9 @@
 """Idempotency keys of created listings in SQL: what `registry/creation.py` promises, on both dialects.
 
 Leases and ages are measured by the clock that all gateways share: PostgreSQL's own, on SQLite that of the one process.
+
+Whoever begins makes room for its answer. The size of all is looked up now and then; in between this process counts as if
+each answer were as long as any may be. With several gateways the house may so hold a little more than its maximum.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,9 +20,11 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    cast,
     delete,
     func,
     select,
+    tuple_,
     update,
 )
 from sqlalchemy.dialects.postgresql import insert as insert_postgresql
@@ -55,6 +60,10 @@ creation_table = Table(
     Index("ix_creation_key_created_ms", "created_ms"),
 )
 
+DROPPED_AT_ONCE = 500
+COUNT_AGAIN_PART = 16
+"""All answers are added up again when this process has begun creations for one such part of their maximum."""
+
 
 class CreationStore:
     """`Creations` over a `Database`. Safe to call from many tasks and, on PostgreSQL, from many gateways at once."""
@@ -71,9 +80,18 @@ class CreationStore:
         self._now_ms = now_ms
         self._limits = limits
         self._shared_clock = shared_clock
+        self._answer_bytes = min(limits.answer_bytes_max, limits.creation_answers_bytes_max)
+        self._room = 0
 
     async def begin(self, asked: KeyedCreation, *, claim: bytes) -> Beginning:
-        return await self._database.write(lambda connection: self._begin(connection, asked, claim))
+        must_count = self._room < self._answer_bytes
+        known = await self._database.write(
+            lambda connection: self._begin(connection, asked, claim, must_count)
+        )
+        if isinstance(known, Begun):
+            part = self._limits.creation_answers_bytes_max // COUNT_AGAIN_PART
+            self._room = (part if must_count else self._room) - self._answer_bytes
+        return known
 
     async def give_up(self, begun: Begun) -> None:
         columns = creation_table.c
@@ -83,7 +101,17 @@ class CreationStore:
     async def prune(self) -> int:
         return await self._database.write(self._prune, flush=False)
 
-    def _begin(self, connection: Connection, asked: KeyedCreation, claim: bytes) -> Beginning:
+    def _begin(
+        self, connection: Connection, asked: KeyedCreation, claim: bytes, must_count: bool
+    ) -> Beginning:
+        known = self._take(connection, asked, claim)
+        if must_count and isinstance(known, Begun):
+            # What may be added before the next count is made room for now.
+            most = self._limits.creation_answers_bytes_max
+            _make_room(connection, most - max(self._answer_bytes, most // COUNT_AGAIN_PART))
+        return known
+
+    def _take(self, connection: Connection, asked: KeyedCreation, claim: bytes) -> Beginning:
         now_ms = self._shared_clock(connection, self._now_ms())
         begun = Begun(wallet=asked.wallet, key=asked.key, claim=claim)
         taken = {
@@ -162,6 +190,31 @@ def _insert_new(connection: Connection, begun: Begun, values: Mapping[str, objec
     insert = insert_postgresql if connection.dialect.name == "postgresql" else insert_sqlite
     row = {"wallet": bytes(begun.wallet), "idempotency_key": begun.key, **values}
     return connection.execute(insert(creation_table).values(row).on_conflict_do_nothing()).rowcount == 1
+
+
+def _make_room(connection: Connection, bytes_max: int) -> None:
+    """Drops the oldest bodies until the others fit. Lengths alone are looked at, so no body is read for it."""
+    columns = creation_table.c
+    length = func.octet_length if connection.dialect.name == "postgresql" else func.length
+    total = select(cast(func.coalesce(func.sum(length(columns.body)), 0), BigInteger))
+    oldest = (
+        select(columns.wallet, columns.idempotency_key, length(columns.body))
+        .where(columns.body.is_not(None))
+        .order_by(columns.created_ms)
+        .limit(DROPPED_AT_ONCE)
+        .with_for_update(skip_locked=True)  # others may be making room as well
+    )
+    surplus = int(connection.execute(total).scalar_one()) - bytes_max
+    while surplus > 0:
+        doomed = []
+        for wallet, key, size in connection.execute(oldest).all():
+            if surplus > 0:
+                doomed.append((wallet, key))
+                surplus -= size
+        if not doomed:
+            return
+        named = tuple_(columns.wallet, columns.idempotency_key).in_(doomed)
+        connection.execute(update(creation_table).where(named).values(body=None))
 
 
 def _is_named(begun: Begun) -> tuple[ColumnElement[bool], ...]:

@@ -3,7 +3,7 @@ suite. Nothing survives it.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tollway.errors import StorageUnavailable
 from tollway.identifiers import Address
@@ -77,8 +77,18 @@ class MemoryCreations:
         kept = self._kept.get((begun.wallet, begun.key))
         if kept is None or kept.claim != begun.claim or kept.answer is not None:
             return False
+        self._make_room(self._limits.creation_answers_bytes_max - len(answer.body or b""))
         kept.answer = answer
         return True
+
+    def _make_room(self, bytes_max: int) -> None:
+        """Drops the oldest bodies until the others fit."""
+        for kept in sorted(self._kept.values(), key=lambda one: one.created_ms):
+            bodies = [one.answer.body for one in self._kept.values() if one.answer and one.answer.body]
+            if sum(map(len, bodies)) <= bytes_max:
+                return
+            if kept.answer is not None:
+                kept.answer = replace(kept.answer, body=None)
 
     def _count(self, wallet: Address) -> int:
         return sum(

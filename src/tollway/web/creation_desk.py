@@ -73,7 +73,8 @@ class CreationDesk:
 
     def keep(self, answer: CreationAnswer) -> CreationAnswer:
         """What of an answer is kept: a long one without its body."""
-        is_short = answer.body is not None and len(answer.body) <= self._limits.answer_bytes_max
+        most = min(self._limits.answer_bytes_max, self._limits.creation_answers_bytes_max)
+        is_short = answer.body is not None and len(answer.body) <= most
         return answer if is_short else replace(answer, body=None)
 
     def _too_many(self) -> Problem:
@@ -107,7 +108,7 @@ def lost_key() -> Refusal:
 
 def _replay(answer: CreationAnswer) -> Response:
     if answer.body is None:
-        detail = "The listing was created under this key; its answer was too long to keep."
+        detail = "The listing was created under this key; its answer is not kept."
         members = {"apiId": answer.listing_id, "location": answer.location}
         raise Refusal(Problem(code=Code.ALREADY_EXISTS, detail=detail, members=members))
     headers = {
