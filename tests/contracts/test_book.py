@@ -490,6 +490,27 @@ async def test_calls_of_a_dead_gateway_become_unknown_and_are_fenced(books: Any)
     assert await rest(two) == 6
 
 
+async def test_a_record_says_that_its_gateway_died_until_a_run_ends(books: Any) -> None:
+    one, two = await books.gateway("one"), await books.gateway("two")
+    claim = await bring(one, await paid(one, 10), CallState.UNKNOWN)
+    assert isinstance(await one.reopen(claim.call_id, epoch=1, now_ms=NOW_MS), Claimed)
+    await books.bury("one")
+    await two.recover(now_ms=NOW_MS)
+    assert (await two.find_call(claim.call_id)).error == "gateway_died"
+    assert isinstance(await two.reopen(claim.call_id, epoch=2, now_ms=NOW_MS), Claimed)
+    await two.close(close_of(claim, epoch=3))
+    assert (await two.find_call(claim.call_id)).error is None
+
+
+async def test_a_record_still_says_so_when_the_price_is_given_back(books: Any) -> None:
+    one, two = await books.gateway("one"), await books.gateway("two")
+    claim = await bring(one, await paid(one, 10), CallState.FORWARDING)
+    await books.bury("one")
+    await two.recover(now_ms=NOW_MS)
+    assert await two.resolve(claim.call_id, CallState.RELEASED, now_ms=NOW_MS)
+    assert (await two.find_call(claim.call_id)).error == "gateway_died"
+
+
 async def test_calls_of_a_living_gateway_stay(books: Any) -> None:
     one = await books.gateway("one")
     claim = await bring(one, await paid(one, 10), CallState.FORWARDING)
@@ -701,3 +722,17 @@ async def test_tells_which_calls_spend_a_payment(book: Any) -> None:
     assert await book.spending_calls(payment.id, limit=1) == (ids[0],)
     assert await book.spending_calls(helper.id, limit=9) == (ids[0],)
     assert await book.calls_of(helper.id, limit=9) == (ids[0],)
+
+
+async def test_tells_which_calls_without_an_outcome_hold_something_of_a_payment(book: Any) -> None:
+    payment, helper = await paid(book, 10), await paid(book, 4, "b")
+    for to in (CallState.CONSUMED, CallState.RELEASED, CallState.FORWARDING):
+        await bring(book, payment, to, 1)
+    older = await bring(book, payment, CallState.UNKNOWN, 4)
+    newer = await bring(book, payment, CallState.UNKNOWN, 8)  # helped out by the other payment
+    assert await book.unknown_calls(payment.id, limit=9) == (newer.call_id, older.call_id)
+    assert len(await book.unknown_calls(payment.id, limit=1)) == 1
+    assert await book.unknown_calls(helper.id, limit=9) == (newer.call_id,)
+    assert await book.resolve(newer.call_id, CallState.RELEASED, now_ms=NOW_MS)
+    assert await book.unknown_calls(payment.id, limit=9) == (older.call_id,)
+    assert await book.unknown_calls(helper.id, limit=9) == ()

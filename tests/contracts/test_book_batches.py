@@ -246,6 +246,7 @@ async def test_a_claim_of_unknown_outcome_is_released_when_the_database_is_back(
     assert await states(desk) == ["forwarding"]
     assert await desk.book.recover(now_ms=NOW_MS) == 1
     assert await states(desk) == ["released"]
+    assert (await desk.book.find_call(claim.call_id)).error == "storage_unavailable"
 
 
 @pytest.mark.parametrize(
@@ -256,7 +257,7 @@ async def test_a_repeat_of_unknown_outcome_goes_back_to_where_it_was(
 ) -> None:
     claim = claim_on(await desk.pay(10))
     await desk.book.claim(claim)
-    await desk.book.close(close_of(claim, before))
+    await desk.book.close(close_of(claim, before, error="told"))
     await desk.gate.write(lambda c: c.execute(text("UPDATE call SET cut = 'cut'")))
 
     def go_away() -> bool:
@@ -270,6 +271,7 @@ async def test_a_repeat_of_unknown_outcome_goes_back_to_where_it_was(
     assert await states(desk) == ["forwarding"]
     assert await desk.book.recover(now_ms=NOW_MS) == 1
     assert await states(desk) == [before.value]
+    assert (await desk.book.find_call(claim.call_id)).error == "told"  # nothing came of the repeat
     await desk.book.recover(now_ms=NOW_MS + DEFAULT_LIMITS.unknown_hold_s * 1000)
     assert await states(desk) == [ends]
 

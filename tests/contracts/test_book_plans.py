@@ -58,6 +58,8 @@ PLANS = {
     "sum(answer.bytes)": "COVERING INDEX ix_answer",
     "answer.payer = ?": "COVERING INDEX ix_answer_payer_time (payer=?",
     "call.taken_units AS units": "ix_call_repeatable (payment_id=?",
+    "AND call.taken_units > ? AND call.state = ?": "ix_call_repeatable (payment_id=?",
+    "call_topup.payment_id = ? AND": "ix_call_topup_payment_id (payment_id=?",
     "call_topup.payment_id IN": "ix_call_topup_payment_id (payment_id=?",
     "call.owner_id = ? AND call.state = 'forwarding'": "ix_call_forwarding (owner_id=?",
     "AND call.clock_releases": "ix_call_unknown (moved_ms<?",
@@ -91,6 +93,7 @@ async def plans(sqlite_url: str, tmp_path: Path) -> dict[str, str]:
     await book.claim(claim_on(payment, 9))
     await book.claim(claim_on(payment))
     await book.close(close_of(claim))
+    await book.unknown_calls(payment.id, limit=5)
     await book.debts(PAYER)
     await book.history(HistoryQuery(wallet=PAYER))
     await settle_some(book, database)

@@ -131,7 +131,8 @@ async def test_a_close_that_the_database_server_lost_does_not_strand_the_call(da
         assert await one.recover(now_ms=NOW_MS) == 0
         await execute(database, "UPDATE call SET state = 'forwarding'")  # as after a crash of the server
         assert await one.recover(now_ms=NOW_MS) == 1
-        assert (await one.find_call(claim.call_id)).state is CallState.UNKNOWN
+        record = await one.find_call(claim.call_id)
+        assert (record.state, record.error) == (CallState.UNKNOWN, "outcome_lost")
         assert await one.recover(now_ms=NOW_MS + 2 * HOLD_MS) == 0
 
 

@@ -49,6 +49,9 @@ async def test_one_that_never_got_into_settling_is_unknown() -> None:
     strays.note(call.order().close, is_waited_for=False)
     await strays.mend()
     assert await call.read_state() is CallState.UNKNOWN
+    record = await scene.book.find_call(call.order().close.call_id)
+    assert record is not None
+    assert record.error == "outcome_lost"
 
 
 async def test_one_that_is_finished_meanwhile_is_left_alone() -> None:

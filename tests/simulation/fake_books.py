@@ -14,7 +14,7 @@ from tollway.errors import StorageUnavailable
 from tollway.identifiers import Address, CallId
 from tollway.ledger.authorization import SettledTransfer, SettlementAttempt
 from tollway.ledger.book import Claim, Claimed, ClaimOutcome, Close, Closed, Fenced, Finish
-from tollway.ledger.call import CallState, NewPayment
+from tollway.ledger.call import CallState, Interruption, NewPayment
 from tollway.ledger.gas import LaneTaken
 from tollway.ledger.kept_answers import StoredAnswer
 from tollway.limits import Limits
@@ -236,8 +236,10 @@ class FakeGateway(MemoryBook):
             return 0
         is_doubtful = (call_id, call.epoch) in self._doubtful
         after = CallState.UNKNOWN
+        if not is_doubtful:
+            call.error = Interruption.OUTCOME_LOST.value
         if is_doubtful and call.epoch == 1:
-            after = CallState.RELEASED
+            after, call.error = CallState.RELEASED, Interruption.NEVER_SENT.value
         elif is_doubtful and call.cut == "repeated":
             after = CallState.CONSUMED
         self._move(call, after)

@@ -88,6 +88,8 @@ class Shelves:
         self.payments = tuple(payments)
         self.asked: list[HistoryQuery] = []
         self.is_lower_bound = False
+        self.claimed: tuple[CallId, ...] = (CallId("call_1"),)
+        self.unknown: tuple[CallId, ...] = ()
 
     async def history(self, query: HistoryQuery) -> HistoryPage:
         self.asked.append(query)
@@ -104,7 +106,10 @@ class Shelves:
         return tuple(p for p in self.payments if (p.payer, p.tx_hash) == (payer, tx_hash))
 
     async def calls_of(self, payment_id: int, *, limit: int) -> tuple[CallId, ...]:
-        return (CallId("call_1"),)
+        return self.claimed[:limit]
+
+    async def unknown_calls(self, payment_id: int, *, limit: int) -> tuple[CallId, ...]:
+        return self.unknown[:limit]
 
     async def resolve(self, call_id: CallId, after: CallState, *, now_ms: int) -> bool:
         call = self.calls[call_id]
@@ -379,6 +384,32 @@ async def test_what_became_of_a_payment(
         "reason": reason,
         "calls": ["call_1"],
     }
+
+
+@pytest.mark.parametrize(
+    ("changes", "state", "reason"),
+    [
+        ({}, "credited", "held_by_call"),
+        ({"taken_units": 30_000}, "spent", "held_by_call"),
+        ({"is_held": True}, "credited", "held_after_restore"),
+        ({"state": PaymentState.GONE}, "reorged", None),
+    ],
+)
+async def test_a_payment_says_that_a_call_without_an_outcome_holds_some_of_it(
+    changes: dict[str, Any], state: str, reason: str | None
+) -> None:
+    shelves = Shelves(payments=[replace(PAYMENT, **changes)])
+    shelves.unknown = (CallId("call_1"),)
+    answer = (await ask(shelves, f"/payments/{TX}")).json()
+    assert (answer["state"], answer["reason"], answer["calls"]) == (state, reason, ["call_1"])
+
+
+async def test_a_call_that_holds_some_of_a_payment_is_named_however_old_it_is() -> None:
+    shelves = Shelves(payments=[PAYMENT])
+    shelves.claimed = tuple(CallId(f"call_{number:03}") for number in range(200, 0, -1))
+    shelves.unknown = (CallId("call_101"), CallId("call_002"))
+    calls = (await ask(shelves, f"/payments/{TX}")).json()["calls"]
+    assert calls == [*shelves.claimed[:98], "call_101", "call_002"]
 
 
 async def test_several_payments_in_one_transaction_are_all_shown() -> None:

@@ -12,6 +12,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from tollway.errors import Code
 from tollway.identifiers import Address, CallId, ChainId, ListingId, TxHash
 
 
@@ -162,6 +163,14 @@ class CallRecord:
     error: str | None
     created_ms: int
     completed_ms: int | None
+
+
+class Interruption(StrEnum):
+    """What the record of a call gives as its error where its gateway told no end of it."""
+
+    GATEWAY_DIED = "gateway_died"
+    OUTCOME_LOST = "outcome_lost"  # its gateway lives, and nothing of what it may have written is there
+    NEVER_SENT = Code.STORAGE_UNAVAILABLE.value  # as its caller was told
 
 
 def is_move_allowed(before: CallState, after: CallState) -> bool:

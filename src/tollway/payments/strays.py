@@ -12,7 +12,7 @@ import structlog
 
 from tollway.identifiers import CallId
 from tollway.ledger.book import Book, Close
-from tollway.ledger.call import CallState
+from tollway.ledger.call import CallState, Interruption
 
 PATIENCE_S = 300.0
 """Whoever was told "undecided" stores the answer first and sets the call adrift himself; after this he is gone."""
@@ -45,6 +45,6 @@ class Strays:
             _log.info("settlement_adrift", call_id=close.call_id)
             return
         # Not in `settling`: finished meanwhile, or it never got there. Then its bytes left and nobody knows more.
-        await self._book.close(
-            replace(close, after=CallState.UNKNOWN, http_status=None, upstream_status=None)
-        )
+        error = close.error or Interruption.OUTCOME_LOST.value
+        unknown = replace(close, after=CallState.UNKNOWN, http_status=None, upstream_status=None, error=error)
+        await self._book.close(unknown)

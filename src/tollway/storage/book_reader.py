@@ -68,6 +68,10 @@ class BookReader:
         work = partial(statement_store.calls_of, payment_id=payment_id, limit=limit)
         return await self._database.read(work)
 
+    async def unknown_calls(self, payment_id: int, *, limit: int) -> tuple[CallId, ...]:
+        work = partial(statement_store.unknown_calls, payment_id=payment_id, limit=limit)
+        return await self._database.read(work)
+
     async def find_authorized(self, key: AuthorizationKey) -> AuthorizedCall | None:
         since_ms = self._answered_since_ms()
         work = partial(authorization_store.find_authorized, key=key, answered_since_ms=since_ms)

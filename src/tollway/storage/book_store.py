@@ -27,7 +27,7 @@ from tollway.ledger.book import (
     Fenced,
     Finish,
 )
-from tollway.ledger.call import CallState, NewPayment, Payment, is_move_allowed
+from tollway.ledger.call import CallState, Interruption, NewPayment, Payment, is_move_allowed
 from tollway.ledger.claims import check_claim, check_units
 from tollway.ledger.gas import LaneTaken
 from tollway.limits import DEFAULT_LIMITS, Limits
@@ -308,9 +308,9 @@ class BookStore(BookReader):
             return Stranded(call_id=call.call_id, epoch=call.epoch, before=call.state, after=call.state)
         key = OpenKey(call.call_id, call.epoch)
         is_doubtful = key in self._batches.doubtful
-        after = CallState.UNKNOWN
+        after, error = CallState.UNKNOWN, None if is_doubtful else Interruption.OUTCOME_LOST
         if is_doubtful and key.epoch == 1:
-            after = CallState.RELEASED
+            after, error = CallState.RELEASED, Interruption.NEVER_SENT
         elif is_doubtful and call.was_consumed:
             after = CallState.CONSUMED
         return Stranded(
@@ -319,6 +319,7 @@ class BookStore(BookReader):
             before=CallState.FORWARDING,
             after=after,
             clock_releases=is_doubtful,
+            error=error,
         )
 
     async def audit(self) -> AuditReport:

@@ -24,7 +24,7 @@ from sqlalchemy import (
 )
 
 from tollway.identifiers import CallId
-from tollway.ledger.call import CallState
+from tollway.ledger.call import CallState, Interruption
 from tollway.storage.authorization_store import cast_adrift
 from tollway.storage.authorization_tables import authorization_table
 from tollway.storage.book_page import BookPage
@@ -46,13 +46,15 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stranded:
-    """A call to move on: only if it is still in that state and epoch. From `settling` to `settling`: adrift."""
+    """A call to move on: only if it is still in that state and epoch. From `settling` to `settling`: adrift. `error`
+    None: its record keeps the one that it has."""
 
     call_id: CallId
     epoch: int
     before: CallState
     after: CallState
     clock_releases: bool = True
+    error: Interruption | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +192,10 @@ def settle(connection: Connection, stranded: Sequence[Stranded], *, now_ms: int)
         else:
             # What a power loss may have lost once stays in doubt, however often the call runs again.
             may_release = one.clock_releases and call.clock_releases
-            page.move(call, one.after, moved_ms=now_ms, clock_releases=may_release, completed_ms=now_ms)
+            told = {} if one.error is None else {"error": one.error.value}
+            page.move(
+                call, one.after, moved_ms=now_ms, clock_releases=may_release, completed_ms=now_ms, **told
+            )
         moved += 1
     page.write()
     return moved
@@ -223,6 +228,7 @@ def _find_left(connection: Connection, living: Collection[str], *, boot_mark: Bo
             before=CallState.FORWARDING,
             after=CallState.UNKNOWN,
             clock_releases=bool(mark) and marks.get(row.owner_id) == mark,
+            error=Interruption.GATEWAY_DIED,
         )
         for row in connection.execute(left)
     ]

@@ -96,6 +96,25 @@ def find_held(connection: Connection, payment_ids: Collection[int]) -> dict[int,
     return {payment_id: units for payment_id, units in held.items() if units > 0}
 
 
+def unknown_calls(connection: Connection, payment_id: int, *, limit: int) -> tuple[CallId, ...]:
+    """Sorted here: asked for in order, all calls of the payment would be walked through for the few that hold it."""
+    calls, topups = call_table.c, topup_table.c
+    is_unknown = calls.state == CallState.UNKNOWN.value
+    shown = select(calls.created_ms, calls.id).where(
+        calls.payment_id == payment_id,
+        calls.taken_units > 0,
+        is_unknown,
+        text(f"({REPEATABLE})"),  # which is the index
+    )
+    helped = (
+        select(calls.created_ms, calls.id)
+        .join(topup_table, calls.id == topups.call_id)
+        .where(topups.payment_id == payment_id, is_unknown)
+    )
+    found = {tuple(row) for query in (shown, helped) for row in connection.execute(query.limit(limit))}
+    return tuple(CallId(call_id) for _, call_id in sorted(found, reverse=True)[:limit])
+
+
 def _newest(
     connection: Connection, is_shown: ColumnElement[bool], payment_id: int, *, limit: int
 ) -> tuple[CallId, ...]:

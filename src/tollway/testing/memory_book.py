@@ -137,7 +137,8 @@ class MemoryBook(MemoryRelocation):
             return Fenced()
         self._move(call, close.after)
         goes_back = close.after is CallState.CONSUMED and close.upstream_status is None
-        call.close = call.close if goes_back else close
+        if not goes_back:
+            call.close, call.error = close, close.error
         if close.after is CallState.RELEASED or goes_back:
             call.completed_ms = self._now_ms()
         return Closed(rest_units=self._rest_of(call))
@@ -224,10 +225,7 @@ class MemoryBook(MemoryRelocation):
             and not is_unpaid(call)  # a sweeper looks at the chain first
         ]
         for call in stranded:
-            self._move(call, CallState.UNKNOWN)
-            if self._rows.lives.get(call.owner_id, 0) != self._rows.life:
-                call.clock_releases = False  # the machine died since: the call may have ended without a trace
-            call.completed_ms = now_ms
+            self._interrupt(call, now_ms)
         for call in expired:
             self._move(call, CallState.RELEASED)
         self._rows.lives[self._owner_id] = self._rows.life

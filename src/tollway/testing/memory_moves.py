@@ -2,7 +2,15 @@
 
 from dataclasses import replace
 
-from tollway.ledger.call import CallState, NewPayment, Payment, PaymentState, is_move_allowed, is_worth_more
+from tollway.ledger.call import (
+    CallState,
+    Interruption,
+    NewPayment,
+    Payment,
+    PaymentState,
+    is_move_allowed,
+    is_worth_more,
+)
 from tollway.ledger.claims import purse_of
 from tollway.ledger.parts import Parts, held_after, share_among_debts
 from tollway.testing.memory_rows import MemoryCall, owed_units, purse_of_claim, shown_payment
@@ -36,6 +44,13 @@ class MemoryMoves(MemoryStatement):
         holding = held_after(after, parts=call.parts, price_units=call.claim.price_units, gone=gone)
         self._hold(call, holding.parts)
         call.state, call.moved_ms = holding.state, self._now_ms()
+
+    def _interrupt(self, call: MemoryCall, now_ms: int) -> None:
+        """Its gateway died over it."""
+        self._move(call, CallState.UNKNOWN)
+        if self._rows.lives.get(call.owner_id, 0) != self._rows.life:
+            call.clock_releases = False  # the machine died since: the call may have ended without a trace
+        call.completed_ms, call.error = now_ms, Interruption.GATEWAY_DIED.value
 
     def _hold(self, call: MemoryCall, parts: Parts) -> None:
         for key in {*call.parts, *parts}:

@@ -29,6 +29,7 @@ class MemoryCall:
     cut: str = ""
     clock_releases: bool = True
     close: Close | None = None
+    error: str | None = None
     finish: Finish | None = None
     completed_ms: int | None = None
 
@@ -275,7 +276,7 @@ def call_record(call: MemoryCall) -> CallRecord:
         delivery=finish.delivery if finish else None,
         idempotency_key=claim.idempotency_key,
         request_id=claim.request_id,
-        error=close.error if close else None,
+        error=call.error,
         created_ms=claim.created_ms,
         completed_ms=call.completed_ms,
     )

@@ -59,7 +59,7 @@ class MemorySettling(MemoryMoves):
             if taken is not None:
                 return taken
         self._move(call, CallState.SETTLING)
-        call.close = close
+        call.close, call.error = close, close.error
         if digest is not None:
             call.claim = replace(call.claim, digest=digest)
         return Closed(rest_units=None)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from tollway.errors import StorageUnavailable
 from tollway.identifiers import Address, CallId, TxHash
 from tollway.ledger.book import Debt
-from tollway.ledger.call import CallRecord, Payment
+from tollway.ledger.call import CallRecord, CallState, Payment
 from tollway.ledger.keyed_calls import KeyedCall, KeyName
 from tollway.ledger.statement import HistoryPage, HistoryQuery
 from tollway.limits import DEFAULT_LIMITS, Limits
@@ -77,6 +77,15 @@ class MemoryStatement:
         self._answer()
         spending = [call for call in self._newest_first() if call.parts.get(payment_id, 0)]
         return tuple(call.claim.call_id for call in spending[:limit])
+
+    async def unknown_calls(self, payment_id: int, *, limit: int) -> tuple[CallId, ...]:
+        self._answer()
+        holding = [
+            call
+            for call in self._newest_first()
+            if call.state is CallState.UNKNOWN and call.parts.get(payment_id, 0)
+        ]
+        return tuple(call.claim.call_id for call in holding[:limit])
 
     async def debts(self, payer: Address) -> tuple[Debt, ...]:
         self._answer()

@@ -3,7 +3,7 @@ door of x402 clients. Reads only, except that a provider may decide a call whose
 wallet what belongs to another.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Any, cast
 
 from fastapi import APIRouter, Depends, Request
@@ -225,6 +225,10 @@ async def _show_payment(payment: Payment, statement: Statement, find_asset: Find
     network = format_network(payment.chain_id)
     # A gone payment is worth nothing, whatever its running calls still hold of it.
     credit_units = 0 if payment.state is PaymentState.GONE else payment.rest_units
+    newest = await statement.calls_of(payment.id, limit=CALLS_SHOWN_MAX)
+    unknown: tuple[CallId, ...] = ()
+    if payment.taken_units > 0:
+        unknown = await statement.unknown_calls(payment.id, limit=CALLS_SHOWN_MAX)
     return {
         "transaction": str(payment.tx_hash),
         "network": network,
@@ -234,9 +238,26 @@ async def _show_payment(payment: Payment, statement: Statement, find_asset: Find
         "amount": str(asset.to_base_units(payment.value_units)) if asset else None,
         "credit": str(asset.to_base_units(credit_units)) if asset else None,
         "state": _payment_state(payment),
-        "reason": "held_after_restore" if payment.is_held else None,
-        "calls": list(await statement.calls_of(payment.id, limit=CALLS_SHOWN_MAX)),
+        "reason": _payment_reason(payment, is_held_by_call=bool(unknown)),
+        "calls": _name_all(unknown, among=newest),
     }
+
+
+def _payment_reason(payment: Payment, *, is_held_by_call: bool) -> str | None:
+    """Why some of it cannot be spent although no call was charged for it."""
+    if payment.is_held:
+        return "held_after_restore"
+    if is_held_by_call and payment.state is not PaymentState.GONE:
+        return "held_by_call"
+    return None
+
+
+def _name_all(unknown: Sequence[CallId], *, among: Sequence[CallId]) -> list[CallId]:
+    """Those without an outcome however old they are, and as many of the newest as there is room for."""
+    room = CALLS_SHOWN_MAX - len(unknown)
+    shown = {*unknown, *[call_id for call_id in among if call_id not in unknown][:room]}
+    older = [call_id for call_id in unknown if call_id not in among]
+    return [*(call_id for call_id in among if call_id in shown), *older]
 
 
 def _asset_reference(key: str) -> str:
