@@ -12,6 +12,8 @@ from typing import Any
 
 from tollway_torture_rig import write_request
 
+from tollway.testing.loopback import reset_connection
+
 ANSWER_BYTES = 4_096
 GOES_ON = "echo"
 REST = "+"
@@ -25,7 +27,8 @@ class Puppet:
     `echo` at once; `fail` is a 500; `silent` says nothing; `late` says 200 and half the body once the test lets it,
     the rest once it lets `path + REST`; `reset`, `close`: the
     connection, and no answer; `half` a head, then it closes; `stall` half a head, then silence; `hold` half the
-    body, the rest once the test lets it; `cut` half the body, then a reset; `deaf` does not read the request's body.
+    body, the rest once the test lets it; `cut` half the body, then a reset once the test lets it, which would overtake
+    what was sent; `deaf` does not read the request's body.
     """
 
     base_url: str = ""
@@ -93,9 +96,9 @@ class Puppet:
                 head, body = b"", body[ANSWER_BYTES // 2 :]
             case "reset" | "cut":
                 writer.write(head + body[: ANSWER_BYTES // 2] if act == "cut" else b"")
-                await writer.drain()
-                await asyncio.sleep(0.05 if act == "cut" else 0)  # a reset would overtake what was sent
-                writer.transport.abort()
+                if act == "cut":
+                    await self._wait(path, reader)
+                reset_connection(writer.transport)
                 return False
             case "half":
                 writer.write(head[:20])

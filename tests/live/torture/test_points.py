@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import os
 import socket
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -234,7 +235,8 @@ class Place:
         if row.act != "hold":
             caller.leave()
         deal.told = Told(status=None, is_whole=False)
-        await asyncio.sleep(TOO_LONG_S if row.halt == "dialled" else 0)
+        if row.halt == "dialled":
+            await poll(lambda: is_old(mark), deadline_s=DEADLINE_S, what="a dial that takes too long")
         mark.with_suffix(".go").touch()
         if row.act == "hold":
             await caller.hear(b"\r\n\r\n")
@@ -266,7 +268,11 @@ class Place:
             await poll(lambda: deal.path in puppet.left, deadline_s=deadline_s, what="the upstream left")
 
     async def fail(self, deal: Deal) -> None:
-        deal.told = await (await self.send(deal)).listen()
+        caller = await self.send(deal)
+        if deal.row.act == "cut":
+            await caller.hear(b"\r\n\r\n")
+            self.puppet.let(deal.path)
+        deal.told = await caller.listen()
 
     # ---- What is found.
 
@@ -342,6 +348,10 @@ class Place:
 
     async def check_books(self) -> None:
         assert (await self.street.audit(self.seat.gateway)).wrong == ()
+
+
+def is_old(mark: Path) -> bool:
+    return time.time() - mark.stat().st_mtime > TOO_LONG_S
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
