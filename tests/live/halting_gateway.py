@@ -30,24 +30,12 @@ from tollway.storage.book_store import BookStore
 from tollway.telemetry import configure_logging
 
 MARK = "/halt/"
+"""What follows it in a path is the step at which that call stands still: `dialled`, `before-claim`, `claimed`,
+`at-head`, `closed`, `unfinished`, `stored`, `sent`, `mined`, `concluded`, `answer-kept`, `adrift`. `closed`: on
+any rail, with the outcome written and the head not shown. `unfinished`: the end of the answer is not written, and
+the caller has it all the same."""
 SWEEPER_HALTS = "TEST_SWEEPER_HALTS"
 """In the environment: at which of its steps (`swept`, `noted`) this gateway's sweeper stands still."""
-STEPS = (
-    "dialled",
-    "before-claim",
-    "claimed",
-    "at-head",
-    "closed",
-    "unfinished",
-    "stored",
-    "sent",
-    "mined",
-    "concluded",
-    "answer-kept",
-    "adrift",
-)
-"""`closed`: on any rail, with the outcome written and the head not shown. `unfinished`: the end of the answer is not
-written, and the caller has it all the same."""
 GO_ON_POLL_S = 0.01
 
 

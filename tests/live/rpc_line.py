@@ -39,7 +39,6 @@ class RpcLine:
     def __init__(self, session: aiohttp.ClientSession, rpc_url: str) -> None:
         self.url = ""
         self.is_cut = False
-        self.dropped = 0
         self._session = session
         self._rpc_url = rpc_url
         self._cut_before = ""
@@ -127,7 +126,6 @@ class RpcLine:
         return [{**answers[call["id"]], **_hide(call["method"], answers[call["id"]], head)} for call in asked]
 
     def _drop(self, request: web.BaseRequest) -> web.StreamResponse:
-        self.dropped += 1
         if request.transport is not None:
             request.transport.abort()
         return web.Response()

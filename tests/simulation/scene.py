@@ -83,7 +83,6 @@ class Scene:
         self._nonces = 0
         self._payments: dict[str, NewPayment] = {}
         self._gone: set[str] = set()
-        self._gone_debt = 0
         self._block = 100
         self._words = 0
         self.truth = Truth(balances={payer: int(draw() * draw() * 60) for payer in self._payers})

@@ -104,8 +104,8 @@ _TEST_USDC = TokenDomain(name="USDC", version="2")
 class NetworkPreset:
     """A network that needs no more configuration than an RPC URL.
 
-    `usdc_domain`: what its USDC's authorisations are signed under. `block_time_s` and `finality_s` are what to expect,
-    for hints such as Retry-After; no decision rests on them.
+    `usdc_domain`: what its USDC's authorisations are signed under. `block_time_s` is what to expect, for hints such
+    as Retry-After; no decision about money rests on it.
     """
 
     name: str
@@ -116,7 +116,6 @@ class NetworkPreset:
     confirmations: ConfirmationSteps
     native_confirmations: ConfirmationSteps = ()
     block_time_s: float
-    finality_s: int
     usdc_decimals: int = 6
     usdc_domain: TokenDomain = _USD_COIN
     native_decimals: int = 18
@@ -177,7 +176,6 @@ _PRESETS = (
         confirmations=_usdc_steps(1, from_100=10, from_10_000=600),
         native_confirmations=_ether_steps(1, from_a_fiftieth=10, from_2=600),
         block_time_s=2.0,
-        finality_s=1_200,
     ),
     NetworkPreset(
         name="base-sepolia",
@@ -188,7 +186,6 @@ _PRESETS = (
         native_symbol="ETH",
         confirmations=_TEST_STEPS,
         block_time_s=2.0,
-        finality_s=1_200,
     ),
     NetworkPreset(
         name="ethereum",
@@ -199,7 +196,6 @@ _PRESETS = (
         confirmations=_usdc_steps(2, from_100=12, from_10_000=96),
         native_confirmations=_ether_steps(2, from_a_fiftieth=12, from_2=96),
         block_time_s=12.0,
-        finality_s=900,
     ),
     NetworkPreset(
         name="polygon",
@@ -209,7 +205,6 @@ _PRESETS = (
         native_symbol="POL",
         confirmations=_usdc_steps(3, from_100=16, from_10_000=128),
         block_time_s=2.0,
-        finality_s=10,
     ),
     NetworkPreset(
         name="arbitrum",
@@ -220,7 +215,6 @@ _PRESETS = (
         confirmations=_usdc_steps(1, from_100=40, from_10_000=4_800),
         native_confirmations=_ether_steps(1, from_a_fiftieth=40, from_2=4_800),
         block_time_s=0.25,
-        finality_s=1_200,
     ),
     NetworkPreset(
         name="optimism",
@@ -231,7 +225,6 @@ _PRESETS = (
         confirmations=_usdc_steps(1, from_100=10, from_10_000=600),
         native_confirmations=_ether_steps(1, from_a_fiftieth=10, from_2=600),
         block_time_s=2.0,
-        finality_s=1_200,
     ),
     # A chain on this machine that poses as Base Sepolia, because stock clients refuse other ids and tokens.
     NetworkPreset(
@@ -243,7 +236,6 @@ _PRESETS = (
         native_symbol="ETH",
         confirmations=_TEST_STEPS,
         block_time_s=1.0,
-        finality_s=64,
     ),
 )
 

@@ -36,7 +36,6 @@ class Puppet:
     wholes: Counter[tuple[str, str]] = field(default_factory=Counter)
     turns: dict[str, int] = field(default_factory=dict)
     left: set[str] = field(default_factory=set)
-    held: set[str] = field(default_factory=set)
     _gates: dict[str, asyncio.Event] = field(default_factory=dict)
 
     def count(self, path: str, method: str) -> int:
@@ -107,7 +106,6 @@ class Puppet:
                 return False
             case "hold":
                 writer.write(head + body[: ANSWER_BYTES // 2])
-                self.held.add(path)
                 await self._wait(path, reader)
                 head, body = b"", body[ANSWER_BYTES // 2 :]
         writer.write(head + body)

@@ -261,7 +261,6 @@ class Chorus:
     def __init__(self, ports: list[int], size: int) -> None:
         self._ports = [ports[number % len(ports)] for number in range(size)]
         self._lines: list[Line] = []
-        self.said = 0
 
     async def ask(self, requests: list[bytes]) -> list[Heard]:
         """Everybody says one of these, and hears one answer; whoever is told to come back does."""
@@ -271,7 +270,6 @@ class Chorus:
 
     async def _say(self, number: int, request: bytes) -> Heard:
         for _ in range(TURNS_MAX):
-            self.said += 1
             line = await self._line(number)
             try:
                 heard = await line.say(request)
