@@ -138,11 +138,12 @@ async def test_a_race_at_two_gateways_for_one_open_call_reopens_it_once(books: A
     assert (await book.audit()).wrong == ()
 
 
+@pytest.mark.parametrize(
+    "books", ["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)], indirect=True
+)
 async def test_a_batch_looks_once_and_only_for_claims_that_may_repeat_something(
     books: Any, book: Any
 ) -> None:
-    if books.database is None:
-        pytest.skip("books in memory have no statements")
     payment = await paid(book, 1_000)
     seen: Counter[str] = Counter()
 

@@ -143,7 +143,7 @@ class Counter:
         refused: list[tuple[Purchase, ClaimOutcome]] = []
         for purchase in purchases:
             claim = self._claim_of(order, purchase)
-            outcome = None if await self._may_run_again(claim) else await self._book.find_spent(claim)
+            outcome = await self._book.find_spent(claim)
             if outcome is None:
                 return None
             refused.append((purchase, outcome))
@@ -183,16 +183,12 @@ class Counter:
 
     async def _run_again(self, claim: Claim, purchase: Purchase) -> Ticket | None:
         """The same request as one without an outcome runs under the claim that it has; only a safe method may."""
-        open_call = await self._may_run_again(claim)
-        if open_call is None:
-            return None
-        return await self._reopen(open_call, purchase, is_plain=claim.is_plain, is_keyed=False)
-
-    async def _may_run_again(self, claim: Claim) -> OpenCall | None:
         if claim.method not in SAFE_METHODS or claim.payment_id is None:
             return None
         open_call = await self._book.find_repeat(claim.payment_id, claim.digest)
-        return None if open_call is None or open_call.state is CallState.FORWARDING else open_call
+        if open_call is None or open_call.state is CallState.FORWARDING:
+            return None
+        return await self._reopen(open_call, purchase, is_plain=claim.is_plain, is_keyed=False)
 
     async def _run_keyed(self, order: Order, purchases: Sequence[Purchase], earlier: KeyedCall) -> Ticket:
         """The call that the key has named runs under the claim that it has, where it may; else what it says. Raises

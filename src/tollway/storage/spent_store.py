@@ -14,6 +14,7 @@ from tollway.ledger.call import CallState
 from tollway.ledger.claims import NonceKey, decide_claims, nonce_key
 from tollway.storage.book_rows import parse_payment
 from tollway.storage.book_tables import COUNTING_NONCE, call_table, payment_table
+from tollway.storage.open_call_store import find_repeats
 from tollway.storage.payment_store import find_debts
 from tollway.storage.statement_store import find_held
 
@@ -48,7 +49,7 @@ def find_spent(connection: Connection, claim: Claim) -> Exhausted | NonceUsed | 
         payments=payments,
         nonces=find_nonces(connection, [claim]),
         keys={},
-        repeats={},
+        repeats=find_repeats(connection, [claim]),
         debts=find_debts(connection, {claim.payer}),
         unfinal_max_nano={},
     )

@@ -166,7 +166,7 @@ class MemoryBook(MemoryRelocation):
             payments=payments,
             nonces=used_nonces(calls),
             keys={},
-            repeats={},
+            repeats=self._repeats_of(claim),
             debts=debts_of(calls),
             unfinal_max_nano={},
         )
