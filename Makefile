@@ -30,11 +30,13 @@ install: $(STAMPS)/python $(STAMPS)/node   ## everything the other targets need
 demo: install    ## the main job, running: chain, provider, gateway, one paid call (options: ARGS="--once --port 8402")
 	@exec $(BIN)/tollway demo $(ARGS)
 
-test: install    ## all tests (options: ARGS="-k replay")
-	$(BIN)/python -m pytest $(ARGS)
+# Two workers, a file each at a time: what a file sets up (a chain, a database server, gateways) is set up once.
+WORKERS ?= 2
+test: install    ## all tests (options: WORKERS=0 ARGS="-k replay")
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 torture: install ## the worst days, long form, at most 20 minutes (options: TORTURE_SEED=7 ARGS="-k kill")
-	TORTURE=long $(BIN)/python -m pytest -p no:cacheprovider --timeout=1200 tests/live/torture $(ARGS)
+	TORTURE=long $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --timeout=1200 tests/live/torture $(ARGS)
 
 mutants: install ## five deliberate breakages, each caught by its named test
 	$(BIN)/python tests/mutants.py
