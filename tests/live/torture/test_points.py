@@ -1,5 +1,5 @@
 """The table of outcomes, row by row: a gateway is killed, its caller leaves, or its upstream fails, at each named point of a
-call, on each rail and database. What the upstream saw, what the books say, what the caller hears, what the same request
+call, on each rail and on both databases. What the upstream saw, what the books say, what the caller hears, what the same request
 gets again, and what another request gets for the same payment.
 
 One gateway halts calls where their paths say and dies once for all of them; what comes after it serves the rest.
@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from sqlalchemy import select
+from tollway_live_hand_payer import MPP, HandPayer, Header, Quote
 from tollway_live_signed_calls import QUICK, Stall
 from tollway_live_street import API, plain, poll
 from tollway_torture_points import (
@@ -47,9 +48,9 @@ HALTING = Path(__file__).parents[1] / "halting_gateway.py"
 DEADLINE_S = 60.0
 RENEW_OFTEN = {"TOLLWAY_LIMIT_OWNER_RENEW_S": "0.1"}
 LEASE = "TOLLWAY_LIMIT_OWNER_LEASE_S"
-LEASE_S = "6"
-"""Of the gateway that finds what a dead one left on PostgreSQL; everywhere else it is as long as it always is, so that a
-busy machine takes nobody for dead and no grant for late."""
+LEASE_S = "1"
+"""Of the gateway that finds what a dead one left on PostgreSQL, and serves nobody: whoever serves has the usual one, so
+that a busy machine takes nobody for dead and no grant for late."""
 UNHURRIED = {"TOLLWAY_LIMIT_HEADER_DEADLINE_S": "120"}
 """No connection of ours is closed while it idles."""
 TOO_LONG_S = 0.5
@@ -63,14 +64,18 @@ _NUMBERS = itertools.count(1)
 
 TABLE = (KILLED, LEFT, LEFT_HALTED, FAILED)
 PLACES = ("tx on sqlite", "x402 on sqlite", "tx on postgresql")
+MORE_PLACES = ("x402 on postgresql", "mpp on sqlite", "mpp on postgresql")
+"""In the long form too."""
 
 
 def rows_at(place: str, rows: list[Row]) -> list[Row]:
     """All of them in the long form. In the short one the first place has all, and each of the others one of a point's
     three: what differs there is the rail or the database, and not the method."""
-    share = PLACES.index(place)
-    if IS_LONG or share == 0:
+    if place.startswith("mpp"):  # its challenges are for one listing each, and here two are asked
+        rows = [row for row in rows if row.act]
+    if IS_LONG or place == PLACES[0]:
         return rows
+    share = PLACES.index(place)
     points = [list(group) for _, group in itertools.groupby(rows, key=lambda row: row.text)]
     return [point[(number + share) % len(point)] for number, point in enumerate(points)]
 
@@ -79,7 +84,7 @@ CASES = [
     pytest.param(
         place, row, id=f"{place}: {row.id}", marks=[pytest.mark.postgres] * place.endswith("postgresql")
     )
-    for place in PLACES
+    for place in (*PLACES, *(MORE_PLACES if IS_LONG else ()))
     for rows in TABLE
     for row in rows_at(place, rows)
 ]
@@ -117,20 +122,30 @@ class Place:
     async def deal(self, rows: list[Row]) -> list[Deal]:
         """Each with a wallet of its own and a payment worth one call."""
         payers = await self.street.wallets(len(rows))
-        if self.rail == "x402":
-            shown = [[self.stall.sign(payer, "/").header] for payer in payers]
-        else:
+        deals = [self._make(row, payer) for row, payer in zip(rows, payers, strict=True)]
+        if self.rail == "tx":
             hashes = await pay_in_bulk(self.street, payers, self.stall.provider.address)
             shown = [plain(payer, tx_hash) for payer, tx_hash in zip(payers, hashes, strict=True)]
-        return [
-            self._make(row, payer, headers) for row, payer, headers in zip(rows, payers, shown, strict=True)
-        ]
+        else:
+            shown = [[await self._sign(deal)] for deal in deals]
+        for deal, headers in zip(deals, shown, strict=True):
+            deal.shown[:0] = headers
+        return deals
 
-    def _make(self, row: Row, payer: Any, shown: list[tuple[str, str]]) -> Deal:
+    async def _sign(self, deal: Deal) -> Header:
+        if self.rail == "x402":
+            return self.stall.sign(deal.payer, "/").header
+        quote = Quote.read(await self.call(deal))  # good for this route and no other
+        payer = HandPayer(
+            street=self.street, gateway=self.seat.gateway, api_id=self.stall.api_id, signer=deal.payer
+        )
+        return payer.show(quote, MPP, valid_before=int(time.time()) + 3_600)
+
+    def _make(self, row: Row, payer: Any) -> Deal:
         number = next(_NUMBERS)
         path = f"/{row.act or 'echo'}/{number}" + (f"/halt/{row.halt}" if row.halt else "")
         key = [("Idempotency-Key", f"order-{number}")] if row.is_keyed else []
-        return Deal(row=row, payer=payer, shown=[*shown, *key], path=path)
+        return Deal(row=row, payer=payer, shown=key, path=path)
 
     async def send(self, deal: Deal, *, bytes_max: int | None = None) -> Caller:
         api_id = self.stall.api_id if deal.row.act else self.closed_id
@@ -188,7 +203,7 @@ class Place:
     # ---- To its point.
 
     async def halt(self, deals: list[Deal]) -> None:
-        """Every call comes to its point; the gateway dies there, and another one takes its place."""
+        """Every call comes to its point; the gateway dies there, and others take its place."""
         async with asyncio.TaskGroup() as group:
             for deal in deals:
                 group.create_task(self._halt(deal))
@@ -196,16 +211,19 @@ class Place:
                 await poll(
                     lambda deal=deal: self._is_there(deal), deadline_s=DEADLINE_S, what=f"{deal.path} there"
                 )
-            self.restart(halts=False)
+            self.restart(is_heir=True)
+        await self.seat.wait_ready()
+        await asyncio.gather(*(self._wait_decided(deal) for deal in deals if deal.row.state is not None))
+        self.restart()
         await self.seat.wait_ready()
 
-    def restart(self, *, halts: bool) -> None:
+    def restart(self, *, halts: bool = False, is_heir: bool = False) -> None:
         env = self.seat.gateway.env
         for name in (PROGRAM, LEASE):
             env.pop(name, None)
         if halts:
             env[PROGRAM] = str(HALTING)
-        elif env["TOLLWAY_DATABASE_URL"].startswith("postgresql"):
+        if is_heir:
             env[LEASE] = LEASE_S
         self.seat.kill_and_restart()
 
@@ -244,7 +262,10 @@ class Place:
             left = self.puppet.left
             await poll(lambda: deal.path in left, deadline_s=DEADLINE_S, what="the upstream left")
         if row.state is not None:
-            await poll(lambda: self._is_decided(deal), deadline_s=DEADLINE_S, what=f"the end of {deal.path}")
+            await self._wait_decided(deal)
+
+    async def _wait_decided(self, deal: Deal) -> None:
+        await poll(lambda: self._is_decided(deal), deadline_s=DEADLINE_S, what=f"the end of {deal.path}")
 
     async def _is_decided(self, deal: Deal) -> bool:
         record = await self.record(deal)
@@ -285,7 +306,7 @@ class Place:
         if row.code is not None:
             self._check_problem(row, deal.told)
         if row.state is not None:
-            await poll(lambda: self._is_decided(deal), deadline_s=DEADLINE_S, what=f"the end of {deal.path}")
+            await self._wait_decided(deal)
         before = await self.record(deal)
         assert (before and before["payment"]["state"]) == row.state, before
         if row.delivery is not None:
