@@ -113,6 +113,9 @@ class Limits:
     creation_answers_bytes_max: int = 256 * MIB
     creation_lease_s: float = 60.0  # a creation that takes longer has lost its idempotency key to a repeat
     creation_key_ttl_s: int = 86_400
+    answer_reading_s: float = (
+        60.0  # of one under an idempotency key; then its repeat hears that none is stored
+    )
     answer_collect_s: float = 30.0  # reading an answer to its end while its caller waits for "unknown"
 
     # Life of the process.

@@ -36,9 +36,6 @@ from tollway.money import Asset
 from tollway.payments.eip3009 import recover_signer
 from tollway.payments.presented import Presented, authorize
 
-READING_S = 60
-"""So long an answer that costs may be on its way before a repeat hears that it is not stored."""
-
 _log = structlog.get_logger(__name__)
 
 
@@ -210,7 +207,7 @@ class Replays:
     def _is_being_read(self, earlier: KeyedCall) -> bool:
         """Its answer is stored when it has been read to its end. Not for ever: its gateway may have died over it."""
         age_ms = abs(self._book.shared_ms() - earlier.moved_ms)
-        return not earlier.is_delivered and age_ms < READING_S * 1000
+        return not earlier.is_delivered and age_ms < self._limits.answer_reading_s * 1000
 
     async def keep(self, call_id: CallId, payer: Address, answer: StoredAnswer) -> None:
         """Losing an answer costs a repeat, never money: it must not break the answer that is on its way."""
