@@ -36,6 +36,7 @@ from tollway.payments.follower import Follower
 from tollway.payments.gas_lane import GasLane
 from tollway.payments.gas_tank import GasTank
 from tollway.payments.junk_meter import JunkMeter
+from tollway.payments.lane_signer import sign_next
 from tollway.payments.remote_facilitator import RemoteFacilitator
 from tollway.payments.requirement import Requirement
 from tollway.payments.settlement_outcome import (
@@ -48,7 +49,7 @@ from tollway.payments.settlement_outcome import (
     describe_end,
     name_end,
 )
-from tollway.payments.settlement_signing import Carriage, limit_gas, offer_fee, sign_attempt
+from tollway.payments.settlement_signing import Carriage, limit_gas
 from tollway.payments.settling_notes import SILENT, SettlingNotes
 from tollway.payments.strays import Strays
 from tollway.rates import Rates
@@ -63,8 +64,6 @@ __all__ = [
     "Undecided",
 ]
 
-LANE_TRIES = 8
-"""How often one settlement asks for a nonce when others were faster, on this gateway and elsewhere."""
 RESEND_AFTER_S = 2.0
 """A node that saw a later nonce first may have dropped the transaction: it is handed over once more."""
 ASK_AGAIN_S = 0.5
@@ -256,42 +255,24 @@ class Settlement:
     async def _store(
         self, order: SettlementOrder, lane: GasLane, gas: int
     ) -> SettlementAttempt | Undecided | FencedOff:
-        """A signed transaction with the lane's next nonce, in the books. Between taking a nonce and handing it to the
-        books nothing is awaited, so many that come at once get theirs in order and share one commit."""
+        """A signed transaction with the lane's next nonce, in the books."""
         carriage = Carriage(
             authorization=order.authorization,
             call_id=order.close.call_id,
             listing_id=order.listing_id,
             gas=gas,
         )
-        for _ in range(LANE_TRIES):
-            if not lane.is_known:
-                lane.start_at(await self._gas.next_nonce(lane.chain_id, lane.key.address))
-            fees = self._tank.quote(lane.chain_id)
-            if fees is None:
-                break
-            offer = offer_fee(fees, price_max_wei=self._tank.price_max_wei(lane.chain_id))
-            taken = lane.take()
-            try:
-                attempt = sign_attempt(
-                    carriage, lane.key, nonce=taken.nonce, offer=offer, now_ms=self._now_ms()
-                )
-                stored = await self._book.settle(order.close, attempt=attempt, digest=order.digest)
-            except BaseException:
-                lane.forget(taken)
-                raise
-            match stored:
-                case Closed():
-                    self._tank.note_spent(attempt.chain_id, attempt.listing_id, attempt.fee_max_wei)
-                    return attempt
-                case Fenced():
-                    lane.correct(taken, next_nonce=taken.nonce)
-                    return FencedOff()
-                case LaneTaken(next_nonce=next_nonce):
-                    lane.correct(taken, next_nonce=next_nonce)
-                case _:
-                    assert_never(stored)
-        return await self._leave(order)
+
+        async def settle(attempt: SettlementAttempt) -> bool | LaneTaken:
+            stored = await self._book.settle(order.close, attempt=attempt, digest=order.digest)
+            return stored if isinstance(stored, LaneTaken) else isinstance(stored, Closed)
+
+        signed = await sign_next(
+            carriage, lane, store=settle, gas=self._gas, tank=self._tank, now_ms=self._now_ms
+        )
+        if isinstance(signed, Fenced):
+            return FencedOff()
+        return signed or await self._leave(order)
 
     async def _broadcast(self, attempt: SettlementAttempt) -> None:
         """Whatever a node says to it, the transaction is public from here on."""

@@ -42,18 +42,13 @@ from tollway.payments.authorization_use import (
 from tollway.payments.follower import is_deep
 from tollway.payments.gas_tank import GasTank
 from tollway.payments.lane_keeper import LaneKeeper
+from tollway.payments.lane_signer import sign_next
 from tollway.payments.remote_facilitator import RemoteFacilitator
-from tollway.payments.settlement_signing import (
-    Carriage,
-    limit_gas,
-    offer_fee,
-    sign_attempt,
-)
+from tollway.payments.settlement_signing import Carriage, limit_gas
 from tollway.payments.settling_notes import SILENT, SettlementEnd, SettlingNotes
 
 REVERTED_MAX = 2
 """A transfer that passes simulation and reverts so often in blocks will not do better the next time."""
-LANE_TRIES = 8
 REST_MIN_MS, REST_MAX_MS = 5_000, 900_000
 """Until a call with nothing to do for it but to wait is looked at again: half as long as it waits already, and not
 beyond its end."""
@@ -323,34 +318,16 @@ class Sweeper:
         if lane is None or len(signed) >= self._limits.settlement_attempts_max:
             return
         gas = limit_gas(estimate, gas_max=self._limits.settlement_gas_max)
-        for _ in range(LANE_TRIES):
-            if not lane.is_known:
-                lane.start_at(await self._gas.next_nonce(lane.chain_id, lane.key.address))
-            fees = self._tank.quote(case.chain_id)
-            if fees is None:
-                return
-            offer = offer_fee(fees, price_max_wei=self._tank.price_max_wei(case.chain_id))
-            taken = lane.take()
-            try:
-                attempt = sign_attempt(
-                    self._carriage(case, gas),
-                    lane.key,
-                    nonce=taken.nonce,
-                    offer=offer,
-                    now_ms=self._now_ms(),
-                )
-                stored = await self._book.add_attempt(attempt)
-            except BaseException:
-                lane.forget(taken)
-                raise
-            if stored is True:
-                self._tank.note_spent(attempt.chain_id, attempt.listing_id, attempt.fee_max_wei)
-                await self._send(attempt)
-                return
-            if stored is False:
-                lane.correct(taken, next_nonce=taken.nonce)
-                return
-            lane.correct(taken, next_nonce=stored.next_nonce)
+        attempt = await sign_next(
+            self._carriage(case, gas),
+            lane,
+            store=self._book.add_attempt,
+            gas=self._gas,
+            tank=self._tank,
+            now_ms=self._now_ms,
+        )
+        if isinstance(attempt, SettlementAttempt):
+            await self._send(attempt)
 
     def _carriage(self, case: _Case, gas: int) -> Carriage:
         call = case.call
