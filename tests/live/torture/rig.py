@@ -7,9 +7,7 @@ Loaded by `conftest.py`; the fixture `zygote` is the program that forks the gate
 import asyncio
 import contextlib
 import json
-import random
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -26,14 +24,13 @@ from aiohttp import web
 from tollway_live_street import PRICE_UNITS, Gateway, poll
 
 from tollway.identifiers import Address, TxHash
+from tollway.testing.low_ports import find_low_ports
 
 PROGRAM = Path(__file__).parent / "zygote.py"
 START_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 20.0
 ANSWER_DEADLINE_S = 120.0
 TURNS_MAX = 5
-LOW_PORTS = range(10_000, 30_000)
-"""Below what the kernel gives to outgoing connections: nobody takes a dead gateway's port before its heir does."""
 
 _HEAD_END = b"\r\n\r\n"
 _TRANSFER_GAS = 100_000
@@ -160,17 +157,6 @@ async def open_seats(
     finally:
         for seat in seats:
             seat.gateway.process.kill()
-
-
-def find_low_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as held:
-        found: list[int] = []
-        while len(found) < count:
-            probe, port = held.enter_context(socket.socket()), random.choice(LOW_PORTS)
-            with contextlib.suppress(OSError):
-                probe.bind(("127.0.0.1", port))
-                found.append(port)
-        return found
 
 
 # ---- Payments.

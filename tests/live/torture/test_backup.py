@@ -16,8 +16,10 @@ import pytest
 import pytest_asyncio
 from tollway_live_hand_payer import HandPayer
 from tollway_live_signed_calls import QUICK
-from tollway_live_street import PRICE_UNITS, find_free_port, plain, poll
+from tollway_live_street import PRICE_UNITS, plain, poll
 from tollway_torture_postgres_pair import PostgresNode, run_pair
+
+from tollway.testing.low_ports import find_low_port
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 
@@ -135,7 +137,7 @@ async def test_what_was_spent_after_a_backup_is_not_spent_again_after_its_restor
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def archived() -> AsyncIterator[Any]:
     """A server that archives its log, as point-in-time recovery wants it."""
-    async with run_pair(find_free_port) as pair:
+    async with run_pair(find_low_port) as pair:
         server, archive = pair.primary, pair.primary.folder.parent / "archive"
         archive.mkdir()
         shutil.chown(archive, server.folder.stat().st_uid, server.folder.stat().st_gid)

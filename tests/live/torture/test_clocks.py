@@ -22,7 +22,9 @@ from eth_account.messages import encode_defunct
 from tollway_live_hand_payer import V2, HandPayer, Quote
 from tollway_live_signed_calls import QUICK
 from tollway_live_street import API, PRICE_UNITS, bound, plain, poll
-from tollway_torture_rig import Seat, Upstream, find_low_ports, run_upstream
+from tollway_torture_rig import Seat, Upstream, run_upstream
+
+from tollway.testing.low_ports import find_low_ports
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 

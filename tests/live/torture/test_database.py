@@ -17,9 +17,11 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from tollway_live_street import API, PRICE_UNITS, find_free_port, plain, poll
+from tollway_live_street import API, PRICE_UNITS, plain, poll
 from tollway_torture_postgres_pair import run_pair
 from tollway_torture_rig import Progress, open_seats, pay_in_bulk, run_upstream, stopwatch
+
+from tollway.testing.low_ports import find_low_port
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 
@@ -198,7 +200,7 @@ async def test_a_full_disk_under_sqlite_serves_nothing_unpaid(street: Any, zygot
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def pair() -> AsyncIterator[Any]:
-    async with run_pair(find_free_port) as it:
+    async with run_pair(find_low_port) as it:
         await it.replicate()
         yield it
 

@@ -16,8 +16,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from tollway_live_signed_calls import QUICK, Stall
-from tollway_live_street import PRICE_UNITS, find_free_port, plain, poll
+from tollway_live_street import PRICE_UNITS, plain, poll
 from tollway_valkey_server import run_valkey
+
+from tollway.testing.low_ports import find_low_ports
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
@@ -90,7 +92,7 @@ class Pair:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def pair(street: Any, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pair]:
     (gas,) = await street.wallets(1)
-    admins = [f"127.0.0.1:{find_free_port()}" for _ in range(2)]
+    admins = [f"127.0.0.1:{port}" for port in find_low_ports(2)]
     with run_valkey(Path(tmp_path_factory.mktemp("valkey"))) as server:
         options = {
             "database_url": await street.make_postgres(),

@@ -1,0 +1,25 @@
+"""Ports of loopback for servers of tests that die and come back at their place. Nothing listens there yet, and the kernel
+gives none of them to outgoing connections, so nobody takes a dead server's port before its heir does.
+"""
+
+import contextlib
+import secrets
+import socket
+
+LOW_PORTS = range(10_000, 30_000)
+
+
+def find_low_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as held:
+        found: list[int] = []
+        while len(found) < count:
+            probe, port = held.enter_context(socket.socket()), secrets.choice(LOW_PORTS)
+            with contextlib.suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                found.append(port)
+        return found
+
+
+def find_low_port() -> int:
+    (port,) = find_low_ports(1)
+    return port
