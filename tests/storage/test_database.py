@@ -1,8 +1,10 @@
 """The door to the database: one writer, readers that cannot write, foreign errors translated."""
 
 import asyncio
+import contextlib
 import os
-from collections.abc import AsyncIterator
+import tempfile
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -120,13 +122,54 @@ def set_pragma(database: SqliteDatabase, pragma: str) -> None:
     database._writer.submit(change).result()
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is read-only for root")
-async def test_a_file_without_write_permission_is_storage_unavailable(database: SqliteDatabase) -> None:
-    os.chmod(database.path, 0o444)
-    other = SqliteDatabase(database.path)
-    with pytest.raises(StorageUnavailable):
-        await other.write(add(1))
-    await other.close()
+NOBODY = 65_534
+
+
+@contextlib.contextmanager
+def unprivileged() -> Iterator[None]:
+    """Nothing is read-only for root, so root is somebody else for a moment."""
+    is_root = os.geteuid() == 0
+    if is_root:
+        os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        if is_root:
+            os.seteuid(0)
+
+
+@pytest.mark.parametrize(("file_mode", "folder_mode"), [(0o444, 0o777), (0o666, 0o555), (0o444, 0o555)])
+async def test_a_file_without_write_permission_is_storage_unavailable_until_it_is_opened_with_it(
+    file_mode: int, folder_mode: int
+) -> None:
+    """One that was opened before goes on: permissions count when a file is opened."""
+    with tempfile.TemporaryDirectory() as folder:  # open to everybody, as the test's own is not
+        path = Path(folder) / "a.sqlite3"
+        owner = SqliteDatabase(path)
+        await owner.open()
+        await owner.write(lambda c: c.execute(text("CREATE TABLE t (n INTEGER PRIMARY KEY)")))
+        await owner.close()
+        os.chmod(path, file_mode)
+        os.chmod(folder, folder_mode)
+        told: list[type[Exception]] = []
+        with unprivileged():
+            other = SqliteDatabase(path)
+            for number in (1, 2):
+                try:
+                    await other.write(add(number))
+                except Exception as exc:
+                    told.append(type(exc))
+            await other.close()
+        for file in Path(folder).iterdir():  # SQLite makes its -wal and -shm as unwritable as their file
+            os.chmod(file, 0o666)
+        os.chmod(folder, 0o777)
+        with unprivileged():
+            other = SqliteDatabase(path)
+            await other.open()
+            await other.write(add(3))
+            found = await numbers(other)
+            await other.close()
+        assert (told, found) == ([StorageUnavailable, StorageUnavailable], [3])
 
 
 async def test_only_one_process_holds_the_lock(tmp_path: Path) -> None:
