@@ -354,7 +354,7 @@ class Storm:
             assert shown["state"] == "credited", story
             return "credited, some held" if held else "credited"
         assert (taken, shown["state"]) in ((0, "credited"), (1, "spent")), (story, states)
-        again = await self._ask_again(gateway, errand)
+        again = await self._ask_again(gateway, errand, known=shown["calls"])
         if not taken:
             assert (again.status, again.state) == (200, "charged"), again.body
             return "free"
@@ -362,13 +362,15 @@ class Storm:
         assert again.json["callId"] in shown["calls"]
         return "held" if states["held"] else "spent"
 
-    async def _ask_again(self, gateway: Any, errand: Errand) -> Any:
-        """What another call on that payment gets, once there is nothing to wait for."""
+    async def _ask_again(self, gateway: Any, errand: Errand, *, known: list[str]) -> Any:
+        """What another call on that payment gets, once there is nothing to wait for: where the books were too slow for
+        it, not even for itself."""
         path, headers = f"/echo/after{errand.path}", plain(errand.payer, errand.tx_hash)
 
         async def ask() -> Any:
             reply = await self.street.call(gateway, self.api_id, path, headers=headers)
-            return None if reply.code in WAITING else reply
+            is_in_its_own_way = reply.code in USED and reply.json["callId"] not in known
+            return None if reply.code in WAITING or is_in_its_own_way else reply
 
         return await poll(ask, deadline_s=TRY_DEADLINE_S, what="an answer")
 
