@@ -24,7 +24,7 @@ DOOMED = (sys.executable, str(Path(__file__).parent / "doomed_gateway.py"))
 LOAD = 4
 WARM_CALLS = 12
 QUICK_RECOVERY = {
-    "TOLLWAY_LIMIT_OWNER_LEASE_S": "0.5",
+    "TOLLWAY_LIMIT_OWNER_LEASE_S": "4",
     "TOLLWAY_LIMIT_OWNER_RENEW_S": "0.1",
     "TOLLWAY_LIMIT_RECOVERY_INTERVAL_S": "0.2",
 }

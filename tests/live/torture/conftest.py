@@ -81,6 +81,15 @@ def torture(request: pytest.FixtureRequest) -> Torture:
     return Torture(node=request.node, seed=SEED, random=scenario)
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What belongs to the long form only is left out of the short one, and not skipped in it."""
+    if IS_LONG:
+        return
+    left_out = [item for item in items if item.get_closest_marker("long_form")]
+    items[:] = [item for item in items if item not in left_out]
+    config.hook.pytest_deselected(items=left_out)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     told = [
         {"scenario": report.nodeid.rpartition("::")[2], "outcome": report.outcome, **figures}

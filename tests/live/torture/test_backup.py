@@ -4,7 +4,6 @@ the operator says so, whoever restored it and however: the upstream's log is the
 
 import contextlib
 import json
-import os
 import shutil
 import time
 from collections.abc import AsyncIterator
@@ -23,7 +22,7 @@ from tollway.testing.low_ports import find_low_port
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 
-ONLY_LONG = pytest.mark.skipif(os.environ.get("TORTURE") != "long", reason="long form only: make torture")
+ONLY_LONG = pytest.mark.long_form
 HELD = (409, "payment_held")
 AWAY = {(503, "storage_unavailable"), (503, "payment_outcome_unknown")}
 

@@ -9,7 +9,6 @@ import contextlib
 import itertools
 import os
 import resource
-import shutil
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -33,7 +32,7 @@ QUICK = {
     "TOLLWAY_LIMIT_OWNER_RENEW_S": "0.3",
     "TOLLWAY_LIMIT_RECOVERY_INTERVAL_S": "0.5",
 }
-ONLY_LONG = pytest.mark.skipif(os.environ.get("TORTURE") != "long", reason="long form only: make torture")
+ONLY_LONG = pytest.mark.long_form
 AWAY, UNKNOWN = (503, "storage_unavailable"), (503, "payment_outcome_unknown")
 _RUNS = (f"run{number}" for number in itertools.count(1))
 
@@ -262,7 +261,6 @@ async def test_a_read_only_database_serves_nothing_unpaid(place: Place, pair: An
 
 @pytest.mark.postgres
 @ONLY_LONG
-@pytest.mark.skipif(shutil.which("prlimit") is None, reason="needs prlimit, of util-linux")
 async def test_a_full_disk_of_the_database_server_serves_nothing_unpaid(
     place: Place, pair: Any, torture: Any
 ) -> None:
