@@ -16,15 +16,16 @@ from sqlalchemy import text
 
 from tollway.errors import EndpointNotAllowed, SettingsInvalid
 from tollway.house import House, now_ms
-from tollway.identifiers import ChainId, ListingId
+from tollway.identifiers import ListingId
 from tollway.ledger.book import Claimed, UnfinalLimit
 from tollway.money import Price
 from tollway.outbound.policy import Endpoint, parse_endpoint
-from tollway.registry.listing import ChargeOn, Listing
+from tollway.registry.listing import Listing
 from tollway.settings import Settings, load_settings
 from tollway.storage.database import Database, SqliteDatabase, connect_database
 from tollway.storage.migrate import upgrade
 from tollway.testing.book_samples import NOW_MS, PAYER, claim_on, new_payment
+from tollway.testing.listing_samples import sample_listing
 from tollway.testing.loopback import run_upstream, say_nothing, until
 
 NOBODY = "http://127.0.0.1:1"
@@ -192,32 +193,14 @@ def free_port() -> int:
 
 
 def free_listing(url: str) -> Listing:
-    return Listing(
+    return sample_listing(
         id=ListingId("api_free"),
         provider=PAYER,
         name="Quotes",
-        description="",
         endpoint=url,
         price=Price.parse("0"),
-        currency="USDC",
-        pay_to=PAYER,
-        networks=(ChainId(84532),),
-        methods=(),
-        tags=(),
-        operations=(),
-        other_paths="serve",
-        charge_on=ChargeOn.SUCCESS,
         timeout_s=300,
-        forward_headers=(),
-        upstream_auth=None,
-        openapi=None,
-        openapi_url=None,
-        signature="any",
-        rate_limit=None,
-        status="active",
         created_ms=now_ms(),
-        updated_ms=now_ms(),
-        revision=1,
     )
 
 

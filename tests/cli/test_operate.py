@@ -12,44 +12,17 @@ from typer.testing import CliRunner, Result
 
 from tollway.cli import operate
 from tollway.errors import StorageUnavailable
-from tollway.identifiers import Address, ChainId, ListingId, TxHash
+from tollway.identifiers import Address, TxHash
 from tollway.ledger.book import AuditReport
-from tollway.money import Price
-from tollway.registry.listing import ChargeOn, Listing
 from tollway.settings import Settings
 from tollway.storage.database import ProcessLock, connect_database
+from tollway.testing.listing_samples import sample_listing
 from tollway.testing.memory_catalog import MemoryCatalog
 from tollway.testing.memory_moderation import MemoryModeration
 
 WALLET = Address(b"w" * 20)
 TX = TxHash(b"t" * 32)
-LISTING = Listing(
-    id=ListingId("api_1"),
-    provider=WALLET,
-    name="Weather",
-    description="",
-    endpoint="https://api.example.com",
-    price=Price.parse("0.01"),
-    currency="USDC",
-    pay_to=WALLET,
-    networks=(ChainId(84532),),
-    methods=(),
-    tags=(),
-    operations=(),
-    other_paths="serve",
-    charge_on=ChargeOn.SUCCESS,
-    timeout_s=30,
-    forward_headers=(),
-    upstream_auth=None,
-    openapi=None,
-    openapi_url=None,
-    signature="any",
-    rate_limit=None,
-    status="active",
-    created_ms=1,
-    updated_ms=1,
-    revision=1,
-)
+LISTING = sample_listing(provider=WALLET)
 BALANCED = AuditReport(payments=3, calls=5, wrong=(), held_calls=(), held_payments=())
 
 

@@ -16,6 +16,7 @@ from tollway.registry.listing import ChargeOn, Listing, Operation, RateLimit, Up
 from tollway.storage.catalog_store import CatalogStore
 from tollway.storage.database import Database, connect_database
 from tollway.storage.sealer import Sealer
+from tollway.testing.listing_samples import sample_listing
 from tollway.testing.memory_catalog import MemoryCatalog
 
 ALICE, BOB = Address(b"\xaa" * 20), Address(b"\xbb" * 20)
@@ -42,32 +43,13 @@ class Setup:
 
 def make_listing(**changes: Any) -> Listing:
     number = next(_NUMBERS)
-    plain = Listing(
+    plain = sample_listing(
         id=ListingId(f"api_{number:026d}"),
         provider=ALICE,
         name=f"API {number}",
-        description="",
         endpoint="https://api.example.com/v1",
-        price=Price.parse("0.01"),
-        currency="USDC",
-        pay_to=ALICE,
         networks=(BASE,),
-        methods=(),
-        tags=(),
-        operations=(),
-        other_paths="serve",
-        charge_on=ChargeOn.SUCCESS,
-        timeout_s=30,
-        forward_headers=(),
-        upstream_auth=None,
-        openapi=None,
-        openapi_url=None,
-        signature="any",
-        rate_limit=None,
-        status="active",
         created_ms=1_700_000_000_000,
-        updated_ms=1_700_000_000_000,
-        revision=1,
     )
     return replace(plain, **changes)
 

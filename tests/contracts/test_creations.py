@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from tollway.errors import StorageUnavailable
-from tollway.identifiers import Address, ChainId, ListingId
+from tollway.identifiers import Address, ListingId
 from tollway.limits import DEFAULT_LIMITS, Limits
-from tollway.money import Price
 from tollway.registry.catalog import Catalog
 from tollway.registry.creation import (
     Begun,
@@ -22,43 +21,17 @@ from tollway.registry.creation import (
     OtherRequest,
     TooManyKeys,
 )
-from tollway.registry.listing import ChargeOn, Listing
 from tollway.storage.catalog_store import CatalogStore
 from tollway.storage.creation_store import CreationStore
 from tollway.storage.database import Database
 from tollway.storage.migrate import OLDEST_SERVICEABLE, upgrade
 from tollway.storage.sealer import Sealer
+from tollway.testing.listing_samples import sample_listing
 from tollway.testing.memory_catalog import MemoryCatalog
 from tollway.testing.memory_creations import MemoryCreations
 
 ALICE, BOB = Address(b"\xaa" * 20), Address(b"\xbb" * 20)
-LISTING = Listing(
-    id=ListingId("api_1"),
-    provider=ALICE,
-    name="Weather",
-    description="",
-    endpoint="https://api.example.com",
-    price=Price.parse("0.01"),
-    currency="USDC",
-    pay_to=ALICE,
-    networks=(ChainId(84532),),
-    methods=(),
-    tags=(),
-    operations=(),
-    other_paths="serve",
-    charge_on=ChargeOn.SUCCESS,
-    timeout_s=30,
-    forward_headers=(),
-    upstream_auth=None,
-    openapi=None,
-    openapi_url=None,
-    signature="any",
-    rate_limit=None,
-    status="active",
-    created_ms=1,
-    updated_ms=1,
-    revision=1,
-)
+LISTING = sample_listing(provider=ALICE)
 LEASE_MS = int(DEFAULT_LIMITS.creation_lease_s * 1000)
 DAY_MS = DEFAULT_LIMITS.creation_key_ttl_s * 1000
 

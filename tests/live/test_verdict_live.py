@@ -11,7 +11,7 @@ from eth_account import Account
 from tollway.chain.rpc import ChainEndpoints, RpcReader
 from tollway.chain.rules import ChainRules
 from tollway.errors import ChainUnavailable, Code, Problem
-from tollway.identifiers import Address, ListingId, TxHash, keccak256
+from tollway.identifiers import Address, TxHash, keccak256
 from tollway.identity.signatures import SignatureJudge, paid_call_digest, transaction_digests
 from tollway.ledger.call import PaymentState
 from tollway.limits import Limits
@@ -19,9 +19,10 @@ from tollway.money import Price
 from tollway.payments.payers import Request
 from tollway.payments.proof import Binding, Proof
 from tollway.payments.till import Till
-from tollway.registry.listing import ChargeOn, Listing, Shelf, Terms
+from tollway.registry.listing import ChargeOn, Shelf, Terms
 from tollway.sandbox.chain_driver import Receipt
 from tollway.sandbox.playground import PlayAccount
+from tollway.testing.listing_samples import sample_listing
 from tollway.testing.memory_book import MemoryBook
 
 LIMITS = Limits(
@@ -91,32 +92,15 @@ class Counter:
             since_ms=0,
             until_ms=None,
         )
-        listing = Listing(
-            id=ListingId("api_1"),
+        listing = sample_listing(
             provider=self.pay_to,
             name="Quotes",
-            description="",
             endpoint="https://quotes.example.com",
             price=terms.price,
             currency=currency,
-            pay_to=self.pay_to,
             networks=terms.networks,
-            methods=(),
-            tags=(),
-            operations=(),
-            other_paths="serve",
             charge_on=terms.charge_on,
-            timeout_s=30,
-            forward_headers=(),
-            upstream_auth=None,
-            openapi=None,
-            openapi_url=None,
-            signature="any",
-            rate_limit=None,
-            status="active",
             created_ms=0,
-            updated_ms=0,
-            revision=1,
         )
         return Shelf(listing=listing, versions=(terms,))
 

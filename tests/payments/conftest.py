@@ -19,8 +19,9 @@ from tollway.money import Asset, Price
 from tollway.payments.payers import Request
 from tollway.payments.proof import Binding, Proof
 from tollway.payments.till import Till
-from tollway.registry.listing import ChargeOn, Listing, Shelf, Terms
+from tollway.registry.listing import ChargeOn, Shelf, Terms
 from tollway.testing.book_samples import claim_on
+from tollway.testing.listing_samples import sample_listing
 from tollway.testing.memory_book import MemoryBook
 from tollway.testing.memory_chain import MemoryChain, Transaction, transfer_log
 
@@ -128,32 +129,18 @@ class Stall:
     def shelf(self, *versions: Terms, listing_id: str = "api_1") -> Shelf:
         """A listing with these terms, newest first."""
         current = (versions or (self.version(),))[0]
-        listing = Listing(
+        listing = sample_listing(
             id=ListingId(listing_id),
             provider=self.provider.address,
             name="Quotes",
-            description="",
             endpoint="https://quotes.example.com",
             price=current.price,
             currency=current.currency,
             pay_to=current.pay_to,
             networks=current.networks,
-            methods=(),
-            tags=(),
             operations=current.operations,
-            other_paths="serve",
             charge_on=current.charge_on,
-            timeout_s=30,
-            forward_headers=(),
-            upstream_auth=None,
-            openapi=None,
-            openapi_url=None,
-            signature="any",
-            rate_limit=None,
-            status="active",
             created_ms=current.since_ms,
-            updated_ms=current.since_ms,
-            revision=1,
         )
         return Shelf(listing=listing, versions=versions or (current,))
 

@@ -11,42 +11,26 @@ import pytest
 from sqlalchemy import Connection, event, text
 
 from tollway.errors import StorageUnavailable
-from tollway.identifiers import Address, ChainId, ListingId
+from tollway.identifiers import Address, ChainId
 from tollway.money import Price
 from tollway.registry.catalog import ListingQuery
-from tollway.registry.listing import ChargeOn, Listing, UpstreamAuth
+from tollway.registry.listing import UpstreamAuth
 from tollway.storage.catalog_search import find_page
 from tollway.storage.catalog_store import CatalogStore
 from tollway.storage.database import SqliteDatabase, Work
 from tollway.storage.migrate import upgrade
 from tollway.storage.sealer import Sealer
+from tollway.testing.listing_samples import sample_listing
 
-LISTING = Listing(
-    id=ListingId("api_1"),
+LISTING = sample_listing(
     provider=Address(b"\xaa" * 20),
     name="weather",
-    description="",
     endpoint="https://x.example.com",
     price=Price.parse("1"),
-    currency="USDC",
-    pay_to=Address(b"\xaa" * 20),
     networks=(ChainId(1),),
-    methods=(),
     tags=("t",),
-    operations=(),
-    other_paths="serve",
-    charge_on=ChargeOn.SUCCESS,
-    timeout_s=30,
-    forward_headers=(),
     upstream_auth=UpstreamAuth(location="header", name="X-Key", value="hush-hush-hush"),
-    openapi=None,
-    openapi_url=None,
-    signature="any",
-    rate_limit=None,
-    status="active",
     created_ms=0,
-    updated_ms=0,
-    revision=1,
 )
 
 

@@ -6,39 +6,23 @@ import pytest
 
 from tollway.identifiers import Address, ChainId, ListingId
 from tollway.money import Price
-from tollway.registry.listing import ChargeOn, Listing, Shelf
+from tollway.registry.listing import Shelf
 from tollway.storage.shelf_cache import FRESH_MS, REFRESH_MS, ShelfCache
+from tollway.testing.listing_samples import sample_listing
 
 ID = ListingId("api_1")
 START = 1_000_000
 
 
 def make_shelf(listing_id: str = ID, *, revision: int = 1) -> Shelf:
-    listing = Listing(
+    listing = sample_listing(
         id=ListingId(listing_id),
         provider=Address(20),
         name="x",
-        description="",
         endpoint="https://x.example.com",
         price=Price.parse("1"),
-        currency="USDC",
-        pay_to=Address(20),
         networks=(ChainId(1),),
-        methods=(),
-        tags=(),
-        operations=(),
-        other_paths="serve",
-        charge_on=ChargeOn.SUCCESS,
-        timeout_s=30,
-        forward_headers=(),
-        upstream_auth=None,
-        openapi=None,
-        openapi_url=None,
-        signature="any",
-        rate_limit=None,
-        status="active",
         created_ms=0,
-        updated_ms=0,
         revision=revision,
     )
     return Shelf(listing=listing, versions=())

@@ -13,7 +13,8 @@ from tollway.chain.rules import ChainRules
 from tollway.identifiers import Address, ChainId, ListingId
 from tollway.limits import Limits
 from tollway.money import UNITS_MAX, Asset, Price, TokenDomain
-from tollway.registry.listing import ChargeOn, Listing, Operation
+from tollway.registry.listing import Listing, Operation
+from tollway.testing.listing_samples import sample_listing
 from tollway.testing.memory_catalog import MemoryCatalog
 from tollway.web.app import build_app
 from tollway.web.bazaar_routes import BazaarDesk, bazaar_router
@@ -31,32 +32,15 @@ RULES = {
     BASE: ChainRules(chain_id=BASE, kind="main", confirmations=((0, 1),), assets=(USDC, ETHER)),
     OPTIMISM: ChainRules(chain_id=OPTIMISM, kind="main", confirmations=((0, 1),), assets=(OTHER_USDC, PLAIN)),
 }
-WEATHER = Listing(
+WEATHER = sample_listing(
     id=ListingId("api_weather"),
     provider=ALICE,
     name="Weather Pro",
     description="Forecasts for any city",
     endpoint="https://api.example.com/v1",
-    price=Price.parse("0.01"),
-    currency="USDC",
-    pay_to=ALICE,
     networks=(BASE,),
-    methods=(),
     tags=("weather",),
-    operations=(),
-    other_paths="serve",
-    charge_on=ChargeOn.SUCCESS,
-    timeout_s=30,
-    forward_headers=(),
-    upstream_auth=None,
-    openapi=None,
-    openapi_url=None,
-    signature="any",
-    rate_limit=None,
-    status="active",
     created_ms=1_795_239_000_000,
-    updated_ms=1_795_239_000_000,
-    revision=1,
 )
 
 

@@ -21,13 +21,13 @@ from tollway.identity.signatures import SignatureJudge, paid_call_digest, transa
 from tollway.ledger.call import CallRecord, NewPayment, Payment
 from tollway.ledger.statement import HistoryQuery
 from tollway.limits import DEFAULT_LIMITS, Limits
-from tollway.money import Price
 from tollway.outbound.dialer import Dialer
 from tollway.payments.proof import Binding, format_binding
 from tollway.payments.till import Till
 from tollway.rates import Rates
-from tollway.registry.listing import ChargeOn, Listing, Shelf
+from tollway.registry.listing import Listing, Shelf
 from tollway.testing.asgi_exchange import Exchange
+from tollway.testing.listing_samples import sample_listing
 from tollway.testing.loopback import LoopbackUpstream, run_upstream
 from tollway.testing.memory_book import MemoryBook
 from tollway.testing.memory_catalog import MemoryCatalog
@@ -193,32 +193,15 @@ class SmallGateway:
 
     def sample(self, name: str) -> Listing:
         born_ms = NOW_MS - 86_400_000
-        return Listing(
+        return sample_listing(
             id=ListingId(name),
             provider=PROVIDER,
             name="Quotes",
-            description="",
             endpoint=self.upstream.url + "/base",
-            price=Price.parse("0.01"),
-            currency="USDC",
             pay_to=PAY_TO,
             networks=(CHAIN,),
-            methods=(),
-            tags=(),
-            operations=(),
-            other_paths="serve",
-            charge_on=ChargeOn.SUCCESS,
             timeout_s=5,
-            forward_headers=(),
-            upstream_auth=None,
-            openapi=None,
-            openapi_url=None,
-            signature="any",
-            rate_limit=None,
-            status="active",
             created_ms=born_ms,
-            updated_ms=born_ms,
-            revision=1,
         )
 
     # ---- Who pays.
