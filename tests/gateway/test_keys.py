@@ -35,13 +35,6 @@ async def gate() -> AsyncIterator[SmallGateway]:
         yield small
 
 
-@pytest.fixture
-def payer(gate: SmallGateway) -> SmallPayer:
-    payer = SmallPayer(buyer=gate.buyer, gate=gate)
-    payer.fund(10 * PRICE)
-    return payer
-
-
 class Desk:
     """A caller that pays in one of five ways, and shows the same, or something fresh."""
 

@@ -27,13 +27,6 @@ async def gate() -> AsyncIterator[SmallGateway]:
         yield small
 
 
-@pytest.fixture
-def payer(gate: SmallGateway) -> SmallPayer:
-    payer = SmallPayer(buyer=gate.buyer, gate=gate)
-    payer.fund(100_000)
-    return payer
-
-
 class Shelf:
     """Where a keeper puts what it keeps."""
 

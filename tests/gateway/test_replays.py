@@ -45,13 +45,6 @@ async def gate() -> AsyncIterator[SmallGateway]:
         yield small
 
 
-@pytest.fixture
-def payer(gate: SmallGateway) -> SmallPayer:
-    payer = SmallPayer(buyer=gate.buyer, gate=gate)
-    payer.fund(10 * PRICE)
-    return payer
-
-
 def naming(name: str = NAME) -> Edit:
     """x402's own way to name a payment."""
 
