@@ -1,9 +1,13 @@
 """The scenes are what they say, seen in their receipts: otherwise the tests built on them prove nothing."""
 
+import pytest
+
 from tollway.identifiers import ZERO_ADDRESS, Address, keccak256
 
 TRANSFER = keccak256(b"Transfer(address,address,uint256)")
 AUTHORIZATION_USED = keccak256(b"AuthorizationUsed(address,bytes32)")
+SEEN: dict[str, dict[Address, int]] = {}
+"""The balances that the first visit found."""
 
 
 def transfers(receipt):
@@ -29,10 +33,17 @@ async def test_token_payment_logs_one_transfer(scenes, playground, caller, provi
     assert receipt.sender == caller.address
 
 
-async def test_each_test_finds_the_chain_as_new(scenes, chain, playground, caller, provider_account):
-    for account in playground.accounts:
-        assert await chain.call(playground.token, "balanceOf", str(account.address)) == 1_000 * 10**6
-        assert await chain.fetch_native_balance(account.address) == 10 * 10**18
+@pytest.mark.parametrize("visit", ["first", "second"])
+async def test_each_test_finds_the_chain_as_it_was_before_the_others(
+    scenes, chain, playground, caller, provider_account, visit
+):
+    """What this visit pays, the next one does not see. Wallets that a whole file shares may have paid before both."""
+    balances = {
+        account.address: await chain.call(playground.token, "balanceOf", str(account.address))
+        for account in playground.accounts
+    }
+    assert SEEN.setdefault("balances", balances) == balances
+    await scenes.pay_token(caller, provider_account.address, 10_000)
 
 
 async def test_native_payment_has_no_log_and_moves_value(scenes, chain, caller, provider_account):
@@ -67,11 +78,12 @@ async def test_other_token_is_another_address(scenes, playground, caller, provid
 async def test_spoof_comes_from_no_token_and_moves_nothing(
     scenes, chain, playground, caller, stranger, provider_account
 ):
+    before = await chain.call(playground.token, "balanceOf", str(provider_account.address))
     receipt = await scenes.spoof(stranger, payer=caller.address, to=provider_account.address, amount=10_000)
     ((token, *rest),) = transfers(receipt)
     assert rest == [caller.address, provider_account.address, 10_000]
     assert token != playground.token.address
-    assert await chain.call(playground.token, "balanceOf", str(provider_account.address)) == 1_000 * 10**6
+    assert await chain.call(playground.token, "balanceOf", str(provider_account.address)) == before
 
 
 async def test_bundle_holds_two_payers_and_a_way_back(scenes, caller, stranger, provider_account):

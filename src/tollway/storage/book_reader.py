@@ -1,7 +1,8 @@
 """What is asked of the books and changes nothing: payments, calls, debts, authorisations. Half of `BookStore`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple, TypeVar
 
 from tollway.identifiers import Address, CallId, TxHash
 from tollway.ledger.authorization import AuthorizationKey, AuthorizedCall, SettlementAttempt
@@ -15,12 +16,26 @@ from tollway.storage import (
     authorization_store,
     key_store,
     open_call_store,
+    operator_notes,
     payment_store,
     relocation_store,
     spent_store,
     statement_store,
 )
-from tollway.storage.database import Database
+from tollway.storage.database import Database, Work
+from tollway.storage.gathering import Gathering
+
+T = TypeVar("T")
+
+
+class _Request(NamedTuple):
+    payment_id: int
+    digest: bytes
+
+
+class _Newest(NamedTuple):
+    payment_id: int
+    limit: int
 
 
 class BookReader:
@@ -32,20 +47,34 @@ class BookReader:
         self._database = database
         self._now_ms = now_ms
         self._limits = limits
+        # What each of a crowd asks when it shows one payment.
+        self._payments: Gathering[TxHash, tuple[Payment, ...]] = Gathering(self._find_payments)
+        self._repeats: Gathering[_Request, OpenCall | None] = Gathering(self._find_repeats)
+        self._spent: Gathering[Claim, Exhausted | NonceUsed | None] = Gathering(self._find_spent)
+        self._admitted: Gathering[TxHash, bool] = Gathering(self._are_admitted)
+        self._restored: Gathering[None, int | None] = Gathering(self._restored_before_ms)
+        self._spending: Gathering[_Newest, tuple[CallId, ...]] = Gathering(self._spending_calls)
 
     async def find_payments(self, tx_hash: TxHash) -> tuple[Payment, ...]:
-        return await self._database.read(partial(payment_store.find_payments, tx_hash=tx_hash))
+        return await self._payments.ask(tx_hash)
 
     async def find_repeat(self, payment_id: int, digest: bytes) -> OpenCall | None:
-        return await self._database.read(
-            partial(open_call_store.find_repeat, payment_id=payment_id, digest=digest)
-        )
+        return await self._repeats.ask(_Request(payment_id, digest))
 
     async def find_spent(self, claim: Claim) -> Exhausted | NonceUsed | None:
-        return await self._database.read(partial(spent_store.find_spent, claim=claim))
+        return await self._spent.ask(claim)
 
     async def spending_calls(self, payment_id: int, *, limit: int) -> tuple[CallId, ...]:
-        work = partial(statement_store.spending_calls, payment_id=payment_id, limit=limit)
+        return await self._spending.ask(_Newest(payment_id, limit))
+
+    async def is_admitted(self, tx_hash: TxHash) -> bool:
+        return await self._admitted.ask(tx_hash)
+
+    async def restored_before_ms(self) -> int | None:
+        return await self._restored.ask(None)
+
+    async def downtime_ms(self, *, since_ms: int, now_ms: int) -> int:
+        work = partial(operator_notes.downtime_ms, since_ms=since_ms, now_ms=now_ms)
         return await self._database.read(work)
 
     async def debts(self, payer: Address) -> tuple[Debt, ...]:
@@ -98,6 +127,33 @@ class BookReader:
             answered_since_ms=self._answered_since_ms(),
         )
         return await self._database.read(work)
+
+    # ---- What is asked together.
+
+    async def _read_each(self, works: Sequence[Work[T]]) -> list[T]:
+        return await self._database.read(lambda connection: [work(connection) for work in works])
+
+    async def _find_payments(self, tx_hashes: Sequence[TxHash]) -> list[tuple[Payment, ...]]:
+        return await self._read_each([partial(payment_store.find_payments, tx_hash=one) for one in tx_hashes])
+
+    async def _find_repeats(self, requests: Sequence[_Request]) -> list[OpenCall | None]:
+        return await self._read_each(
+            [partial(open_call_store.find_repeat, **one._asdict()) for one in requests]
+        )
+
+    async def _find_spent(self, claims: Sequence[Claim]) -> list[Exhausted | NonceUsed | None]:
+        return await self._database.read(partial(spent_store.find_spent, claims=claims))
+
+    async def _are_admitted(self, tx_hashes: Sequence[TxHash]) -> list[bool]:
+        return await self._read_each([partial(operator_notes.is_admitted, tx_hash=one) for one in tx_hashes])
+
+    async def _restored_before_ms(self, _: Sequence[None]) -> list[int | None]:
+        return await self._read_each([operator_notes.restored_before_ms])
+
+    async def _spending_calls(self, asked: Sequence[_Newest]) -> list[tuple[CallId, ...]]:
+        return await self._read_each(
+            [partial(statement_store.spending_calls, **one._asdict()) for one in asked]
+        )
 
     def _answered_since_ms(self) -> int:
         """Answers stored after that are still kept."""

@@ -42,6 +42,7 @@ from tollway.storage import (
 from tollway.storage.audit import audit
 from tollway.storage.book_reader import BookReader
 from tollway.storage.database import Database, Work, is_retryable
+from tollway.storage.gathering import Gathering
 from tollway.storage.group_commit import GroupCommit, OpenKey
 from tollway.storage.lease import Lease
 from tollway.storage.posting import Posting, Reopen, Reopened
@@ -93,6 +94,9 @@ class BookStore(BookReader):
         self._own_ms = now_ms
         self._time = SharedTime(own_ms=now_ms, ticks_ms=ticks_ms)
         super().__init__(database, now_ms=self._time.read, limits=limits)
+        self._recordings: Gathering[payment_store.Recording, tuple[Payment, ...]] = Gathering(
+            lambda asked: self._write(partial(payment_store.record_each, recordings=asked))
+        )
         self._owner_id = owner_id
         self._unfinal_max_nano = unfinal_max_nano
         self._boot_mark = boot_mark
@@ -214,8 +218,7 @@ class BookStore(BookReader):
             check_units(payment.value_units)
         if not payments:
             return ()
-        work = partial(payment_store.record_payments, payments=payments, now_ms=now_ms)
-        return await self._write(work)
+        return await self._recordings.ask(payment_store.Recording(tuple(payments), now_ms))
 
     async def resolve(self, call_id: CallId, after: CallState, *, now_ms: int) -> bool:
         if after not in (CallState.RELEASED, CallState.CONSUMED):
@@ -361,22 +364,12 @@ class BookStore(BookReader):
     async def admit(self, tx_hash: TxHash, *, now_ms: int) -> None:
         await self._write(partial(operator_notes.admit, tx_hash=tx_hash, now_ms=now_ms))
 
-    async def is_admitted(self, tx_hash: TxHash) -> bool:
-        return await self._database.read(partial(operator_notes.is_admitted, tx_hash=tx_hash))
-
     async def note_ready(self, *, now_ms: int) -> None:
         await self._write(partial(operator_notes.note_ready, now_ms=now_ms))
-
-    async def downtime_ms(self, *, since_ms: int, now_ms: int) -> int:
-        work = partial(operator_notes.downtime_ms, since_ms=since_ms, now_ms=now_ms)
-        return await self._database.read(work)
 
     async def note_restored(self, *, now_ms: int) -> None:
         """The operator says that the database was restored to an older moment. On SQLite it is found out."""
         await self._write(partial(operator_notes.note_restored, now_ms=now_ms), is_long=True)
-
-    async def restored_before_ms(self) -> int | None:
-        return await self._database.read(operator_notes.restored_before_ms)
 
     def _posting(self) -> Posting:
         return Posting(

@@ -257,8 +257,8 @@ class PostgresDatabase:
 
     async def read(self, work: Work[T], *, is_long: bool = False) -> T:
         async with self._connected("read", is_long=is_long) as connection:
+            await connection.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
             await connection.begin()
-            await connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
             result = await connection.run_sync(work)
             await connection.rollback()
             return result

@@ -5,7 +5,7 @@ next transfer into the same purse pays it, oldest call first, before anything el
 """
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from sqlalchemy import ColumnElement, Connection, and_, func, literal_column, or_, select, union, update
 from sqlalchemy.dialects import postgresql, sqlite
@@ -23,6 +23,14 @@ GONE_RECHECK_MS = 86_400_000
 """For a day after a transaction left the chain it is looked for again."""
 CHUNK = 1_000
 """Rows named in one statement; both drivers have a maximum of parameters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What one transaction holds. The same as another of its payments, whenever each was seen."""
+
+    payments: tuple[NewPayment, ...]
+    now_ms: int = field(compare=False)
 
 
 def find_payments(connection: Connection, tx_hash: TxHash) -> tuple[Payment, ...]:
@@ -54,6 +62,11 @@ def record_payments(
     pay_debts(connection, page, arrived, now_ms=now_ms)
     page.write()
     return tuple(page.payments[payment_id] for payment_id in dict.fromkeys(ids.values()))
+
+
+def record_each(connection: Connection, recordings: Sequence[Recording]) -> list[tuple[Payment, ...]]:
+    """What several transactions of chains hold, in one of ours."""
+    return [record_payments(connection, one.payments, now_ms=one.now_ms) for one in recordings]
 
 
 def debts(connection: Connection, payer: Address) -> tuple[Debt, ...]:

@@ -38,22 +38,41 @@ def find_nonces(connection: Connection, claims: Sequence[Claim]) -> dict[NonceKe
     }
 
 
-def find_spent(connection: Connection, claim: Claim) -> Exhausted | NonceUsed | None:
+def find_spent(connection: Connection, claims: Sequence[Claim]) -> list[Exhausted | NonceUsed | None]:
+    """What each of these claims would hear if its payment surely has no rest; None where the books might grant it."""
+    by_payment: dict[int | None, list[Claim]] = {}
+    for claim in claims:
+        if claim.price_units > 0:
+            by_payment.setdefault(claim.payment_id, []).append(claim)
+    told: dict[CallId, Exhausted | NonceUsed] = {}
+    for payment_id, crowd in by_payment.items():
+        told |= _find_spent_on(connection, payment_id, crowd)
+    return [told.get(claim.call_id) for claim in claims]
+
+
+def _find_spent_on(
+    connection: Connection, payment_id: int | None, claims: Sequence[Claim]
+) -> dict[CallId, Exhausted | NonceUsed]:
     """Asks the same rules as a claim does, of a payment without any rest: then no other payment can help it out."""
-    query = select(payment_table).where(payment_table.c.id == claim.payment_id)
+    query = select(payment_table).where(payment_table.c.id == payment_id)
     payments = [parse_payment(row) for row in connection.execute(query)]
-    if claim.payer is None or any(payment.rest_units > 0 for payment in payments):
-        return None
-    (decision,), _ = decide_claims(
-        [claim],
+    payers = {claim.payer for claim in claims if claim.payer is not None}
+    if not payers or any(payment.rest_units > 0 for payment in payments):
+        return {}
+    decisions, _ = decide_claims(
+        claims,
         payments=payments,
-        nonces=find_nonces(connection, [claim]),
+        nonces=find_nonces(connection, claims),
         keys={},
-        repeats=find_repeats(connection, [claim]),
-        debts=find_debts(connection, {claim.payer}),
+        repeats=find_repeats(connection, claims),
+        debts=find_debts(connection, payers),
         unfinal_max_nano={},
     )
-    if isinstance(decision.outcome, Exhausted):
-        held = find_held(connection, {payment.id for payment in payments})
-        return replace(decision.outcome, held_units=sum(held.values()))
-    return decision.outcome if isinstance(decision.outcome, NonceUsed) else None
+    held_units = sum(find_held(connection, {payment.id for payment in payments}).values())
+    told: dict[CallId, Exhausted | NonceUsed] = {}
+    for claim, decision in zip(claims, decisions, strict=True):
+        if isinstance(decision.outcome, Exhausted):
+            told[claim.call_id] = replace(decision.outcome, held_units=held_units)
+        elif isinstance(decision.outcome, NonceUsed):
+            told[claim.call_id] = decision.outcome
+    return told
