@@ -44,6 +44,7 @@ street_module = _load("tollway_live_street", HERE / "street.py")
 _load("tollway_live_hand_payer", HERE / "hand_payer.py")
 _load("tollway_live_signed_calls", HERE / "signed_calls.py")
 _load("tollway_live_rpc_line", HERE / "rpc_line.py")
+_load("tollway_live_work_counter", HERE / "work_counter.py")
 _load("tollway_valkey_server", HERE.parent / "valkey_server.py")
 databases = _load("tollway_contract_databases", HERE.parent / "contracts" / "conftest.py")
 postgres_server = databases.postgres_server
