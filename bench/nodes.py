@@ -24,10 +24,13 @@ from urllib.parse import urlsplit
 
 import aiohttp
 import asyncpg
+import upstream
 import uvloop
+from children import running, wait_up
 from eth_account import Account
 from eth_account.messages import encode_defunct
-from paid_calls import child, measure, pin, wait_up
+from load import measure
+from machine import pin
 from sqlalchemy import make_url
 
 from tollway.client.client import AsyncTollwayClient
@@ -126,8 +129,8 @@ async def gateways(urls: list[str], environment: dict[str, str]) -> AsyncIterato
         for url in urls
     ]
     try:
-        for url in urls:
-            await wait_up(url + "/healthz")
+        for url, process in zip(urls, processes, strict=True):
+            await wait_up(url + "/healthz", process)
         yield [process.pid for process in processes]
     finally:
         for process in processes:
@@ -208,14 +211,13 @@ async def count_statements(server: Server, urls: list[str], market: Market) -> f
 
 async def compare(options: argparse.Namespace) -> AsyncIterator[dict[str, object]]:
     with tempfile.TemporaryDirectory(prefix="pg-") as folder:
-        server = Server(Path(folder))
+        (Path(folder) / "pg").mkdir()
+        server = Server(Path(folder) / "pg")
         try:
             async with run_anvil() as anvil, aiohttp.ClientSession() as session:
                 driver = ChainDriver(session, anvil.rpc_url, anvil.chain_id)
-                upstream = (sys.executable, str(Path(__file__).with_name("paid_calls.py")))
-                async with child(
-                    *upstream, "--upstream", str(urlsplit(UPSTREAM).port), core=CORES - 1, environment={}
-                ):
+                command = (sys.executable, upstream.__file__, str(urlsplit(UPSTREAM).port))
+                async with running("upstream", command, core=CORES - 1, folder=Path(folder)):
                     for count in options.nodes:
                         database = await server.make_database(f"nodes_{count}")
                         environment = {

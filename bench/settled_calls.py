@@ -21,11 +21,13 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import aiohttp
-import paid_calls
 import settlements
+import upstream
 import uvloop
+from children import running
 from eth_account import Account
 from eth_account.messages import encode_defunct
+from machine import GATEWAY_CORE, LOAD_CORE, pin
 
 from tollway.client.client import AsyncTollwayClient
 from tollway.client.wallet import Wallet
@@ -92,14 +94,16 @@ async def open_stand(folder: str) -> AsyncIterator[Stand]:
             "TOLLWAY_ALLOW_PRIVATE_ENDPOINTS": "true",
             "TOLLWAY_GAS_KEYS_LOCAL": playground.account("gas").private_key,
         }
-        upstream = (sys.executable, paid_calls.__file__, "--upstream", str(urlsplit(UPSTREAM_URL).port))
-        gateway = (str(Path(sys.executable).with_name("tollway")), "serve")
+        answering = (sys.executable, upstream.__file__, str(urlsplit(UPSTREAM_URL).port))
+        serving = (str(Path(sys.executable).with_name("tollway")), "serve")
         async with (
-            paid_calls.child(*upstream, core=paid_calls.LOAD_CORE, environment={}),
-            paid_calls.child(*gateway, core=paid_calls.GATEWAY_CORE, environment=environment),
+            running("upstream", answering, core=LOAD_CORE, folder=Path(folder)) as source,
+            running(
+                "gateway", serving, core=GATEWAY_CORE, folder=Path(folder), environment=environment
+            ) as gateway,
         ):
-            await paid_calls.wait_up(UPSTREAM_URL)
-            await paid_calls.wait_up(GATEWAY_URL + "/healthz")
+            await source.wait_up(UPSTREAM_URL)
+            await gateway.wait_up(GATEWAY_URL + "/healthz")
             yield await furnish_stand(driver, session, playground)
 
 
@@ -190,7 +194,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--block-ms", type=int, default=100, help="as in settlements.py")
     options = parser.parse_args()
-    paid_calls.pin(paid_calls.LOAD_CORE)
+    pin(LOAD_CORE)
     print(json.dumps(uvloop.run(compare(options))))
 
 

@@ -1,0 +1,246 @@
+"""The gateways that are measured: the real `tollway serve`, each with a listing and payers who have credit there.
+
+Every setting is the default but for URLs, ports, keys and `allow_private_endpoints` (the upstream is on loopback). Each
+payer has a payment of its own, shown once before anything is measured, from more than one loopback address, because
+30 look-ups a minute are what one address gets.
+"""
+
+import os
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+import coincurve
+from children import Child, running
+from eth_account import Account
+from eth_account.messages import encode_defunct
+from load import format_request
+from machine import GATEWAY_CORE, find_free_port
+
+from tollway.client.client import AsyncTollwayClient
+from tollway.client.wallet import Wallet
+from tollway.identifiers import ChainId, TxHash, keccak256
+from tollway.identity.signatures import paid_call_digest
+from tollway.payments.proof import Binding, format_binding
+from tollway.sandbox.chain_driver import ChainDriver
+from tollway.sandbox.playground import PlayAccount, Playground, fund_accounts, make_account
+
+PATH = "/quote/ETH"
+PAYMENT_UNITS = 100 * 10**6
+PRICE = "0.000001"
+"""One unit of USDC: a payment buys a hundred million calls."""
+SHOWN_FROM_ONE_ADDRESS = 15
+VALID_S = 290
+FINAL_AFTER_BLOCKS = 4
+
+Headers = tuple[tuple[str, str], ...]
+TOLLWAY = str(Path(sys.executable).with_name("tollway"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Payment:
+    """A transaction on the chain and the key that made it."""
+
+    tx_hash: TxHash
+    key: bytes
+
+    def sign(self) -> Headers:
+        """The plain form."""
+        signed = Account.sign_message(encode_defunct(text=str(self.tx_hash)), self.key)
+        return (("X-Payment-Tx", str(self.tx_hash)), ("X-Signature", "0x" + bytes(signed.signature).hex()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """The chain, its money, and the wallets that pay."""
+
+    driver: ChainDriver
+    playground: Playground
+    callers: Sequence[PlayAccount]
+    folder: Path
+
+    async def pay(self, provider: PlayAccount) -> list[Payment]:
+        """One payment of each caller; all final when it returns."""
+        payments = []
+        for caller in self.callers:
+            tx_hash = await self.driver.send_token(
+                key=caller.key, token=self.playground.token, to=provider.address, amount=PAYMENT_UNITS
+            )
+            payments.append(Payment(tx_hash=tx_hash, key=caller.key))
+        for payment in payments:
+            await self.driver.wait_receipt(payment.tx_hash)
+        await self.driver.mine(FINAL_AFTER_BLOCKS)
+        return payments
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gateway:
+    """A running gateway that sells one listing."""
+
+    name: str
+    port: int
+    child: Child
+    api_id: str
+    payments: Sequence[Payment]
+    chain_id: ChainId
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def path(self) -> str:
+        return f"/api/v2/gateway/{self.api_id}"
+
+    def sign_plainly(self) -> list[bytes]:
+        """One request of each payer; they may be sent again and again."""
+        return [format_request(self.port, self.path + PATH, payment.sign()) for payment in self.payments]
+
+    def sign_bound(self, count: int) -> list[bytes]:
+        """So many requests, the payers in turn, each with a nonce and a signature of its own; good for five minutes."""
+        parts = os.cpu_count() or 1
+        ticket = Ticket(
+            chain_id=int(self.chain_id), port=self.port, api_id=self.api_id, payments=tuple(self.payments)
+        )
+        with ProcessPoolExecutor(parts, initializer=spread) as pool:
+            written = list(pool.map(sign_part, [ticket] * parts, [count // parts + 1] * parts))
+        return [request for part in written for request in part]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ticket:
+    """What a process that signs has to know."""
+
+    chain_id: int
+    port: int
+    api_id: str
+    payments: tuple[Payment, ...]
+
+
+def spread() -> None:
+    """Signing is preparation: it may use every core, as nothing is measured meanwhile."""
+    os.sched_setaffinity(0, range(os.cpu_count() or 1))
+
+
+def sign_part(ticket: Ticket, count: int) -> list[bytes]:
+    """As our client signs (`client/wallet.py`), with a faster way to the curve."""
+    keys = [coincurve.PrivateKey(payment.key) for payment in ticket.payments]
+    valid_until = int(time.time()) + VALID_S
+    empty = keccak256(b"")
+    path = f"/api/v2/gateway/{ticket.api_id}{PATH}"
+    requests = []
+    for number in range(count):
+        payment = ticket.payments[number % len(keys)]
+        binding = Binding(valid_until=valid_until, nonce=secrets.token_bytes(32), body_hash=empty)
+        digest = paid_call_digest(
+            chain_id=ChainId(ticket.chain_id),
+            gateway=f"http://127.0.0.1:{ticket.port}",
+            api_id=ticket.api_id,
+            method="GET",
+            target=PATH.encode(),
+            body_hash=empty,
+            transaction=payment.tx_hash,
+            valid_until=valid_until,
+            nonce=binding.nonce,
+        )
+        raw = keys[number % len(keys)].sign_recoverable(digest, hasher=None)
+        headers = (
+            ("X-Payment-Tx", str(payment.tx_hash)),
+            ("X-Payment-Network", f"eip155:{ticket.chain_id}"),
+            ("X-Signature", "0x" + (raw[:64] + bytes((27 + raw[64],))).hex()),
+            ("X-Signature-Params", format_binding(binding)),
+        )
+        requests.append(format_request(ticket.port, path, headers))
+    return requests
+
+
+async def furnish_callers(driver: ChainDriver, playground: Playground, folder: Path, *, count: int) -> Bench:
+    callers = [make_account("caller") for _ in range(count)]
+    await fund_accounts(driver, playground.token, callers)
+    return Bench(driver=driver, playground=playground, callers=callers, folder=folder)
+
+
+def settings_of(*, port: int, rpc_url: str, database_url: str, gas_key: str) -> dict[str, str]:
+    """A gas key, so that a 402 speaks all four dialects, as in production."""
+    return {
+        "TOLLWAY_RPC_LOCAL": rpc_url,
+        "TOLLWAY_DATABASE_URL": database_url,
+        "TOLLWAY_SECRET_KEY": secrets.token_hex(32),
+        "TOLLWAY_PUBLIC_URL": f"http://127.0.0.1:{port}",
+        "TOLLWAY_LISTEN": f"127.0.0.1:{port}",
+        "TOLLWAY_ADMIN_LISTEN": f"127.0.0.1:{find_free_port()}",
+        "TOLLWAY_ALLOW_PRIVATE_ENDPOINTS": "true",
+        "TOLLWAY_GAS_KEYS_LOCAL": gas_key,
+    }
+
+
+@asynccontextmanager
+async def serving_gateway(
+    name: str,
+    bench: Bench,
+    *,
+    database_url: str,
+    upstream_url: str,
+    rpc_url: str | None = None,
+    is_known: bool = True,
+) -> AsyncIterator[Gateway]:
+    """`is_known`: each payment was shown once. `rpc_url`: where it asks the chain, if not the node itself."""
+    port = find_free_port()
+    provider = make_account("provider")
+    settings = settings_of(
+        port=port,
+        rpc_url=rpc_url or bench.driver.rpc_url,
+        database_url=database_url,
+        gas_key=bench.playground.account("gas").private_key,
+    )
+    if not database_url.startswith("sqlite"):
+        migrate(settings, bench.folder)
+    async with running(
+        name, (TOLLWAY, "serve"), core=GATEWAY_CORE, folder=bench.folder, environment=settings
+    ) as child:
+        url = f"http://127.0.0.1:{port}"
+        await child.wait_up(url + "/readyz", status=200)
+        async with AsyncTollwayClient(url, wallet=Wallet.from_key(provider.key)) as client:
+            listing = await client.publish(
+                {"name": "Bench", "pricePerRequest": PRICE, "currency": "USDC", "endpoint": upstream_url}
+            )
+        gateway = Gateway(
+            name=name,
+            port=port,
+            child=child,
+            api_id=listing["id"],
+            payments=await bench.pay(provider),
+            chain_id=bench.driver.chain_id,
+        )
+        if is_known:
+            await show_all(gateway)
+        yield gateway
+
+
+def migrate(settings: dict[str, str], folder: Path) -> None:
+    own = {key: value for key, value in os.environ.items() if not key.startswith("TOLLWAY_")}
+    command = (TOLLWAY, "migrate")
+    subprocess.run(command, cwd=folder, env={**own, **settings}, check=True, stdout=subprocess.DEVNULL)
+
+
+async def show_all(gateway: Gateway) -> None:
+    """Each payment is shown once, so that from now on it is known credit."""
+    for number in range(0, len(gateway.payments), SHOWN_FROM_ONE_ADDRESS):
+        async with open_session(number // SHOWN_FROM_ONE_ADDRESS) as session:
+            for payment in gateway.payments[number : number + SHOWN_FROM_ONE_ADDRESS]:
+                async with session.get(gateway.url + gateway.path + PATH, headers=payment.sign()) as answer:
+                    if answer.status != 200:
+                        raise RuntimeError(f"{gateway.name} answers {answer.status}: {await answer.text()}")
+
+
+def open_session(number: int) -> aiohttp.ClientSession:
+    """A client that comes from a loopback address of its own."""
+    connector = aiohttp.TCPConnector(local_addr=(f"127.0.0.{2 + number}", 0))
+    return aiohttp.ClientSession(connector=connector)

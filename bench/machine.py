@@ -1,0 +1,143 @@
+"""The machine under a benchmark: its cores, what runs on it, and what processes take of it. Linux, from /proc.
+
+Knows nothing about Tollway.
+"""
+
+import contextlib
+import ctypes
+import os
+import platform
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+GATEWAY_CORE, LOAD_CORE = 0, 1
+"""What is measured has the first to itself; load, upstream, databases, chain and this harness share the other."""
+
+ROOT = Path(__file__).resolve().parent.parent
+TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+PACKAGES = ("granian", "aiohttp", "uvloop", "httptools", "coincurve", "SQLAlchemy", "asyncpg", "starlette")
+
+_PR_SET_PDEATHSIG = 1
+
+
+def pin(core: int) -> None:
+    """Keeps this process, and whatever it starts from now on, on one core, where the machine has so many."""
+    if core < (os.cpu_count() or 1):
+        os.sched_setaffinity(0, {core})
+
+
+def prepare_child(core: int) -> Callable[[], None]:
+    """What a child does before it becomes its program: to its core, and gone with us should we die without a word."""
+    prctl = ctypes.CDLL(None).prctl  # loaded before the fork
+
+    def prepare() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        pin(core)
+
+    return prepare
+
+
+def find_free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def list_family(pid: int) -> list[int]:
+    """A process and all that came from it."""
+    found = [pid]
+    for parent in found:
+        for task in Path(f"/proc/{parent}/task").glob("*/children"):
+            with contextlib.suppress(OSError):
+                found.extend(map(int, task.read_text().split()))
+    return found
+
+
+def count_cpu_s(pids: Iterable[int]) -> float:
+    """User and system time of these processes; those that have gone count nothing."""
+    ticks = 0
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks * TICK_S
+
+
+def count_busy_s(core: int) -> float:
+    """Time in which that core, since the machine started, was not idle."""
+    for line in Path("/proc/stat").read_text().splitlines():
+        if line.startswith(f"cpu{core} "):
+            fields = [int(field) for field in line.split()[1:9]]
+            return (sum(fields) - fields[3] - fields[4]) * TICK_S
+    return 0.0
+
+
+def read_memory_kib(pid: int, field: str = "VmRSS") -> int:
+    """`VmRSS`: what is resident now; `VmHWM`: the most since `forget_peak`."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1])
+    return 0
+
+
+def forget_peak(pid: int) -> None:
+    with contextlib.suppress(OSError):
+        Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
+def describe_machine(folder: Path) -> dict[str, Any]:
+    """`folder`: where the databases of this run stand."""
+    models = {
+        line.partition(":")[2].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith("model name")
+    }
+    return {
+        "cpu": ", ".join(sorted(models)) or platform.processor(),
+        "cores": os.cpu_count(),
+        "kernel": platform.release(),
+        "memoryMiB": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20,
+        "databasesOn": find_filesystem(folder),
+        "loadBefore": [round(load, 2) for load in os.getloadavg()],
+    }
+
+
+def find_filesystem(folder: Path) -> str:
+    """The kind of file system a folder is on: on tmpfs a flush is none."""
+    best, kind = "", "unknown"
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        left, _, right = line.partition(" - ")
+        mounted = left.split()[4]
+        if folder.resolve().is_relative_to(mounted) and len(mounted) > len(best):
+            best, kind = mounted, right.split()[0]
+    return kind
+
+
+def describe_packages() -> dict[str, str]:
+    versions = {"python": sys.version.split()[0]}
+    for name in PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    return versions
+
+
+def describe_commit() -> dict[str, Any]:
+    """The commit, and the files of the project that are not as in it. Results themselves do not count."""
+
+    def git(*arguments: str) -> str:
+        told = subprocess.run(("git", *arguments), cwd=ROOT, capture_output=True, text=True, check=False)
+        return told.stdout
+
+    changed = [line[3:] for line in git("status", "--porcelain").splitlines()]
+    changed = [path for path in changed if not path.startswith("bench/results/")]
+    return {
+        "commit": git("rev-parse", "HEAD").strip() or None,
+        "isDirty": bool(changed),
+        "changed": changed[:50],
+    }

@@ -1,0 +1,432 @@
+"""`make bench`: Tollway beside Envoy, nginx and the x402 middleware, in one run, on one machine. What and how:
+docs/measuring.md and each module's first lines.
+
+Writes JSON and Markdown to bench/results/ and prints the table of goals. `--short` takes less than two minutes and is
+for whoever changes the code; figures that are quoted come from the long form on a machine that does nothing else.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import uvloop
+from first_calls import counting, show_first
+from gateways import PATH, Bench, Gateway, furnish_callers, serving_gateway
+from latency import Delays
+from load import LoadGenerator, format_request
+from machine import (
+    GATEWAY_CORE,
+    LOAD_CORE,
+    ROOT,
+    describe_commit,
+    describe_machine,
+    describe_packages,
+    pin,
+)
+from nodes import Server
+from report import Row, judge, write_markdown
+from rivals import Programs, Rival, find_programs, pay_x402, serving_envoy, serving_nginx, serving_x402
+from starting import time_starts
+from streaming import Streams
+from throughput import Cell, compare, run_rounds
+from upstream import Upstream, serving_upstream
+from x402_rival import PATH as X402_PATH
+
+from tollway.sandbox.anvil import run_anvil
+from tollway.sandbox.chain_driver import ChainDriver
+from tollway.sandbox.playground import furnish_playground
+
+RESULTS = ROOT / "bench" / "results"
+STAGES = ("start", "presentation", "throughput", "latency", "streaming")
+
+
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """One run: its options, what is running, what was found so far."""
+
+    options: argparse.Namespace
+    programs: Programs
+    generator: LoadGenerator
+    folder: Path
+    bench: Bench
+    upstream: Upstream
+    found: dict[str, Any] = field(default_factory=dict)
+    rivals: dict[str, Rival] = field(default_factory=dict)
+    gateways: dict[str, Gateway] = field(default_factory=dict)
+    database_urls: dict[str, str] = field(default_factory=dict)
+    started: float = field(default_factory=time.monotonic)
+
+    def tell(self, text: str) -> None:
+        if not self.options.quiet:
+            print(f"[{time.monotonic() - self.started:5.0f} s] {text}", file=sys.stderr, flush=True)
+
+
+async def measure(options: argparse.Namespace) -> dict[str, Any]:
+    pin(LOAD_CORE)
+    programs = find_programs(is_plain=options.plain)
+    with tempfile.TemporaryDirectory(prefix="bench-", dir=options.folder) as name:
+        folder = Path(name)
+        machine, begun = describe_machine(folder), datetime.datetime.now(datetime.UTC)
+        async with (
+            run_anvil() as anvil,
+            aiohttp.ClientSession() as session,
+            serving_upstream(folder, programs.nginx) as upstream,
+        ):
+            driver = ChainDriver(session, anvil.rpc_url, anvil.chain_id)
+            playground = await furnish_playground(driver)
+            run = Run(
+                options=options,
+                programs=programs,
+                generator=LoadGenerator(wrk=programs.wrk),
+                folder=folder,
+                bench=await furnish_callers(driver, playground, folder, count=options.payers),
+                upstream=upstream,
+            )
+            await run_stages(run)
+    run.found |= {
+        "run": describe_run(run, begun),
+        "commit": describe_commit(),
+        "machine": machine,
+        "versions": describe_packages() | programs.describe() | run.found.pop("databases", {}),
+        "notes": list_notes(run, machine),
+    }
+    return run.found
+
+
+async def run_stages(run: Run) -> None:
+    stages = run.options.stages
+    if "start" in stages:
+        await measure_starts(run)
+    if "presentation" in stages:
+        await measure_presentations(run)
+    if set(stages) & {"throughput", "latency", "streaming"}:
+        async with AsyncExitStack() as stack:
+            await serve_all(run, stack)
+            if "throughput" in stages:
+                await measure_throughput(run)
+            if "latency" in stages:
+                measure_latency(run)
+            if "streaming" in stages:
+                measure_streaming(run)
+
+
+async def measure_starts(run: Run) -> None:
+    run.found["start"] = await time_starts(
+        run.folder,
+        rpc_url=run.bench.driver.rpc_url,
+        gas_key=run.bench.playground.account("gas").private_key,
+        rounds=run.options.starts,
+        idle_s=run.options.idle_seconds,
+        tell=run.tell,
+    )
+
+
+async def measure_presentations(run: Run) -> None:
+    async with (
+        counting(run.bench.driver.rpc_url) as line,
+        serving_gateway(
+            "presentation",
+            run.bench,
+            database_url=f"sqlite:///{run.folder}/presentation.sqlite3",
+            upstream_url=run.upstream.url,
+            rpc_url=line.url,
+            is_known=False,
+        ) as gateway,
+    ):
+        run.found["firstPresentation"] = await show_first(gateway, line, tell=run.tell)
+
+
+async def serve_all(run: Run, stack: AsyncExitStack) -> None:
+    """Rivals and gateways all stand at once; only one of them has anything to do."""
+    programs, port = run.programs, run.upstream.port
+    if programs.envoy is not None:
+        run.rivals["envoy"] = await stack.enter_async_context(serving_envoy(programs.envoy, port, run.folder))
+    if programs.nginx is not None:
+        run.rivals["nginx"] = await stack.enter_async_context(serving_nginx(programs.nginx, port, run.folder))
+    run.rivals["x402"] = await stack.enter_async_context(serving_x402(run.folder))
+    run.database_urls["sqlite"] = f"sqlite:///{run.folder}/sqlite.sqlite3"
+    if not run.options.no_postgres:
+        (run.folder / "pg").mkdir()
+        server = Server(run.folder / "pg")
+        stack.callback(server.close)
+        run.database_urls["postgres"] = await server.make_database("bench")
+        durability = [str((await server.ask(f"SHOW {name}"))[0]) for name in ("fsync", "synchronous_commit")]
+        version = str((await server.ask("SHOW server_version"))[0])
+        run.found["databases"] = {
+            "PostgreSQL": f"{version} (fsync {durability[0]}, synchronous_commit {durability[1]})"
+        }
+    for name, url in run.database_urls.items():
+        run.gateways[name] = await stack.enter_async_context(
+            serving_gateway(name, run.bench, database_url=url, upstream_url=run.upstream.url)
+        )
+    run.found.setdefault("databases", {})["SQLite"] = tell_sqlite()
+    run.tell("all stand: " + ", ".join([*run.rivals, *run.gateways]))
+
+
+def tell_sqlite() -> str:
+    asked = "import bare_commits; print(bare_commits.sqlite.sqlite_version)"
+    told = subprocess.run(
+        (sys.executable, "-c", asked),
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+    )
+    return told.stdout.strip()
+
+
+def proxy_cells(run: Run) -> list[Cell]:
+    """The upstream itself, then the plain proxies before it. They are sent what a gateway is sent, headers and all."""
+    headers = run.gateways["sqlite"].payments[0].sign()
+    stands = [("upstream directly", run.upstream.port, run.upstream.child)]
+    stands += [
+        (name, run.rivals[name].port, run.rivals[name].child)
+        for name in ("envoy", "nginx")
+        if name in run.rivals
+    ]
+    return [
+        Cell(
+            name=name,
+            port=port,
+            child=child,
+            prepare=lambda _, port=port: [format_request(port, PATH, headers)],
+        )
+        for name, port, child in stands
+    ]
+
+
+def paid_cells(run: Run) -> list[Cell]:
+    cells = []
+    for name, gateway in run.gateways.items():
+        plain = gateway.sign_plainly()
+        cells.append(
+            Cell(
+                name=f"{name} plain",
+                port=gateway.port,
+                child=gateway.child,
+                prepare=lambda _, plain=plain: plain,
+            )
+        )
+        cells.append(
+            Cell(
+                name=f"{name} bound",
+                port=gateway.port,
+                child=gateway.child,
+                prepare=gateway.sign_bound,
+                is_once=True,
+            )
+        )
+    return cells
+
+
+async def middleware_cells(run: Run) -> list[Cell]:
+    rival, gateway = run.rivals["x402"], run.gateways["sqlite"]
+    paying = await pay_x402(rival)
+    unpaid = [format_request(gateway.port, gateway.path + PATH)]
+    return [
+        Cell(
+            name="x402",
+            port=rival.port,
+            child=rival.child,
+            prepare=lambda _: [format_request(rival.port, X402_PATH, paying)],
+        ),
+        Cell(
+            name="x402 402",
+            port=rival.port,
+            child=rival.child,
+            prepare=lambda _: [format_request(rival.port, X402_PATH)],
+            are_refused=True,
+        ),
+        Cell(name="402", port=gateway.port, child=gateway.child, prepare=lambda _: unpaid, are_refused=True),
+    ]
+
+
+COMPARED = (
+    ("sqlite plain", "envoy"),
+    ("sqlite bound", "envoy"),
+    ("postgres plain", "envoy"),
+    ("postgres bound", "envoy"),
+    ("sqlite plain", "x402"),
+    ("sqlite bound", "x402"),
+    ("postgres plain", "x402"),
+    ("sqlite plain", "nginx"),
+    ("envoy", "nginx"),
+    ("402", "x402 402"),
+)
+
+
+async def measure_throughput(run: Run) -> None:
+    options = run.options
+    cells = [*proxy_cells(run), *paid_cells(run), *await middleware_cells(run)]
+    run_rounds(
+        cells,
+        run.generator,
+        run.folder,
+        rounds=options.rounds,
+        connections=options.connections,
+        seconds=options.seconds,
+        tell=run.tell,
+    )
+    by_name = {cell.name: cell for cell in cells}
+    run.found["throughput"] = {cell.name: cell.tell() for cell in cells}
+    run.found["ratios"] = {
+        f"{ours} / {theirs}": compare(by_name[ours], by_name[theirs])
+        for ours, theirs in COMPARED
+        if ours in by_name and theirs in by_name
+    }
+
+
+def measure_latency(run: Run) -> None:
+    cells = [*proxy_cells(run), *paid_cells(run)]
+    delays = Delays(cells, {f"bare commit, {name}": url for name, url in bare_urls(run).items()})
+    delays.run_rounds(
+        run.generator, run.folder, rounds=run.options.rounds, seconds=run.options.seconds, tell=run.tell
+    )
+    run.found["latency"] = delays.tell()
+    over = "upstream directly"
+    run.found["added"] = {
+        name: delays.tell_added(name, over=over, beyond=None)
+        for name in ("envoy", "nginx")
+        if name in run.rivals
+    } | {
+        f"{name} {form}": delays.tell_added(f"{name} {form}", over=over, beyond=f"bare commit, {name}")
+        for name in run.gateways
+        for form in ("plain", "bound")
+    }
+
+
+def bare_urls(run: Run) -> dict[str, str]:
+    """SQLite: a file of its own on the same file system; PostgreSQL: a table of its own on the same server."""
+    return run.database_urls | {"sqlite": f"sqlite:///{run.folder}/bare.sqlite3"}
+
+
+def measure_streaming(run: Run) -> None:
+    gateway = run.gateways["sqlite"]
+    requests = {"upstream directly": (run.upstream.port, format_request(run.upstream.port, "/blob"))}
+    for name in ("envoy", "nginx"):
+        if name in run.rivals:
+            port = run.rivals[name].port
+            requests[name] = (port, format_request(port, "/blob"))
+    paid = format_request(gateway.port, gateway.path + "/blob", gateway.payments[0].sign())
+    requests["paid call"] = (gateway.port, paid)
+    streams = Streams(requests, gateway_pid=gateway.child.pid)
+    streams.run_rounds(rounds=run.options.rounds, tell=run.tell)
+    told = streams.tell()
+    run.found["streaming"] = {
+        "gatewayMemory": told.pop("gatewayMemory"),
+        "streams": told,
+        "firstByteAddedMs": streams.tell_first_byte_added("paid call", "upstream directly"),
+        "peakGrowthKiB": streams.peak_growth_kib(),
+    }
+    if "nginx" in run.rivals:
+        run.found["streaming"]["overNginx"] = streams.compare("paid call", "nginx")
+
+
+def describe_run(run: Run, begun: datetime.datetime) -> dict[str, Any]:
+    options = run.options
+    return {
+        "startedAt": begun.strftime("%Y-%m-%d %H:%M UTC"),
+        "tookS": round(time.monotonic() - run.started, 1),
+        "mode": "short form" if options.short else "long form",
+        "stages": options.stages,
+        "rounds": options.rounds,
+        "seconds": options.seconds,
+        "connections": options.connections,
+        "payers": options.payers,
+        "load": run.generator.kind,
+        "upstream": run.upstream.kind,
+    }
+
+
+def list_notes(run: Run, machine: dict[str, Any]) -> list[str]:
+    """What a reader has to know before the figures."""
+    cores = machine["cores"]
+    notes = [
+        f"Core {GATEWAY_CORE}: the rival or gateway whose turn it is; the others stand idle there. Core {LOAD_CORE}: load, "
+        "upstream, chain node and PostgreSQL, so what its database takes slows a gateway's load on PostgreSQL."
+    ]
+    if cores < 2:
+        notes.append("One core only: nothing is pinned, and the ratios mean little.")
+    if run.options.short:
+        notes.append("Short form: too few and too short rounds for a figure that is quoted.")
+    if machine["databasesOn"] in ("tmpfs", "ramfs"):
+        notes.append("The databases are in memory: a flush is none, and no figure here is one of production.")
+    if machine["loadBefore"][0] > 0.5:
+        notes.append(f"The machine was not quiet: load {machine['loadBefore'][0]} before the run.")
+    if run.programs.wrk is None:
+        notes.append(
+            "No wrk: the load is generated in Python, which may be slower than a plain proxy; see the load's core."
+        )
+    notes += [f"No {name}: {why}." for name, why in run.programs.why.items()]
+    missing = [stage for stage in STAGES if stage not in run.options.stages]
+    if missing:
+        notes.append(f"Left out: {', '.join(missing)}.")
+    return notes
+
+
+def write_results(found: dict[str, Any], rows: list[Row]) -> Path:
+    """Named after the day and the commit; a short form never takes the place of a long one."""
+    commit = found["commit"]
+    day = found["run"]["startedAt"].split(" ")[0]
+    short = "-short" if found["run"]["mode"] == "short form" else ""
+    name = f"{day}-{(commit['commit'] or 'nowhere')[:9]}{'-dirty' if commit['isDirty'] else ''}{short}"
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / name
+    path.with_name(name + ".json").write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+    path.with_name(name + ".md").write_text(write_markdown(found, rows))
+    return path.with_name(name + ".md")
+
+
+def read_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--short", action="store_true", help="less than two minutes")
+    parser.add_argument("--rounds", type=int, help="5; short: 3")
+    parser.add_argument("--seconds", type=int, help="for each figure in each round: 4; short: 1")
+    parser.add_argument("--connections", type=int, default=32)
+    parser.add_argument("--payers", type=int, default=32, help="each with a payment of its own")
+    parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES))
+    parser.add_argument("--no-postgres", action="store_true")
+    parser.add_argument("--plain", action="store_true", help="as if nginx and wrk were not to be had")
+    parser.add_argument("--folder", help="where databases are made; not on tmpfs")
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+    options = parser.parse_args()
+    options.rounds = options.rounds or (3 if options.short else 5)
+    options.seconds = options.seconds or (1 if options.short else 4)
+    options.starts = 2 if options.short else 5
+    options.idle_seconds = 2.0 if options.short else 10.0
+    return options
+
+
+def main() -> None:
+    found = uvloop.run(measure(read_options()))
+    rows = judge(found)
+    found["goals"] = [
+        {
+            "measured": row.title,
+            "median": row.figure,
+            "spread": row.spread,
+            "goal": row.goal,
+            "isReached": row.is_reached,
+        }
+        for row in rows
+    ]
+    path = write_results(found, rows)
+    text = path.read_text()
+    print(text.partition("\nMeasured elsewhere")[0])
+    print(f"\nAll of it: {path.relative_to(ROOT)} and its .json")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""Answers per second: every rival in turn, round by round, each round in the other direction than the one before.
+
+A cell is one rival under one kind of request. What it took of its core, and how busy the load's core was, stands beside
+each figure: a rate is the rival's own only as long as its core was the full one.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from children import Child
+from load import LoadGenerator, Outcome, write_requests
+from machine import LOAD_CORE, count_busy_s
+
+SPARE = 1.6
+"""So many more requests are signed than the best rate so far would use."""
+SIGNED_MIN = 4_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One load on one cell. Shares of a core: 1.0 is all of it."""
+
+    outcome: Outcome
+    own_share: float
+    load_share: float
+    cpu_us: float
+
+    @property
+    def rate(self) -> float:
+        """Answers that were what was asked for, per second."""
+        return self.outcome.answers / self.outcome.seconds
+
+
+@dataclass(slots=True, kw_only=True)
+class Cell:
+    """`prepare(count)` gives the requests: as many as are to be sent once, or, where `is_once` is not set, any number.
+    `are_refused`: the answer wanted is a 402."""
+
+    name: str
+    port: int
+    child: Child
+    prepare: Callable[[int], Sequence[bytes]]
+    is_once: bool = False
+    are_refused: bool = False
+    samples: list[Sample] = field(default_factory=list)
+    best: float = 0.0
+
+    def measure(self, generator: LoadGenerator, folder: Path, *, connections: int, seconds: int) -> Sample:
+        wanted = SIGNED_MIN + int(self.best * SPARE * seconds)
+        while True:
+            requests = write_requests(folder / "requests", self.prepare(wanted))
+            sample = self._load(generator, requests, connections=connections, seconds=seconds)
+            if not sample.outcome.is_exhausted:
+                self._check(sample.outcome)
+                self.best = max(self.best, sample.rate)
+                return sample
+            wanted *= 2
+
+    def _load(self, generator: LoadGenerator, requests: Path, *, connections: int, seconds: int) -> Sample:
+        before = time.monotonic(), self.child.count_cpu_s(), count_busy_s(LOAD_CORE)
+        outcome = generator.run(
+            self.port, requests, connections=connections, seconds=seconds, is_once=self.is_once
+        )
+        taken, own, busy = (
+            time.monotonic() - before[0],
+            self.child.count_cpu_s() - before[1],
+            count_busy_s(LOAD_CORE) - before[2],
+        )
+        return Sample(
+            outcome=outcome,
+            own_share=own / taken,
+            load_share=busy / taken,
+            cpu_us=own / max(1, outcome.answers) * 1e6,
+        )
+
+    def _check(self, outcome: Outcome) -> None:
+        """Every answer is the one that was asked for. Raises RuntimeError: a rate of refusals is no rate."""
+        wrong = outcome.answers - outcome.refused if self.are_refused else outcome.refused
+        if wrong or outcome.broken or not outcome.answers:
+            raise RuntimeError(
+                f"{self.name}: of {outcome.answers} answers {wrong} were others, {outcome.broken} connections broke; "
+                f"its log ends: {self.child.tell_end()}"
+            )
+
+    def rates(self) -> list[float]:
+        return [sample.rate for sample in self.samples]
+
+    def tell(self) -> dict[str, Any]:
+        rates = self.rates()
+        return {
+            "perSecond": round(statistics.median(rates), 1),
+            "min": round(min(rates), 1),
+            "max": round(max(rates), 1),
+            "rounds": [round(rate, 1) for rate in rates],
+            "p50Ms": round(statistics.median(s.outcome.p50_us for s in self.samples) / 1000, 3),
+            "p99Ms": round(statistics.median(s.outcome.p99_us for s in self.samples) / 1000, 3),
+            "ownCore": round(statistics.median(s.own_share for s in self.samples), 2),
+            "loadCore": round(statistics.median(s.load_share for s in self.samples), 2),
+            "cpuUsPerAnswer": round(statistics.median(s.cpu_us for s in self.samples), 1),
+        }
+
+
+def run_rounds(
+    cells: Sequence[Cell],
+    generator: LoadGenerator,
+    folder: Path,
+    *,
+    rounds: int,
+    connections: int,
+    seconds: int,
+    tell: Callable[[str], None],
+) -> None:
+    """A second of each first, which does not count."""
+    for cell in cells:
+        cell.measure(generator, folder, connections=connections, seconds=1)
+    for number in range(rounds):
+        for cell in cells if number % 2 == 0 else reversed(cells):
+            sample = cell.measure(generator, folder, connections=connections, seconds=seconds)
+            cell.samples.append(sample)
+            tell(
+                f"round {number + 1}: {cell.name}: {sample.rate:,.0f}/s, p50 {sample.outcome.p50_us / 1000:.2f} ms"
+            )
+
+
+def compare(ours: Cell, theirs: Cell) -> dict[str, Any]:
+    """Our rate as a multiple of theirs: round by round, then the median."""
+    return summarise([mine / its for mine, its in zip(ours.rates(), theirs.rates(), strict=True)])
+
+
+def summarise(numbers: Sequence[float], digits: int = 3) -> dict[str, Any]:
+    return {
+        "median": round(statistics.median(numbers), digits),
+        "min": round(min(numbers), digits),
+        "max": round(max(numbers), digits),
+    }

@@ -1,0 +1,129 @@
+"""The upstream of every benchmark: a small JSON answer to any request, and 100 MiB at /blob.
+
+nginx with one worker where there is one, so that it is never what is measured. Else, and for whoever wants no nginx,
+`python bench/upstream.py PORT`: the least that answers, over asyncio.
+"""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvloop
+from children import Child, running
+from machine import LOAD_CORE, find_free_port
+
+ANSWER = b'{"symbol":"ETH","price":"3021.17","currency":"USD"}'
+BLOB_BYTES = 100 * 2**20
+CHUNK = b"\x5a" * 65_536
+
+NGINX = """
+daemon off;
+worker_processes 1;
+pid {folder}/upstream.pid;
+error_log stderr warn;
+events {{ worker_connections 4096; }}
+http {{
+  access_log off;
+  sendfile on;
+  keepalive_requests 100000000;
+  keepalive_timeout 600s;
+  client_body_temp_path {folder}/upstream-temp;
+  proxy_temp_path {folder}/upstream-temp;
+  fastcgi_temp_path {folder}/upstream-temp;
+  uwsgi_temp_path {folder}/upstream-temp;
+  scgi_temp_path {folder}/upstream-temp;
+  server {{
+    listen 127.0.0.1:{port} backlog=4096;
+    location = /blob {{ root {folder}; }}
+    location / {{ default_type application/json; return 200 '{answer}'; }}
+  }}
+}}
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upstream:
+    """A running upstream. `kind`: what serves it."""
+
+    url: str
+    kind: str
+    child: Child
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+
+@asynccontextmanager
+async def serving_upstream(folder: Path, nginx: Path | None) -> AsyncIterator[Upstream]:
+    port = find_free_port()
+    if nginx is None:
+        kind, command = "asyncio", (sys.executable, __file__, str(port))
+    else:
+        kind, command = "nginx", (str(nginx), "-p", str(folder), "-c", str(folder / "upstream.conf"))
+        config = NGINX.format(folder=folder, port=port, answer=ANSWER.decode())
+        (folder / "upstream.conf").write_text(config)
+        with (folder / "blob").open("wb") as blob:
+            for _ in range(BLOB_BYTES // len(CHUNK)):
+                blob.write(CHUNK)
+        folder.chmod(0o755)  # started by root, its worker is somebody else
+    async with running("upstream", command, core=LOAD_CORE, folder=folder) as child:
+        url = f"http://127.0.0.1:{port}"
+        await child.wait_up(url + "/quote/ETH", status=200)
+        yield Upstream(url=url, kind=kind, child=child)
+
+
+class Line(asyncio.Protocol):
+    """One connection: answers each request head; none of its callers sends bodies."""
+
+    _SMALL = (
+        b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s"
+        % (len(ANSWER), ANSWER)
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self._buffer = b""
+        self._left = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+
+    def data_received(self, received: bytes) -> None:
+        self._buffer += received
+        while (end := self._buffer.find(b"\r\n\r\n")) >= 0:
+            is_blob = self._buffer.startswith(b"GET /blob ")
+            self._buffer = self._buffer[end + 4 :]
+            if is_blob:
+                self._left = BLOB_BYTES
+                self._transport.write(
+                    b"HTTP/1.1 200 OK\r\ncontent-type: application/octet-stream\r\ncontent-length: %d\r\n\r\n"
+                    % BLOB_BYTES
+                )
+                self._is_paused = False
+                self._pour()
+            else:
+                self._transport.write(self._SMALL)
+
+    def pause_writing(self) -> None:
+        self._is_paused = True
+
+    def resume_writing(self) -> None:
+        self._is_paused = False
+        self._pour()
+
+    def _pour(self) -> None:
+        while self._left and not self._is_paused:
+            self._left -= len(CHUNK)
+            self._transport.write(CHUNK)
+
+
+async def serve_plainly(port: int) -> None:
+    server = await asyncio.get_running_loop().create_server(Line, "127.0.0.1", port, backlog=4096)
+    await server.serve_forever()
+
+
+if __name__ == "__main__":
+    uvloop.run(serve_plainly(int(sys.argv[1])))
