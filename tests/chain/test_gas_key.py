@@ -1,11 +1,13 @@
 """The gas key signs what it is given, and shows itself nowhere."""
 
+from collections.abc import Callable
+
 import pytest
 from eth_account import Account
 from eth_account.typed_transactions.typed_transaction import TypedTransaction
 from hexbytes import HexBytes
 
-from tollway.chain.gas_key import GasKey, SignedTransaction
+from tollway.chain.gas_key import GasKey, SignedTransaction, TransactionFields, read_transaction
 from tollway.identifiers import Address, ChainId, keccak256
 
 SECRET = "4c0883a69102937d6231471b5dbb6204fe5129617082792ae468d01a3f362318"
@@ -118,3 +120,30 @@ def test_it_is_byte_for_byte_what_eth_account_signs(changes: dict[str, object]) 
     signed = sign(GasKey.parse(SECRET), **changes)
     assert signed.raw == bytes(expected.raw_transaction)
     assert signed.tx_hash == bytes(expected.hash)
+
+
+@pytest.mark.parametrize("calldata", [b"", b"\x01\x02", b"\x00" * 300], ids=len)
+def test_a_transaction_is_read_back_as_it_was_signed(calldata: bytes) -> None:
+    signed = sign(GasKey.parse(SECRET), calldata=calldata, nonce=0)
+    assert read_transaction(signed.raw) == TransactionFields(
+        nonce=0, to=TOKEN, calldata=calldata, gas=90_000, max_fee_wei=3_000, tip_wei=1_000
+    )
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda raw: b"",
+        lambda raw: b"\x01" + raw[1:],
+        lambda raw: raw[:-1],
+        lambda raw: raw + b"\x00",
+        lambda raw: b"\x02\x80",
+        lambda raw: b"\x02\x8c" + b"\x01" * 12,
+        lambda raw: b"\x02\xc2\x01\x02",
+        lambda raw: b"\x02\xcc" + b"\xc0" * 12,
+    ],
+    ids=["nothing", "another type", "cut", "longer", "no list", "twelve bytes", "too few", "lists"],
+)
+def test_what_is_no_transaction_of_ours_is_not_read(spoil: Callable[[bytes], bytes]) -> None:
+    with pytest.raises(ValueError, match="transaction"):
+        read_transaction(spoil(sign(GasKey.parse(SECRET)).raw))

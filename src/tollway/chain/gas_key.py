@@ -15,6 +15,10 @@ from tollway.identifiers import Address, ChainId, TxHash, keccak256
 
 _KEY_DIGITS = 64
 _TYPE_2 = b"\x02"
+_FIELDS, _ACCESS_LIST = (
+    12,
+    8,
+)  # of a signed one: how many, and where the list is that comes after the calldata
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +27,18 @@ class SignedTransaction:
 
     raw: bytes = field(repr=False)
     tx_hash: TxHash
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransactionFields:
+    """What a signed transaction asks for. Prices per gas in wei."""
+
+    nonce: int
+    to: Address
+    calldata: bytes
+    gas: int
+    max_fee_wei: int
+    tip_wei: int
 
 
 class GasKey:
@@ -69,3 +85,25 @@ class GasKey:
         r, s = (int.from_bytes(word, "big") for word in (signature[:32], signature[32:64]))
         raw: bytes = _TYPE_2 + rlp.encode([*fields, signature[64], r, s])
         return SignedTransaction(raw=raw, tx_hash=TxHash(keccak256(raw)))
+
+
+def read_transaction(raw: bytes) -> TransactionFields:
+    """The fields of a transaction that `GasKey.sign` made. Raises ValueError on any other bytes."""
+    if raw[:1] != _TYPE_2:
+        raise ValueError("not an EIP-1559 transaction")
+    try:
+        fields = rlp.decode(raw[1:])
+    except rlp.exceptions.DecodingError as exc:
+        raise ValueError("not a transaction") from exc
+    is_whole = isinstance(fields, list) and len(fields) == _FIELDS
+    if not is_whole or not all(isinstance(field, bytes) for field in fields[:_ACCESS_LIST]):
+        raise ValueError("not an EIP-1559 transaction")
+    _, nonce, tip_wei, max_fee_wei, gas, to, _, calldata = fields[:_ACCESS_LIST]
+    return TransactionFields(
+        nonce=int.from_bytes(nonce, "big"),
+        to=Address(to),
+        calldata=bytes(calldata),
+        gas=int.from_bytes(gas, "big"),
+        max_fee_wei=int.from_bytes(max_fee_wei, "big"),
+        tip_wei=int.from_bytes(tip_wei, "big"),
+    )

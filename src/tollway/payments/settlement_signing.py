@@ -6,12 +6,8 @@ Pure but for the key that signs. Nothing that a payer composed goes into it: eve
 """
 
 from dataclasses import dataclass, replace
-from typing import Any
 
-from eth_account.typed_transactions.typed_transaction import TypedTransaction
-from hexbytes import HexBytes
-
-from tollway.chain.gas_key import GasKey
+from tollway.chain.gas_key import GasKey, read_transaction
 from tollway.chain.reader import Fees
 from tollway.chain.tokens import encode_transfer_with_authorization
 from tollway.identifiers import Address, CallId, ListingId
@@ -114,10 +110,9 @@ def sign_dearer(
     attempt: SettlementAttempt, key: GasKey, *, offer: FeeOffer, now_ms: int
 ) -> SettlementAttempt:
     """The same once more, at another price."""
-    fields = _read_fields(attempt)
-    to, calldata = Address(bytes(fields["to"])), bytes(HexBytes(fields["data"]))
+    before = read_transaction(attempt.raw)
     return _sign_instead(
-        attempt, key, to=to, calldata=calldata, gas=fields["gas"], offer=offer, now_ms=now_ms
+        attempt, key, to=before.to, calldata=before.calldata, gas=before.gas, offer=offer, now_ms=now_ms
     )
 
 
@@ -126,20 +121,19 @@ def sign_filler(
 ) -> SettlementAttempt:
     """Nothing but the nonce: the key pays itself nothing. It may use as much gas as the one before, for networks on which
     the plainest transaction takes more than it does elsewhere."""
-    gas = _read_fields(attempt)["gas"]
+    gas = read_transaction(attempt.raw).gas
     return _sign_instead(attempt, key, to=key.address, calldata=b"", gas=gas, offer=offer, now_ms=now_ms)
 
 
 def read_offer(attempt: SettlementAttempt) -> FeeOffer:
     """What an attempt of ours offered: read from what was signed."""
-    fields = _read_fields(attempt)
-    return FeeOffer(max_fee_wei=fields["maxFeePerGas"], tip_wei=fields["maxPriorityFeePerGas"])
+    offered = read_transaction(attempt.raw)
+    return FeeOffer(max_fee_wei=offered.max_fee_wei, tip_wei=offered.tip_wei)
 
 
 def read_valid_before(attempt: SettlementAttempt) -> int:
     """When the authorisation that it carries ends; 0 for a filler."""
-    word = bytes(HexBytes(_read_fields(attempt)["data"]))[_VALID_BEFORE]
-    return int.from_bytes(word, "big")
+    return int.from_bytes(read_transaction(attempt.raw).calldata[_VALID_BEFORE], "big")
 
 
 def _sign_instead(
@@ -168,8 +162,3 @@ def _sign_instead(
         fee_max_wei=gas * offer.max_fee_wei,
         created_ms=now_ms,
     )
-
-
-def _read_fields(attempt: SettlementAttempt) -> dict[str, Any]:
-    fields: dict[str, Any] = TypedTransaction.from_bytes(HexBytes(attempt.raw)).as_dict()
-    return fields
