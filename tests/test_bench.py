@@ -1,0 +1,185 @@
+"""The bench judges as it says: ratios round by round, every goal a row, no rate of refusals, no request sent twice."""
+
+import asyncio
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from eth_account import Account
+
+from tollway.identifiers import ChainId, TxHash, keccak256
+from tollway.identity.signatures import paid_call_digest, recover
+from tollway.payments.proof import Proof, parse_proof
+
+BENCH = Path(__file__).parent.parent / "bench"
+HEAD = b"HTTP/1.1 %d X\r\nContent-Length: 2\r\n\r\nok"
+
+
+@pytest.fixture(autouse=True)
+def bench_path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Only while one of these tests runs can the bench's modules be imported, or are they there."""
+    known = set(sys.modules)
+    monkeypatch.syspath_prepend(str(BENCH))
+    yield
+    for name in set(sys.modules) - known:
+        if (BENCH / f"{name}.py").exists():
+            del sys.modules[name]
+
+
+def outcome(**given: Any) -> Any:
+    from load import Outcome
+
+    fields = {
+        "seconds": 1.0,
+        "answers": 100,
+        "refused": 0,
+        "broken": 0,
+        "p50_us": 1.0,
+        "p99_us": 2.0,
+        "max_us": 3.0,
+    }
+    return Outcome(**{**fields, "is_exhausted": False, **given})
+
+
+def cell(name: str, *rates: int, **given: Any) -> Any:
+    from throughput import Cell, Sample
+
+    made = Cell(name=name, port=1, child=SimpleNamespace(tell_end=lambda: ""), prepare=lambda _: [], **given)
+    made.samples = [
+        Sample(outcome=outcome(answers=rate), own_share=1.0, load_share=0.5, cpu_us=1.0) for rate in rates
+    ]
+    return made
+
+
+def test_a_ratio_is_of_one_round_and_then_the_median() -> None:
+    from throughput import compare
+
+    # The machine was three times as fast in the last round: what matters is beside what.
+    told = compare(cell("ours", 10, 20, 90), cell("theirs", 20, 50, 180))
+    assert told == {"median": 0.5, "min": 0.4, "max": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("given", "are_refused"),
+    [
+        ({"refused": 1}, False),
+        ({"broken": 1}, False),
+        ({"answers": 0}, False),
+        ({"refused": 99}, True),
+    ],
+)
+def test_a_rate_of_other_answers_than_were_asked_for_is_none(
+    given: dict[str, int], are_refused: bool
+) -> None:
+    with pytest.raises(RuntimeError):
+        cell("ours", are_refused=are_refused)._check(outcome(**given))
+
+
+def test_a_rate_of_402s_is_one_where_402s_are_asked_for() -> None:
+    cell("ours", are_refused=True)._check(outcome(refused=100))
+
+
+def test_what_ran_out_of_requests_that_are_sent_once_is_measured_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signed: list[int] = []
+    ours = cell("ours", is_once=True)
+    ours.prepare = lambda count: signed.append(count) or [b""]
+    sample = cell("any", 1).samples[0]
+    monkeypatch.setattr(
+        "throughput.Cell._load",
+        lambda *_, **__: replace(sample, outcome=outcome(is_exhausted=len(signed) < 2)),
+    )
+    ours.measure(None, tmp_path, connections=1, seconds=1)
+    assert signed[1] == 2 * signed[0]
+
+
+def test_every_goal_has_its_row_whatever_was_measured() -> None:
+    from report import judge
+
+    rows = judge({})
+    assert len(rows) == 23
+    assert all(row.is_reached is None and row.goal for row in rows)
+
+
+@pytest.mark.parametrize(("median", "is_reached"), [(0.35, True), (0.349, False)])
+def test_a_goal_is_reached_or_not(median: float, is_reached: bool) -> None:
+    from report import judge
+
+    ratio = {"median": median, "min": median, "max": median}
+    (row,) = (row for row in judge({"ratios": {"sqlite plain / envoy": ratio}}) if row.is_reached is not None)
+    assert row.is_reached is is_reached
+
+
+def test_what_a_call_adds_is_beyond_the_direct_one_and_the_commit_of_its_round() -> None:
+    from latency import Delay, Delays
+
+    delays = Delays([], {})
+    for number, base in enumerate((1.0, 5.0, 1.0)):
+        delays._note("direct", Delay(p50=base, p99=base), lambda _: None)
+        delays._note("commit", Delay(p50=0.5, p99=1.0), lambda _: None)
+        delays._note("ours", Delay(p50=base + 0.75 + number, p99=base + 3), lambda _: None)
+    added = delays.tell_added("ours", over="direct", beyond="commit")
+    assert added["p50Ms"] == {"median": 1.25, "min": 0.25, "max": 2.25}
+    assert added["p99Ms"]["median"] == 2
+
+
+def test_round_trips_side_by_side_count_their_time_once() -> None:
+    from first_calls import covered_s
+
+    assert covered_s([(1.0, 2.0), (1.5, 3.0), (5.0, 6.0), (1.2, 1.3)]) == pytest.approx(3.0)
+
+
+async def test_the_load_in_python_counts_answers_and_refusals_and_sends_nothing_twice() -> None:
+    from load import ask
+
+    seen: list[bytes] = []
+
+    class Answering(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            self.transport = transport
+
+        def data_received(self, received: bytes) -> None:
+            seen.append(received)
+            answer = HEAD % (402 if received.endswith(b"3\r\n\r\n") else 200)
+            self.transport.write(answer[:20])
+            self.transport.write(answer[20:])
+
+    server = await asyncio.get_running_loop().create_server(Answering, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        requests = [b"GET / HTTP/1.1\r\nA: %d\r\n\r\n" % number for number in range(10)]
+        told = await ask(port, requests, connections=3, seconds=30, is_once=True)
+    assert sorted(seen) == requests
+    assert (told.answers, told.refused, told.broken, told.is_exhausted) == (10, 1, 0, True)
+
+
+def test_each_bound_request_is_signed_by_its_payer_for_itself_alone() -> None:
+    from gateways import PATH, Payment, Ticket, sign_part
+
+    payments = tuple(Payment(tx_hash=TxHash(keccak256(key)), key=key) for key in (b"\x01" * 32, b"\x02" * 32))
+    requests = sign_part(Ticket(chain_id=84532, port=8402, api_id="api_1", payments=payments), 4)
+    assert len(set(requests)) == 4
+    for number, request in enumerate(requests):
+        line, *lines = request.decode().split("\r\n")
+        headers = [tuple(field.encode() for field in row.split(": ", 1)) for row in lines if row]
+        proof = parse_proof([(name.lower(), value) for name, value in headers])
+        assert isinstance(proof, Proof)
+        assert proof.binding is not None
+        digest = paid_call_digest(
+            chain_id=ChainId(84532),
+            gateway="http://127.0.0.1:8402",
+            api_id="api_1",
+            method="GET",
+            target=PATH.encode(),
+            body_hash=keccak256(b""),
+            transaction=proof.tx_hash,
+            valid_until=proof.binding.valid_until,
+            nonce=proof.binding.nonce,
+        )
+        assert line == f"GET /api/v2/gateway/api_1{PATH} HTTP/1.1"
+        assert str(recover(digest, proof.signature)) == Account.from_key(payments[number % 2].key).address
