@@ -141,6 +141,10 @@ def test_a_module_says_what_it_does_and_keeps_its_size(path: Path) -> None:
         assert lines <= most, f"{function.name} has {lines} lines"
 
 
+LATE_IMPORTS = {"house.py": 1}
+"""What most gateways never need is loaded by those that do: redis by those that share windows."""
+
+
 @pytest.mark.parametrize("path", list(modules()), ids=name_of)
 def test_a_module_imports_at_its_top(path: Path) -> None:
     if path.parent.name in ("cli", "client"):
@@ -152,7 +156,7 @@ def test_a_module_imports_at_its_top(path: Path) -> None:
         for node in ast.walk(function)
         if isinstance(node, ast.Import | ast.ImportFrom)
     ]
-    assert late == []
+    assert len(late) == LATE_IMPORTS.get(name_of(path), 0), late
 
 
 @pytest.mark.parametrize("path", list(modules()), ids=name_of)

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import structlog
 from prometheus_client import CollectorRegistry, make_asgi_app
@@ -40,7 +40,6 @@ from tollway.payments.till import Till
 from tollway.rates import Rates
 from tollway.registry.listing import Shelf
 from tollway.settings import Settings, ensure_secret_key
-from tollway.shared_windows import SharedWindows
 from tollway.storage.book_store import BookStore
 from tollway.storage.catalog_store import CatalogStore
 from tollway.storage.creation_store import CreationStore
@@ -54,6 +53,9 @@ from tollway.telemetry import Metrics
 from tollway.treasury import Treasury, make_notes
 from tollway.web.load_gauge import LoadGauge, read_resident_bytes
 from tollway.web.server import HttpServer
+
+if TYPE_CHECKING:
+    from tollway.shared_windows import SharedWindows
 
 _log = structlog.get_logger(__name__)
 
@@ -178,10 +180,12 @@ class House:
             check_ready=self.check_ready,
         )
 
-    def _make_shared_windows(self) -> SharedWindows | None:
+    def _make_shared_windows(self) -> "SharedWindows | None":
         settings, limits = self.settings, self.settings.limits
         if settings.rate_limit_url is None:
             return None
+        from tollway.shared_windows import SharedWindows  # noqa: PLC0415 - loads redis, and most have none to ask
+
         assert settings.secret_key is not None
         return SharedWindows(
             settings.rate_limit_url.reveal(),
@@ -193,10 +197,8 @@ class House:
         )
 
     def _settlement_rules(self) -> dict[ChainId, SettlementRules]:
-        settings = self.settings
-        if not (settings.x402 or settings.mpp):
-            return {}
-        return {network.rules.chain_id: network.settlement for network in settings.networks}
+        networks = self.settings.networks if self.settings.x402 or self.settings.mpp else ()
+        return {network.rules.chain_id: network.settlement for network in networks}
 
     def _make_book(self) -> BookStore:
         """A gateway that is to die at a named step puts its own books here, and its own dialer below."""
@@ -221,8 +223,7 @@ class House:
             own_origins=frozenset({str(origin)}),
             own_listeners=frozenset(
                 (listen.host, listen.port)
-                for listen in (settings.listen, settings.admin_listen)
-                if listen is not None
+                for listen in filter(None, (settings.listen, settings.admin_listen))
             ),
         )
 
@@ -266,8 +267,9 @@ class House:
         self._stack.push_async_callback(self.treasury.close)
         await self.book.open()
         await self.moderation.refresh()
-        strays = await self.roll_call.find_strays()
-        if strays:  # a mistake in the settings; a node that is only away is not
+        if (
+            strays := await self.roll_call.find_strays()
+        ):  # a mistake in the settings; a node that is only away is not
             raise SettingsInvalid([f"networks: {stray}" for stray in strays])
         chores = await self._stack.enter_async_context(Chores())
         limits = self.settings.limits
@@ -367,8 +369,7 @@ class House:
             self._is_writing = False  # why, says the log of the database
 
     async def _recover(self) -> None:
-        moved = await self.book.recover(now_ms=now_ms())
-        if moved:
+        if moved := await self.book.recover(now_ms=now_ms()):
             _log.info("calls_recovered", count=moved)
 
     async def _prune(self) -> None:
@@ -393,8 +394,7 @@ def ticks_ms() -> int:
 async def run(settings: Settings) -> None:
     """`tollway serve`: opens the house, serves until SIGINT or SIGTERM, closes in order."""
     async with House(settings) as house:
-        loop = asyncio.get_running_loop()
         for name in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(name, house.stop)
+            asyncio.get_running_loop().add_signal_handler(name, house.stop)
         await house.serve()
     _log.info("closed")

@@ -9,11 +9,14 @@ import ipaddress
 import math
 import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from limits import RateLimitItem
 
 from tollway.own_windows import OwnWindows
-from tollway.shared_windows import SharedWindows, Standing
+
+if TYPE_CHECKING:  # its client is loaded where there is a server to ask
+    from tollway.shared_windows import SharedWindows, Standing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +30,7 @@ class Room:
 class Rates:
     """One per process. Safe to use from many tasks at once."""
 
-    def __init__(self, shared: SharedWindows | None = None) -> None:
+    def __init__(self, shared: "SharedWindows | None" = None) -> None:
         self._own = OwnWindows()
         self._shared = shared
 
@@ -67,7 +70,7 @@ class Rates:
         return Room(left=own.left, wait_s=None if own.left > 0 else max(1, math.ceil(own.wait_s)))
 
 
-def _read_shared(item: RateLimitItem, standing: Standing) -> Room:
+def _read_shared(item: RateLimitItem, standing: "Standing") -> Room:
     if standing.left > 0:
         return Room(left=standing.left, wait_s=None)
     # A clock that was set back, here or at another gateway, must not tell anybody to wait for longer than a window.

@@ -39,7 +39,7 @@ from tollway.setting_values import (
     rpc_name,
     suggest,
 )
-from tollway.shared_windows import parse_windows_url
+from tollway.windows_url import parse_windows_url
 
 __all__ = ["Listen", "NetworkSettings", "Secret", "Settings", "ensure_secret_key", "load_settings"]
 

@@ -3,16 +3,16 @@
 It answers within its deadline or says that nobody could. While the server is away nobody waits for it: whoever asks is
 told so at once, and a chore finds out when it is back. One log line tells of an outage and one of its end. What it
 writes there is short-lived, and names nobody: keys are keyed hashes.
+
+Loaded only where such a server is named: its client takes a tenth of a second and some MiB.
 """
 
 import asyncio
 import hashlib
 import hmac
-import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
-from urllib.parse import parse_qs, urlsplit
 
 import structlog
 from limits import RateLimitItem, RateLimitItemPerSecond
@@ -23,6 +23,8 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
+from tollway.windows_url import WINDOWS_SCHEMES
+
 _log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
@@ -30,14 +32,6 @@ T = TypeVar("T")
 CONNECTIONS_MAX = 32
 NOTES_MAX = 10_000
 _PROBE = RateLimitItemPerSecond(1_000, namespace="probe")
-_SCHEMES = {
-    "redis": "redis",
-    "rediss": "rediss",
-    "unix": "unix",
-    "valkey": "redis",
-    "valkeys": "rediss",
-}
-"""The same protocol by two names; the client knows only the older one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,28 +147,11 @@ class SharedWindows:
         return hashlib.blake2b("\0".join(key).encode(), key=self._secret, digest_size=16).hexdigest()
 
 
-def parse_windows_url(text: str) -> str:
-    """Raises ValueError without a word of the URL: it may hold a password."""
-    try:
-        parts = urlsplit(text)
-        query = parse_qs(parts.query, strict_parsing=bool(parts.query))
-        is_somewhere = parts.path.startswith("/") if parts.scheme == "unix" else bool(parts.hostname)
-        is_plain = parts.scheme == "unix" or re.fullmatch(r"(/\d{0,4})?", parts.path) is not None
-        is_known = parts.scheme in _SCHEMES and parts.port != 0 and query.keys() <= {"db"}
-    except ValueError:
-        is_known = is_somewhere = is_plain = False
-    if not (is_known and is_somewhere and is_plain) or any(not db.isdecimal() for db in query.get("db", ())):
-        raise ValueError(
-            "must be redis://user:password@host:port/0 (or rediss, valkey, valkeys), or unix:///path?db=0"
-        )
-    return text
-
-
 def _make_pool(url: str, deadline_s: float) -> BlockingConnectionPool:
     """Connects when first asked. A failure is not tried again: the windows of the process stand in for it."""
     scheme, separator, rest = url.partition("://")
     return BlockingConnectionPool.from_url(
-        _SCHEMES[scheme] + separator + rest,
+        WINDOWS_SCHEMES[scheme] + separator + rest,
         max_connections=CONNECTIONS_MAX,
         timeout=deadline_s,
         socket_connect_timeout=deadline_s,

@@ -13,7 +13,6 @@ from tollway.errors import ChainUnavailable, StorageUnavailable
 from tollway.money import Asset, format_decimal
 from tollway.payments.settlement_rules import SettlementRules
 from tollway.settings import NetworkSettings, Settings
-from tollway.shared_windows import SharedWindows
 from tollway.storage.database import Database, PostgresDatabase, SqliteDatabase, is_shared_write_safe
 from tollway.storage.durability import find_risks, read_server_settings
 from tollway.storage.leadership import Duty, Leader, are_sessions_shared, find_leaders
@@ -284,6 +283,8 @@ async def _examine_rates(settings: Settings) -> tuple[Finding, ...]:
             return ()  # there is one gateway
         detail = "rate_limit_url is not set: of several gateways each counts its callers alone"
         return (Finding(check=check, level="note", detail=detail),)
+    from tollway.shared_windows import SharedWindows  # loads redis, and most have none to ask
+
     windows = SharedWindows(
         settings.rate_limit_url.reveal(), namespace="doctor", secret=b"", deadline_s=_DEADLINE_S, retry_s=0.0
     )
