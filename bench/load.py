@@ -1,14 +1,16 @@
 """The load: keep-alive connections that each ask again as soon as they are answered, from a file of whole requests.
 
-wrk with a script where there is wrk; else the same in Python (`python bench/load.py`), in a process of its own. What a
-load tells: `answers` of any status, `refused` of them with status 400 and above, `broken` connections.
+wrk with a script where there is wrk; else the same in Python (`python bench/load.py`), in a process of its own. No
+connection is closed before its last answer is there, because who leaves a paid call is no caller to be measured by.
 """
 
 import argparse
 import asyncio
+import gc
 import json
 import math
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -25,14 +27,21 @@ from machine import LOAD_CORE, prepare_child
 
 END = b"\0"
 SPARE_S = 30
+QUIET_S_MAX = 10
+LAST_ANSWERS_S = 0.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What one load told. `is_exhausted`: requests that may be sent once only ran out, so it counts for nothing."""
+    """What one load told: `answers` of any status, `refused` of them with status 400 and above, `broken` connections.
+
+    `in_time`: answers within `seconds`. Each connection has one request out at any moment, so all but one for each.
+    `is_exhausted`: requests that may be sent once only ran out, so it counts for nothing.
+    """
 
     seconds: float
     answers: int
+    in_time: int
     refused: int
     broken: int
     p50_us: float
@@ -41,10 +50,11 @@ class Outcome:
     is_exhausted: bool
 
     @classmethod
-    def read(cls, told: Mapping[str, Any]) -> Self:
+    def read(cls, told: Mapping[str, Any], *, connections: int) -> Self:
         return cls(
             seconds=told["seconds"],
             answers=told["answers"],
+            in_time=max(0, told["answers"] - connections),
             refused=told["refused"],
             broken=told["broken"],
             p50_us=told["p50Us"],
@@ -66,23 +76,35 @@ class LoadGenerator:
 
     def run(self, port: int, requests: Path, *, connections: int, seconds: int, is_once: bool) -> Outcome:
         """Blocks until it is done. `is_once`: no request is sent twice."""
-        environment = {**os.environ, "REQUESTS": str(requests), "ONCE": "1" if is_once else "0"}
+        environment = {"REQUESTS": str(requests), "ONCE": "1" if is_once else "0", "SECONDS": str(seconds)}
         if self.wrk is None:
-            command = [sys.executable, __file__, str(port), str(connections), str(seconds)]
+            command = [sys.executable, __file__, str(port), str(connections)]
         else:
             script = str(Path(__file__).with_name("walk.lua"))
-            command = [str(self.wrk), "-t1", f"-c{connections}", f"-d{seconds}s", "-s", script]
-            command += ["--timeout", "10s", f"http://127.0.0.1:{port}"]
-        told = subprocess.run(
+            command = [str(self.wrk), "-t1", f"-c{connections}", f"-d{seconds + QUIET_S_MAX}s", "-s", script]
+            command += ["--timeout", f"{QUIET_S_MAX}s", f"http://127.0.0.1:{port}"]
+        with subprocess.Popen(
             command,
-            env=environment,
+            env={**os.environ, **environment},
             preexec_fn=prepare_child(LOAD_CORE),
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=seconds + SPARE_S,
-        )
-        return Outcome.read(json.loads(told.stdout.strip().splitlines()[-1]))
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        ) as process:
+            try:
+                end_when_quiet(process)
+                told, _ = process.communicate(timeout=seconds + SPARE_S)
+            finally:
+                process.kill()
+        return Outcome.read(json.loads(told.decode().strip().splitlines()[-1]), connections=connections)
+
+
+def end_when_quiet(process: subprocess.Popen[bytes]) -> None:
+    """Who says "quiet" sends nothing more: after a moment for the last answers it is told to end (wrk ends on SIGINT with
+    its report). One that ends by itself says nothing."""
+    assert process.stderr is not None
+    if process.stderr.readline().strip() == b"quiet":
+        time.sleep(LAST_ANSWERS_S)
+        process.send_signal(signal.SIGINT)
 
 
 def write_requests(path: Path, requests: Iterable[bytes]) -> Path:
@@ -158,11 +180,11 @@ async def ask(
         )
         askers.append(asker)
     await asyncio.gather(*(asker.is_done for asker in askers))
-    taken = time.perf_counter() - start
     cuts = statistics.quantiles(latencies, n=100) if len(latencies) > 1 else [math.nan] * 99
     return Outcome(
-        seconds=taken,
+        seconds=seconds,
         answers=len(latencies),
+        in_time=max(0, len(latencies) - connections),
         refused=sum(asker.refused for asker in askers),
         broken=sum(asker.broken for asker in askers),
         p50_us=cuts[49],
@@ -180,22 +202,22 @@ async def measure(url: str, headers: Mapping[str, str], *, connections: int, sec
     outcome = await ask(port, [request], connections=connections, seconds=seconds, is_once=False)
     if outcome.refused or outcome.broken:
         raise RuntimeError(f"{outcome.refused} refused, {outcome.broken} broken")
-    return outcome.answers / outcome.seconds
+    return outcome.in_time / outcome.seconds
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("port", type=int)
     parser.add_argument("connections", type=int)
-    parser.add_argument("seconds", type=int)
     options = parser.parse_args()
+    gc.disable()  # it would pause what it measures
     requests = Path(os.environ["REQUESTS"]).read_bytes().split(END)[:-1]
     outcome = uvloop.run(
         ask(
             options.port,
             requests,
             connections=options.connections,
-            seconds=options.seconds,
+            seconds=float(os.environ["SECONDS"]),
             is_once=os.environ.get("ONCE") == "1",
         )
     )

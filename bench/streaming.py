@@ -23,7 +23,7 @@ class Stream:
 
 
 def download(port: int, request: bytes) -> Stream:
-    """On a connection that has answered once before. Raises RuntimeError when it is not whole."""
+    """On a connection of its own, which stands before the clock starts. Raises RuntimeError when it is not whole."""
     with socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S) as line:
         buffer = bytearray(READ_BYTES)
         start = time.perf_counter()

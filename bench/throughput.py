@@ -31,8 +31,7 @@ class Sample:
 
     @property
     def rate(self) -> float:
-        """Answers that were what was asked for, per second."""
-        return self.outcome.answers / self.outcome.seconds
+        return self.outcome.in_time / self.outcome.seconds
 
 
 @dataclass(slots=True, kw_only=True)

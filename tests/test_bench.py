@@ -36,6 +36,7 @@ def outcome(**given: Any) -> Any:
     fields = {
         "seconds": 1.0,
         "answers": 100,
+        "in_time": 100,
         "refused": 0,
         "broken": 0,
         "p50_us": 1.0,
@@ -50,7 +51,7 @@ def cell(name: str, *rates: int, **given: Any) -> Any:
 
     made = Cell(name=name, port=1, child=SimpleNamespace(tell_end=lambda: ""), prepare=lambda _: [], **given)
     made.samples = [
-        Sample(outcome=outcome(answers=rate), own_share=1.0, load_share=0.5, cpu_us=1.0) for rate in rates
+        Sample(outcome=outcome(in_time=rate), own_share=1.0, load_share=0.5, cpu_us=1.0) for rate in rates
     ]
     return made
 
