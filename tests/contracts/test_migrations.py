@@ -9,6 +9,7 @@ import asyncpg
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from sqlalchemy import Connection, inspect, text
 from sqlalchemy.exc import IntegrityError
@@ -16,7 +17,13 @@ from sqlalchemy.exc import IntegrityError
 import tollway.storage
 from tollway.errors import StorageUnavailable
 from tollway.storage.database import Database, connect_database, metadata
-from tollway.storage.migrate import OLDEST_SERVICEABLE, schema_state, upgrade
+from tollway.storage.migrate import (
+    MIGRATIONS,
+    OLDEST_SERVICEABLE,
+    list_revisions,
+    schema_state,
+    upgrade,
+)
 
 for module in pkgutil.iter_modules(tollway.storage.__path__, "tollway.storage."):
     importlib.import_module(module.name)  # every room's tables
@@ -138,3 +145,9 @@ async def test_a_balance_outside_its_value_cannot_be_written(database: Database,
     )
     with pytest.raises(IntegrityError, match="taken_within_value"):
         await database.write(lambda c: c.execute(row, {"blob": b"x", "taken": taken}))
+
+
+def test_each_migration_is_named_as_its_file_and_follows_the_one_before() -> None:
+    """What `list_revisions` reads from file names is what alembic reads from the files."""
+    scripts = ScriptDirectory(str(MIGRATIONS))
+    assert list_revisions() == [script.revision for script in scripts.walk_revisions()]

@@ -1,4 +1,4 @@
-"""Runs migrations on the connection that `storage.migrate` hands in, inside its transaction."""
+"""Runs migrations on the connection that `storage.migration_run` hands in, inside its transaction."""
 
 from alembic import context
 
