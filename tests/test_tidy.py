@@ -42,6 +42,7 @@ TESTED_ELSEWHERE: dict[str, tuple[str, ...]] = {
         "storage/payment_store.py",
         "storage/posting.py",
         "storage/recovery.py",
+        "storage/history_page.py",
         "storage/statement_store.py",
     ),
     "contracts/test_authorizations.py": (

@@ -63,7 +63,7 @@ PLANS = {
     "call_topup.payment_id IN": "ix_call_topup_payment_id (payment_id=?",
     "call.owner_id = ? AND call.state = 'forwarding'": "ix_call_forwarding (owner_id=?",
     "AND call.clock_releases": "ix_call_unknown (moved_ms<?",
-    "SELECT count(*)": "ix_call_payer_time (payer=?",
+    "FROM call_total": "PRIMARY KEY (wallet=? AND role=?)",
     "payment.payee = ?": "(tx_hash=? AND chain_id=? AND asset=? AND payer=? AND payee=?",
     "UPDATE payment SET taken_units": "PRIMARY KEY",
 }

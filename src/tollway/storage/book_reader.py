@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, TypeVar
 
+from sqlalchemy import Connection
+
 from tollway.identifiers import Address, CallId, TxHash
 from tollway.ledger.authorization import AuthorizationKey, AuthorizedCall, SettlementAttempt
 from tollway.ledger.book import Claim, Debt, Exhausted, NonceUsed
@@ -14,6 +16,7 @@ from tollway.ledger.statement import HistoryPage, HistoryQuery
 from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.storage import (
     authorization_store,
+    history_page,
     key_store,
     open_call_store,
     operator_notes,
@@ -47,6 +50,7 @@ class BookReader:
         self._database = database
         self._now_ms = now_ms
         self._limits = limits
+        self._has_totals = False
         # What each of a crowd asks when it shows one payment.
         self._payments: Gathering[TxHash, tuple[Payment, ...]] = Gathering(self._find_payments)
         self._repeats: Gathering[_Request, OpenCall | None] = Gathering(self._find_repeats)
@@ -81,7 +85,11 @@ class BookReader:
         return await self._database.read(partial(payment_store.debts, payer=payer))
 
     async def history(self, query: HistoryQuery) -> HistoryPage:
-        return await self._database.read(partial(statement_store.history, query=query))
+        def work(connection: Connection) -> HistoryPage:
+            self._has_totals = self._has_totals or history_page.has_totals(connection)
+            return history_page.history(connection, query, is_totalled=self._has_totals)
+
+        return await self._database.read(work)
 
     async def find_call(self, call_id: CallId) -> CallRecord | None:
         return await self._database.read(partial(statement_store.find_call, call_id=call_id))

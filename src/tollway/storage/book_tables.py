@@ -35,6 +35,13 @@ UNPAID = "payment_id IS NULL AND rail IN ('x402', 'mpp')"
 REPEATABLE = "state IN ('forwarding', 'unknown') OR cut = 'cut'"
 """A call that the same request may run into, or run again. Literal, in the index and in the query."""
 
+FAILED = (
+    "state = 'released'"
+    " OR (state IN ('consumed', 'reorged') AND (upstream_status IS NULL OR upstream_status >= 400))"
+)
+"""A call that ended without success, for the history. Literal, in the index and in the query."""
+UNKNOWN = "state = 'unknown'"
+
 payment_table = Table(
     "payment",
     metadata,
@@ -110,6 +117,21 @@ call_table = Table(
     Index("ix_call_payer_time", "payer", "created_ms", "id"),
     Index("ix_call_provider_time", "provider", "created_ms", "id"),
     Index("ix_call_payment_time", "payment_id", "created_ms", "id"),
+    Index("ix_call_payer_listing", "payer", "listing_id", "created_ms", "id"),
+    Index("ix_call_provider_listing", "provider", "listing_id", "created_ms", "id"),
+    *(
+        Index(
+            f"ix_call_{owner}_{name}",
+            owner,
+            "created_ms",
+            "id",
+            "listing_id",
+            sqlite_where=text(predicate),
+            postgresql_where=text(predicate),
+        )
+        for owner in ("payer", "provider")
+        for name, predicate in (("failed", FAILED), ("unknown", UNKNOWN))
+    ),
     Index(
         "uq_call_nonce",
         "nonce",
@@ -174,6 +196,18 @@ topup_table = Table(
     CheckConstraint("units > 0", name="units_positive"),
     Index("ix_call_topup_payment_id", "payment_id"),
 )
+
+call_total_table = Table(
+    "call_total",
+    metadata,
+    Column("wallet", LargeBinary(20), primary_key=True),
+    Column("role", String(10), primary_key=True),
+    Column("slot", Integer, primary_key=True, autoincrement=False),
+    Column("calls", BigInteger, nullable=False),
+    sqlite_with_rowid=False,
+)
+"""How many calls a wallet has as payer and as provider: the sum over its slots. A trigger counts each call as it is
+inserted, in a slot of the session that inserts it, so that nobody waits for anybody's count."""
 
 owner_table = Table(
     "gateway_owner",

@@ -218,7 +218,7 @@ def write_search(connection: Connection, seq: int, listing: Listing) -> None:
     statement = text(
         "INSERT INTO listing_search (listing_seq, words) VALUES (:seq, CAST(:words AS tsvector))"
     )
-    connection.execute(statement, {"seq": seq, "words": _to_vector(fields)})
+    connection.execute(statement, {"seq": seq, "words": to_vector(fields)})
 
 
 def erase_search(connection: Connection, seq: int) -> None:
@@ -229,7 +229,7 @@ def erase_search(connection: Connection, seq: int) -> None:
         connection.execute(delete(_vectors).where(_vectors.c.listing_seq == seq))
 
 
-def _to_vector(fields: Sequence[Sequence[str]]) -> str:
+def to_vector(fields: Sequence[Sequence[str]]) -> str:
     """The text form of a tsvector: each word with its position and its field's weight. Split words hold no quote."""
     position = 0
     parts = []

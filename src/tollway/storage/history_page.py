@@ -1,0 +1,156 @@
+"""A page of a wallet's calls in SQL, and how many there are, whatever their number. Never writes.
+
+Every filter has an index that is in the order of the page, (created_ms, id), so that no page and no total walks what it
+does not show; only an offset is walked, in the index alone. The rare ends (failed, unknown) have indexes of their own,
+which hold nothing else; calls that run are few. What succeeded is the rest: it is counted as that, and found in the
+order of all calls.
+"""
+
+from dataclasses import replace
+from typing import Any, Literal
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    FromClause,
+    Select,
+    Subquery,
+    and_,
+    func,
+    inspect,
+    select,
+    text,
+    tuple_,
+    union_all,
+)
+
+from tollway.ledger.call import CallState
+from tollway.ledger.statement import HistoryPage, HistoryQuery, HistoryStatus
+from tollway.storage.book_rows import parse_call
+from tollway.storage.book_tables import FAILED, UNKNOWN, call_table, call_total_table
+
+TOTAL_MAX = 10_000
+"""With filters, the total is counted up to here."""
+FAILED_STATUS_MIN = 400
+"""An upstream status from here on is a failed call; ours of the history, not a status that we answer."""
+RUNNING_MAX = 100_000
+"""More calls never run at once. A bound there also makes a database begin with them."""
+
+_UNSUCCESSFUL: tuple[HistoryStatus, ...] = ("failed", "unknown", "pending")
+
+
+def history(connection: Connection, query: HistoryQuery, *, is_totalled: bool = True) -> HistoryPage:
+    """`is_totalled`: what `has_totals` says."""
+    columns = call_table.c
+    newest = (columns.created_ms.desc(), columns.id.desc())
+    found = _calls(query).where(*_after(connection, query))
+    page = found.order_by(*newest).limit(query.limit).offset(query.offset)
+    if query.offset:  # the rows that are passed over are not even looked up
+        place = page.with_only_columns(columns.id).subquery()
+        page = select(call_table).join(place, place.c.id == columns.id).order_by(*newest)
+    calls = tuple(map(parse_call, connection.execute(page)))
+    total, is_beyond = _total(connection, query, is_totalled=is_totalled)
+    return HistoryPage(calls=calls, total=total, is_lower_bound=is_beyond)
+
+
+def has_totals(connection: Connection) -> bool:
+    """False on the tables of the release before: there all calls of a wallet are counted for its total."""
+    return inspect(connection).has_table(call_total_table.name)
+
+
+def _calls(query: HistoryQuery) -> Select[Any]:
+    """The calls that a query asks for, wherever its page begins."""
+    columns = call_table.c
+    wanted: list[ColumnElement[bool]] = []
+    if query.from_ms is not None:
+        wanted.append(columns.created_ms >= query.from_ms)
+    if query.to_ms is not None:
+        wanted.append(columns.created_ms <= query.to_ms)
+    if query.status == "pending":
+        running = _running()
+        wanted += _whose(query, running)
+        both = call_table.join(running, running.c.id == columns.id)
+        return select(call_table).select_from(both).where(*wanted)
+    wanted += _whose(query, call_table, has_rare_index=query.status in ("failed", "unknown"))
+    if query.status is not None:
+        wanted.append(_has_ended_as(query.status))
+    return select(call_table).where(*wanted)
+
+
+def _whose(
+    query: HistoryQuery, calls: FromClause, *, has_rare_index: bool = False
+) -> list[ColumnElement[bool]]:
+    columns = calls.c
+    whose = [(columns.payer if query.role == "payer" else columns.provider) == bytes(query.wallet)]
+    if query.listing_id is not None:
+        # As an expression it keeps SQLite, which knows no numbers of rows, from the index of all calls of the listing.
+        listing_id = columns.listing_id + "" if has_rare_index else columns.listing_id
+        whose.append(listing_id == query.listing_id)
+    return whose
+
+
+def _running() -> Subquery:
+    """The calls that run, of all wallets: each state has an index that holds nothing else."""
+    columns = call_table.c
+    states = [
+        select(columns.id, columns.payer, columns.provider, columns.listing_id)
+        .where(text(f"state = '{state}'"))
+        .limit(RUNNING_MAX)
+        .subquery()
+        for state in (CallState.FORWARDING.value, CallState.SETTLING.value)
+    ]
+    return union_all(*(select(each) for each in states)).subquery("running")
+
+
+def _has_ended_as(status: Literal["succeeded", "failed", "unknown"]) -> ColumnElement[bool]:
+    columns = call_table.c
+    match status:
+        case "succeeded":
+            is_ended = columns.state.in_([CallState.CONSUMED.value, CallState.REORGED.value])
+            return and_(is_ended, columns.upstream_status < FAILED_STATUS_MIN)
+        case "failed":
+            return and_(text(f"({FAILED})"))  # which is the index
+        case "unknown":
+            return and_(text(f"({UNKNOWN})"))
+
+
+def _after(connection: Connection, query: HistoryQuery) -> list[ColumnElement[bool]]:
+    """Older than the call `before`; nothing is older than a call that is not there."""
+    if query.before is None:
+        return []
+    columns = call_table.c
+    place = select(columns.created_ms, columns.id).where(columns.id == query.before)
+    row = connection.execute(place).first()
+    if row is None:
+        return [columns.id.is_(None)]
+    return [tuple_(columns.created_ms, columns.id) < tuple_(row.created_ms, row.id)]
+
+
+def _total(connection: Connection, query: HistoryQuery, *, is_totalled: bool) -> tuple[int, bool]:
+    """How many there are, and whether there are more than that."""
+    filters = (query.listing_id, query.status, query.from_ms, query.to_ms)
+    if all(one is None for one in filters):
+        return _kept_total(connection, query) if is_totalled else _count(connection, query), False
+    total = _count_up_to(connection, query, TOTAL_MAX + 1)
+    return min(total, TOTAL_MAX), total > TOTAL_MAX
+
+
+def _kept_total(connection: Connection, query: HistoryQuery) -> int:
+    kept = call_total_table.c
+    whose = (kept.wallet == bytes(query.wallet), kept.role == query.role)
+    return int(connection.scalar(select(func.coalesce(func.sum(kept.calls), 0)).where(*whose)) or 0)
+
+
+def _count_up_to(connection: Connection, query: HistoryQuery, at_most: int) -> int:
+    """What succeeded is counted as all less the rest, from indexes alone, as long as the rest is not the most of it."""
+    if query.status != "succeeded":
+        return _count(connection, query, at_most)
+    others = sum(_count(connection, replace(query, status=other), at_most) for other in _UNSUCCESSFUL)
+    if others >= at_most:
+        return _count(connection, query, at_most)
+    return _count(connection, replace(query, status=None), at_most + others) - others
+
+
+def _count(connection: Connection, query: HistoryQuery, at_most: int | None = None) -> int:
+    some = _calls(query).with_only_columns(call_table.c.id).limit(at_most).subquery()
+    return connection.scalar(select(func.count()).select_from(some)) or 0
