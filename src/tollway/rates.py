@@ -9,6 +9,7 @@ import ipaddress
 import math
 import time
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from limits import RateLimitItem
@@ -78,6 +79,7 @@ def _read_shared(item: RateLimitItem, standing: "Standing") -> Room:
     return Room(left=0, wait_s=max(1, wait_s))
 
 
+@lru_cache(maxsize=16_384)
 def name_crowd(client_address: str) -> str:
     """Whom a client address is counted as. Whoever has one IPv6 address has 2^64 of them: they count as one."""
     try:

@@ -107,10 +107,10 @@ class Counter:
         purchases: list[Purchase] = []
         for tender in tenders:
             now = self._find_due(tariffs, tender, first_block_s=None)
-            first_block_s = tender.payment.block_time if tender.is_first else None
-            first = self._find_due(tariffs, tender, first_block_s=first_block_s)
-            if first is not None and first != now:
-                purchases.append(Purchase(tender=tender, due=first, is_first_price=True))
+            if tender.is_first:
+                first = self._find_due(tariffs, tender, first_block_s=tender.payment.block_time)
+                if first is not None and first != now:
+                    purchases.append(Purchase(tender=tender, due=first, is_first_price=True))
             if now is not None:
                 purchases.append(Purchase(tender=tender, due=now))
         return sorted(purchases, key=lambda one: one.tender.payment.rest_units < one.due.units)

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from tollway.errors import Code, Problem, describe_rate
-from tollway.gateway.exchange import Abandoned, Declined, Headers, IncomingCall, Outcome
+from tollway.gateway.exchange import Abandoned, Declined, IncomingCall, Outcome
 from tollway.gateway.meters import Meters
 from tollway.gateway.patience import Patience
 from tollway.gateway.refusals import BLOCKED, check_price_max
@@ -99,10 +99,10 @@ class Visit:
     def note(self, payer: Address, outcome: Outcome) -> None:
         """Runs that ended unbilled or unknown count against a budget: they cost the provider and pay nobody. Those that
         were to be settled, and were not, cost this gateway too, and count for the wallet wherever it calls."""
-        headers: Headers = [] if isinstance(outcome, Abandoned) else outcome.headers
-        if any(name == b"idempotency-replayed" for name, _ in headers):
+        told = {} if isinstance(outcome, Abandoned) else dict(outcome.headers)
+        if b"idempotency-replayed" in told:
             return  # another call's answer
-        state = next((value for name, value in headers if name == b"tollway-payment-state"), None)
+        state = told.get(b"tollway-payment-state")
         here, anywhere, patience = self._name_here(payer), self._name_anywhere(payer), self._desk.patience
         if state == b"charged":
             patience.note_paid((*here, *anywhere))

@@ -60,9 +60,14 @@ class IncomingCall:
     client_address: str
     request_id: str
     received_ms: int
+    _named: dict[bytes, bytes] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_named", dict(reversed(self.headers)))
 
     def find_header(self, name: bytes) -> bytes | None:
-        return next((value for key, value in self.headers if key == name), None)
+        """The first of that name."""
+        return self._named.get(name)
 
     def public_url(self, base: str) -> str:
         """The URL that was asked for, byte for byte, under the gateway's public one."""

@@ -5,6 +5,7 @@ books say, and is written after they do.
 """
 
 from collections.abc import Callable
+from functools import lru_cache
 
 from tollway.gateway.exchange import IncomingCall
 from tollway.identifiers import Address, TxHash
@@ -14,7 +15,11 @@ from tollway.money import Asset
 from tollway.payments.challenge import Header, encode_receipt
 from tollway.payments.offer_receipt import OFFER_RECEIPT, sign_receipt
 
+RECEIPTS_KEPT = 8_192
+"""Every call on one payment, at one price, has the same."""
 
+
+@lru_cache(maxsize=RECEIPTS_KEPT)
 def write_plain_receipt(transaction: TxHash, *, payer: Address, asset: Asset, units: int) -> Header:
     """Of a transaction of the caller's own: it has the shape of x402's too."""
     return encode_receipt(

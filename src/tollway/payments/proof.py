@@ -6,6 +6,7 @@ It says nothing about whether the proof is any good: that is the verdict's busin
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from tollway.errors import Code, FieldError, Problem
 from tollway.identifiers import ChainId, TxHash, parse_network
@@ -13,6 +14,8 @@ from tollway.identity.signatures import parse_signature
 
 _WORD = re.compile(r"0[xX][0-9a-fA-F]{64}")
 _UNIX_TIME = re.compile(r"0|[1-9][0-9]{0,11}")
+
+PROOFS_KEPT = 8_192
 
 TX_HEADER = b"x-payment-tx"
 SIGNATURE_HEADER = b"x-signature"
@@ -60,7 +63,9 @@ def parse_proof(headers: Sequence[tuple[bytes, bytes]]) -> Proof | Problem | Non
     for name in (TX_HEADER, SIGNATURE_HEADER):
         if name not in shown:
             return _malformed(name, "missing", "is missing; X-Payment-Tx and X-Signature go together")
-    return _parse_shown(shown)
+    # A plain proof is shown again and again, and means the same each time; a bound one is shown once.
+    parse = _parse_shown if PARAMS_HEADER in shown else _parse_again
+    return parse(tuple(shown.items()))
 
 
 _PROOF_HEADERS = frozenset({TX_HEADER, SIGNATURE_HEADER, PARAMS_HEADER, NETWORK_HEADER})
@@ -72,11 +77,11 @@ _DISPLAY = {
 }
 
 
-def _parse_shown(shown: dict[bytes, bytes]) -> Proof | Problem:
-    foreign = next((name for name, value in shown.items() if not value.isascii()), None)
+def _parse_shown(shown: tuple[tuple[bytes, bytes], ...]) -> Proof | Problem:
+    foreign = next((name for name, value in shown if not value.isascii()), None)
     if foreign is not None:
         return _malformed(foreign, "malformed", "holds bytes that are no ASCII")
-    text = {name: value.decode("ascii") for name, value in shown.items()}
+    text = {name: value.decode("ascii") for name, value in shown}
     try:
         tx_hash = TxHash.parse(text[TX_HEADER])
     except ValueError:
@@ -98,6 +103,9 @@ def _parse_shown(shown: dict[bytes, bytes]) -> Proof | Problem:
         except ValueError:
             return _malformed(NETWORK_HEADER, "malformed", "must be a CAIP-2 network such as eip155:8453")
     return Proof(tx_hash=tx_hash, signature=signature, binding=binding, chain_id=chain_id)
+
+
+_parse_again = lru_cache(maxsize=PROOFS_KEPT)(_parse_shown)
 
 
 def parse_binding(text: str) -> Binding:

@@ -191,8 +191,10 @@ class Till:
             return False
         if not any(rules.kind == self._rules[c].kind for c in shelf.versions[0].networks if c in self._rules):
             return False  # play money never buys what is sold for real money
-        older = await self._reach_back(shelf, payment.block_time, is_enough=self._counts(payment, shelf))
-        return self._counts(payment, older)
+        if self._counts(payment, shelf):
+            return True
+        older = await self._reach_back(shelf, payment.block_time)
+        return older is not shelf and self._counts(payment, older)
 
     async def _check_network(
         self, outcome: tuple[Tender, ...] | Problem, proof: Proof, shelf: Shelf
@@ -219,10 +221,10 @@ class Till:
             limits=self._limits,
         )
 
-    async def _reach_back(self, shelf: Shelf, block_time_s: int, *, is_enough: bool = False) -> Shelf:
+    async def _reach_back(self, shelf: Shelf, block_time_s: int) -> Shelf:
         """The shelf with all versions that count for a payment of that time: a shelf forgets old ones."""
         moment_s = block_time_s - self._limits.payee_memory_s
-        if is_enough or moment_s >= self._now_ms() // 1000 - TERMS_MEMORY_S:
+        if moment_s >= self._now_ms() // 1000 - TERMS_MEMORY_S:
             return shelf
         return await self._find_older_terms(shelf, moment_s * 1000)
 

@@ -347,8 +347,7 @@ def _name_outcome(outcome: Outcome) -> str:
         return outcome.problem.code.value
     if isinstance(outcome, Abandoned):
         return "abandoned"
-    state = next((value for name, value in outcome.headers if name == b"tollway-payment-state"), b"none")
-    return state.decode()
+    return dict(outcome.headers).get(b"tollway-payment-state", b"none").decode()
 
 
 _NO_ROUTE = Problem(code=Code.ROUTE_NOT_FOUND, detail="There is nothing at this path.")
