@@ -26,6 +26,7 @@ LONG_FILES: dict[str, int] = {}
 
 TESTED_ELSEWHERE: dict[str, tuple[str, ...]] = {
     "test_house.py": ("frontage.py",),
+    "test_startup.py": ("cli/operator_line.py",),
     "gateway/test_authorized_refusals.py": ("gateway/signed_refusals.py",),
     "payments/test_settlement.py": ("payments/settlement_outcome.py",),
     "contracts/test_book.py": (

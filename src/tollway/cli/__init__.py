@@ -12,7 +12,10 @@ INTERRUPTED = 130
 def main() -> None:
     """The entry point of the `tollway` command."""
     try:
-        from tollway.cli.command_line import app
+        if sys.argv[1:2] == ["serve"]:
+            from tollway.cli.operator_line import app
+        else:
+            from tollway.cli.command_line import app
 
         app()
     except KeyboardInterrupt:
