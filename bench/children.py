@@ -45,7 +45,7 @@ class Child:
             raise NotUp(f"{self.name} did not come up: {self.tell_end()}") from exc
 
     def tell_end(self) -> str:
-        return " / ".join(self.log.read_text(errors="replace").splitlines()[-5:]) or "it said nothing"
+        return " / ".join(self.log.read_text(errors="replace").splitlines()[-8:]) or "it said nothing"
 
 
 async def wait_up(url: str, process: subprocess.Popen[bytes], *, status: int | None = None) -> None:

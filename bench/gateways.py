@@ -1,8 +1,9 @@
 """The gateways that are measured: the real `tollway serve`, each with a listing and payers who have credit there.
 
 Every setting is the default but for URLs, ports, keys and `allow_private_endpoints` (the upstream is on loopback). Each
-payer has a payment of its own, shown once before anything is measured, from more than one loopback address, because
-30 look-ups a minute are what one address gets.
+payer has two payments of its own, one for each form of signature: once bound, a payment counts in its plain form no more.
+All are shown once before anything is measured, from more than one loopback address, because 30 look-ups a minute are
+what one address gets.
 """
 
 import os
@@ -89,6 +90,7 @@ class Gateway:
     child: Child
     api_id: str
     payments: Sequence[Payment]
+    bound_payments: Sequence[Payment]
     chain_id: ChainId
 
     @property
@@ -107,7 +109,10 @@ class Gateway:
         """So many requests, the payers in turn, each with a nonce and a signature of its own; good for five minutes."""
         parts = os.cpu_count() or 1
         ticket = Ticket(
-            chain_id=int(self.chain_id), port=self.port, api_id=self.api_id, payments=tuple(self.payments)
+            chain_id=int(self.chain_id),
+            port=self.port,
+            api_id=self.api_id,
+            payments=tuple(self.bound_payments),
         )
         with ProcessPoolExecutor(parts, initializer=spread) as pool:
             written = list(pool.map(sign_part, [ticket] * parts, [count // parts + 1] * parts))
@@ -217,6 +222,7 @@ async def serving_gateway(
             child=child,
             api_id=listing["id"],
             payments=await bench.pay(provider),
+            bound_payments=await bench.pay(provider) if is_known else (),
             chain_id=bench.driver.chain_id,
         )
         if is_known:
@@ -232,9 +238,10 @@ def migrate(settings: dict[str, str], folder: Path) -> None:
 
 async def show_all(gateway: Gateway) -> None:
     """Each payment is shown once, so that from now on it is known credit."""
-    for number in range(0, len(gateway.payments), SHOWN_FROM_ONE_ADDRESS):
+    payments = [*gateway.payments, *gateway.bound_payments]
+    for number in range(0, len(payments), SHOWN_FROM_ONE_ADDRESS):
         async with open_session(number // SHOWN_FROM_ONE_ADDRESS) as session:
-            for payment in gateway.payments[number : number + SHOWN_FROM_ONE_ADDRESS]:
+            for payment in payments[number : number + SHOWN_FROM_ONE_ADDRESS]:
                 async with session.get(gateway.url + gateway.path + PATH, headers=payment.sign()) as answer:
                     if answer.status != 200:
                         raise RuntimeError(f"{gateway.name} answers {answer.status}: {await answer.text()}")

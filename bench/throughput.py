@@ -4,6 +4,7 @@ A cell is one rival under one kind of request. What it took of its core, and how
 each figure: a rate is the rival's own only as long as its core was the full one.
 """
 
+import socket
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +19,8 @@ from machine import LOAD_CORE, count_busy_s
 SPARE = 1.6
 """So many more requests are signed than the best rate so far would use."""
 SIGNED_MIN = 4_000
+ANSWER_DEADLINE_S = 10.0
+ANSWER_BYTES_MAX = 4_096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,8 +85,17 @@ class Cell:
         if wrong or outcome.broken or not outcome.answers:
             raise RuntimeError(
                 f"{self.name}: of {outcome.answers} answers {wrong} were others, {outcome.broken} connections broke; "
-                f"its log ends: {self.child.tell_end()}"
+                f"one more is answered {self._ask_once()!r}; its log ends: {self.child.tell_end()}"
             )
+
+    def _ask_once(self) -> bytes:
+        """What one request is answered, or as much of it as comes at once."""
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=ANSWER_DEADLINE_S) as line:
+                line.sendall(self.prepare(1)[0])
+                return line.recv(ANSWER_BYTES_MAX)
+        except (OSError, IndexError) as exc:
+            return repr(exc).encode()
 
     def rates(self) -> list[float]:
         return [sample.rate for sample in self.samples]
