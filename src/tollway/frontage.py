@@ -7,12 +7,14 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from tollway.chain.rpc import RpcReader
 from tollway.chain.rules import ChainRules
+from tollway.entropy import Entropy
 from tollway.gateway.cashier import Cashier
 from tollway.gateway.forward import Passage
 from tollway.gateway.meters import Meters
@@ -85,6 +87,7 @@ class Frontage:
         self._rooms = rooms
         self._origin = origin
         self._now_ms = now_ms
+        self._names = Entropy()
         self._settings = rooms.settings
         self._limits = rooms.settings.limits
         assert rooms.settings.secret_key is not None  # the house made one where there was none
@@ -164,7 +167,7 @@ class Frontage:
                 limits=limits,
                 public_url=settings.public_url,
                 now_ms=self._now_ms,
-                entropy=secrets.token_bytes,
+                entropy=self._names.take,
             ),
             passage=Passage(
                 dialer=rooms.dialer,
@@ -179,12 +182,13 @@ class Frontage:
             limits=limits,
             is_blocked=rooms.moderation.is_blocked,
             now_ms=self._now_ms,
-            entropy=secrets.token_bytes,
+            entropy=self._names.take,
         )
 
     def _calls(self) -> CallRoutes:
         rooms, settings, limits = self._rooms, self._settings, self._limits
         proxies = parse_proxies(settings.trusted_proxies)
+        count = cache(rooms.metrics.calls.labels)  # outcomes are few
         return CallRoutes(
             self._gateway(),
             terms=TermsWire(
@@ -200,9 +204,9 @@ class Frontage:
             limits=limits,
             public_url=settings.public_url,
             now_ms=self._now_ms,
-            request_id_of=lambda scope: read_request_id(scope["headers"], entropy=secrets.token_bytes),
+            request_id_of=lambda scope: read_request_id(scope["headers"], entropy=self._names.take),
             client_address_of=lambda scope: read_client_address(scope, proxies),
-            note_outcome=lambda outcome: rooms.metrics.calls.labels(outcome).inc(),
+            note_outcome=lambda outcome: count(outcome).inc(),
             gauge=rooms.gauge,
         )
 

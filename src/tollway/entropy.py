@@ -1,0 +1,34 @@
+"""Random bytes for the names of calls and requests, drawn from the system some hundred names at a time.
+
+Each draw is a system call for which the interpreter lets other threads go first; on the path of a call that costs more than
+the bytes. Keys, secrets and nonces are not made here.
+"""
+
+import os
+from collections.abc import Callable
+
+DRAWN_BYTES = 4_096
+
+
+class Entropy:
+    """For one event loop. No byte is given out twice, in a forked child neither."""
+
+    def __init__(self, draw: Callable[[int], bytes] = os.urandom) -> None:
+        self._draw = draw
+        self._drawn = b""
+        self._used = 0
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._forget)
+
+    def take(self, size: int) -> bytes:
+        """So many random bytes."""
+        start, end = self._used, self._used + size
+        if end > len(self._drawn):
+            self._drawn = self._draw(max(DRAWN_BYTES, size))
+            start, end = 0, size
+        self._used = end
+        return self._drawn[start:end]
+
+    def _forget(self) -> None:
+        self._drawn = b""
+        self._used = 0
