@@ -47,6 +47,7 @@ from sqlalchemy import make_url
 
 from tollway.identifiers import Address, TxHash
 from tollway.identity.authenticator import Identity
+from tollway.limits import DEFAULT_LIMITS
 from tollway.storage.audit import audit
 from tollway.storage.book_reader import BookReader
 from tollway.storage.catalog_store import CatalogStore
@@ -114,7 +115,7 @@ def routes_over(database: Database) -> FastAPI:
         catalog=catalog,
         rules=unused,
         shape=shape,
-        limits=unused,
+        limits=DEFAULT_LIMITS,
         authenticate=who,
         probe=unused,
         creations=unused,
