@@ -45,13 +45,35 @@ RATIOS = (
     ("paid calls on credit, SQLite, bound signature / Envoy", "sqlite bound / envoy", 0.35),
     ("paid calls on credit, PostgreSQL, plain signature / Envoy", "postgres plain / envoy", 0.25),
     ("paid calls on credit, PostgreSQL, bound signature / Envoy", "postgres bound / envoy", 0.25),
-    ("paid calls on credit, SQLite, plain signature / x402 middleware", "sqlite plain / x402", 30),
-    ("paid calls on credit, SQLite, bound signature / x402 middleware", "sqlite bound / x402", 30),
-    ("unpaid 402s / x402 middleware", "402 / x402 402", 3),
+    (
+        "paid calls on credit, SQLite, plain signature / x402 middleware as deployed",
+        "sqlite plain / x402 deployed",
+        30,
+    ),
+    (
+        "paid calls on credit, SQLite, bound signature / x402 middleware as deployed",
+        "sqlite bound / x402 deployed",
+        30,
+    ),
+    (
+        "paid calls on credit, SQLite, plain signature / x402 middleware, all in one process",
+        "sqlite plain / x402",
+        30,
+    ),
+    (
+        "paid calls on credit, SQLite, bound signature / x402 middleware, all in one process",
+        "sqlite bound / x402",
+        30,
+    ),
+    ("unpaid 402s / x402 middleware, all in one process", "402 / x402 402", 3),
 )
 BESIDE = (
     ("paid calls on credit, SQLite, plain signature / nginx", "sqlite plain / nginx"),
-    ("paid calls on credit, PostgreSQL, plain signature / x402 middleware", "postgres plain / x402"),
+    (
+        "paid calls on credit, PostgreSQL, plain signature / x402 middleware as deployed",
+        "postgres plain / x402 deployed",
+    ),
+    ("Envoy / x402 middleware, all in one process: no gateway behind a proxy can be more", "envoy / x402"),
     ("Envoy / nginx, both plain proxies", "envoy / nginx"),
 )
 

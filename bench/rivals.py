@@ -201,12 +201,17 @@ async def serving_nginx(binary: Path, upstream_port: int, folder: Path) -> Async
 
 
 @asynccontextmanager
-async def serving_x402(folder: Path) -> AsyncIterator[Rival]:
+async def serving_x402(folder: Path, *, upstream_url: str | None = None) -> AsyncIterator[Rival]:
+    """Without an upstream: the kindest form, all inside one process."""
     port = find_free_port()
-    command = (str(VENV / "bin" / "python"), str(Path(__file__).with_name("x402_rival.py")), str(port))
-    async with running("x402", command, core=GATEWAY_CORE, folder=folder) as child:
+    script = str(Path(__file__).with_name("x402_rival.py"))
+    command = [str(VENV / "bin" / "python"), script, str(port)]
+    name = "x402"
+    if upstream_url is not None:
+        name, command = "x402 deployed", [*command, upstream_url]
+    async with running(name.replace(" ", "-"), command, core=GATEWAY_CORE, folder=folder) as child:
         await child.wait_up(f"http://127.0.0.1:{port}{X402_PATH}", status=402)
-        yield Rival(name="x402", port=port, child=child)
+        yield Rival(name=name, port=port, child=child)
 
 
 async def pay_x402(rival: Rival) -> tuple[tuple[str, str], ...]:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -154,6 +155,9 @@ async def serve_all(run: Run, stack: AsyncExitStack) -> None:
     if programs.nginx is not None:
         run.rivals["nginx"] = await stack.enter_async_context(serving_nginx(programs.nginx, port, run.folder))
     run.rivals["x402"] = await stack.enter_async_context(serving_x402(run.folder))
+    run.rivals["x402 deployed"] = await stack.enter_async_context(
+        serving_x402(run.folder, upstream_url=run.upstream.url)
+    )
     run.database_urls["sqlite"] = f"sqlite:///{run.folder}/sqlite.sqlite3"
     if not run.options.no_postgres:
         (run.folder / "pg").mkdir()
@@ -188,35 +192,15 @@ def tell_sqlite() -> str:
 def proxy_cells(run: Run) -> list[Cell]:
     """The upstream itself, then the plain proxies before it. They are sent what a gateway is sent, headers and all."""
     headers = run.gateways["sqlite"].payments[0].sign()
-    stands = [("upstream directly", run.upstream.port, run.upstream.child)]
-    stands += [
-        (name, run.rivals[name].port, run.rivals[name].child)
-        for name in ("envoy", "nginx")
-        if name in run.rivals
-    ]
-    return [
-        Cell(
-            name=name,
-            port=port,
-            child=child,
-            prepare=lambda _, port=port: [format_request(port, PATH, headers)],
-        )
-        for name, port, child in stands
-    ]
+    directly = Rival(name="upstream directly", port=run.upstream.port, child=run.upstream.child)
+    stands = [directly, *(run.rivals[name] for name in ("envoy", "nginx") if name in run.rivals)]
+    return [make_cell(stand.name, stand, [format_request(stand.port, PATH, headers)]) for stand in stands]
 
 
 def paid_cells(run: Run) -> list[Cell]:
     cells = []
     for name, gateway in run.gateways.items():
-        plain = gateway.sign_plainly()
-        cells.append(
-            Cell(
-                name=f"{name} plain",
-                port=gateway.port,
-                child=gateway.child,
-                prepare=lambda _, plain=plain: plain,
-            )
-        )
+        cells.append(make_cell(f"{name} plain", gateway, gateway.sign_plainly()))
         cells.append(
             Cell(
                 name=f"{name} bound",
@@ -230,25 +214,29 @@ def paid_cells(run: Run) -> list[Cell]:
 
 
 async def middleware_cells(run: Run) -> list[Cell]:
+    """Paid at both forms of the middleware; unpaid at the kinder one, and at our own gateway."""
     rival, gateway = run.rivals["x402"], run.gateways["sqlite"]
-    paying = await pay_x402(rival)
+    cells = []
+    for name in ("x402", "x402 deployed"):
+        paying = format_request(run.rivals[name].port, X402_PATH, await pay_x402(run.rivals[name]))
+        cells.append(make_cell(name, run.rivals[name], [paying]))
+    unpaid = [format_request(rival.port, X402_PATH)]
+    cells.append(make_cell("x402 402", rival, unpaid, are_refused=True))
     unpaid = [format_request(gateway.port, gateway.path + PATH)]
-    return [
-        Cell(
-            name="x402",
-            port=rival.port,
-            child=rival.child,
-            prepare=lambda _: [format_request(rival.port, X402_PATH, paying)],
-        ),
-        Cell(
-            name="x402 402",
-            port=rival.port,
-            child=rival.child,
-            prepare=lambda _: [format_request(rival.port, X402_PATH)],
-            are_refused=True,
-        ),
-        Cell(name="402", port=gateway.port, child=gateway.child, prepare=lambda _: unpaid, are_refused=True),
-    ]
+    return [*cells, make_cell("402", gateway, unpaid, are_refused=True)]
+
+
+def make_cell(
+    name: str, stand: Rival | Gateway, requests: Sequence[bytes], *, are_refused: bool = False
+) -> Cell:
+    """Of requests that may be sent again and again."""
+    return Cell(
+        name=name,
+        port=stand.port,
+        child=stand.child,
+        prepare=lambda _: requests,
+        are_refused=are_refused,
+    )
 
 
 COMPARED = (
@@ -259,6 +247,10 @@ COMPARED = (
     ("sqlite plain", "x402"),
     ("sqlite bound", "x402"),
     ("postgres plain", "x402"),
+    ("sqlite plain", "x402 deployed"),
+    ("sqlite bound", "x402 deployed"),
+    ("postgres plain", "x402 deployed"),
+    ("envoy", "x402"),
     ("sqlite plain", "nginx"),
     ("envoy", "nginx"),
     ("402", "x402 402"),
@@ -275,6 +267,7 @@ async def measure_throughput(run: Run) -> None:
         rounds=options.rounds,
         connections=options.connections,
         seconds=options.seconds,
+        warm=[cell for cell in cells if not options.short or cell.child.name in run.gateways],
         tell=run.tell,
     )
     by_name = {cell.name: cell for cell in cells}
@@ -402,7 +395,8 @@ def read_options() -> argparse.Namespace:
     options = parser.parse_args()
     options.rounds = options.rounds or (3 if options.short else 5)
     options.seconds = options.seconds or (1 if options.short else 4)
-    options.starts = 2 if options.short else 5
+    options.delay_rounds = min(options.rounds, 2) if options.short else options.rounds
+    options.starts = 1 if options.short else 5
     options.idle_seconds = 2.0 if options.short else 10.0
     return options
 

@@ -123,10 +123,11 @@ def run_rounds(
     rounds: int,
     connections: int,
     seconds: int,
+    warm: Sequence[Cell],
     tell: Callable[[str], None],
 ) -> None:
-    """A second of each first, which does not count."""
-    for cell in cells:
+    """`warm`: have a second first, which does not count."""
+    for cell in warm:
         cell.measure(generator, folder, connections=connections, seconds=1)
     for number in range(rounds):
         for cell in cells if number % 2 == 0 else reversed(cells):

@@ -1,21 +1,35 @@
-"""The upstream of every benchmark: a small JSON answer to any request, and 100 MiB at /blob.
+"""The upstream of every benchmark: a small JSON answer to any request, and 100 MiB at /blob. Beside it an x402
+facilitator at /facilitator that says yes to everything at once.
 
 nginx with one worker where there is one, so that it is never what is measured. Else, and for whoever wants no nginx,
 `python bench/upstream.py PORT`: the least that answers, over asyncio.
 """
 
 import asyncio
+import json
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import uvloop
 from children import Child, running
 from machine import LOAD_CORE, find_free_port
 
 ANSWER = b'{"symbol":"ETH","price":"3021.17","currency":"USD"}'
+PAYER = "0x" + "11" * 20
+NETWORK = "eip155:84532"
+FACILITATOR: dict[str, dict[str, object]] = {
+    "supported": {
+        "kinds": [{"x402Version": 2, "scheme": "exact", "network": NETWORK}],
+        "extensions": [],
+        "signers": {},
+    },
+    "verified": {"isValid": True, "payer": PAYER},
+    "settled": {"success": True, "transaction": "0x" + "44" * 32, "network": NETWORK, "payer": PAYER},
+}
 BLOB_BYTES = 100 * 2**20
 CHUNK = b"\x5a" * 65_536
 
@@ -38,6 +52,9 @@ http {{
   server {{
     listen 127.0.0.1:{port} backlog=4096;
     location = /blob {{ root {folder}; }}
+    location = /facilitator/supported {{ default_type application/json; return 200 '{supported}'; }}
+    location = /facilitator/verify {{ default_type application/json; return 200 '{verified}'; }}
+    location = /facilitator/settle {{ default_type application/json; return 200 '{settled}'; }}
     location / {{ default_type application/json; return 200 '{answer}'; }}
   }}
 }}
@@ -64,7 +81,8 @@ async def serving_upstream(folder: Path, nginx: Path | None) -> AsyncIterator[Up
         kind, command = "asyncio", (sys.executable, __file__, str(port))
     else:
         kind, command = "nginx", (str(nginx), "-p", str(folder), "-c", str(folder / "upstream.conf"))
-        config = NGINX.format(folder=folder, port=port, answer=ANSWER.decode())
+        yes = {name: json.dumps(told) for name, told in FACILITATOR.items()}
+        config = NGINX.format(folder=folder, port=port, answer=ANSWER.decode(), **yes)
         (folder / "upstream.conf").write_text(config)
         with (folder / "blob").open("wb") as blob:
             for _ in range(BLOB_BYTES // len(CHUNK)):
@@ -76,17 +94,28 @@ async def serving_upstream(folder: Path, nginx: Path | None) -> AsyncIterator[Up
         yield Upstream(url=url, kind=kind, child=child)
 
 
-class Line(asyncio.Protocol):
-    """One connection: answers each request head; none of its callers sends bodies."""
+def format_answer(body: bytes) -> bytes:
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    return head % len(body) + body
 
-    _SMALL = (
-        b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s"
-        % (len(ANSWER), ANSWER)
-    )  # fmt: skip
+
+class Line(asyncio.Protocol):
+    """One connection: answers each request, whose body may have a Content-Length."""
+
+    _SMALL = format_answer(ANSWER)
+    _BLOB_HEAD = (
+        b"HTTP/1.1 200 OK\r\ncontent-type: application/octet-stream\r\ncontent-length: %d\r\n\r\n"
+        % BLOB_BYTES
+    )
+    _OTHERS: ClassVar = {
+        f"/facilitator/{path}".encode(): format_answer(json.dumps(FACILITATOR[name]).encode())
+        for path, name in (("supported", "supported"), ("verify", "verified"), ("settle", "settled"))
+    }
 
     def __init__(self) -> None:
         self._buffer = b""
         self._left = 0
+        self._is_paused = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
@@ -94,18 +123,20 @@ class Line(asyncio.Protocol):
     def data_received(self, received: bytes) -> None:
         self._buffer += received
         while (end := self._buffer.find(b"\r\n\r\n")) >= 0:
-            is_blob = self._buffer.startswith(b"GET /blob ")
-            self._buffer = self._buffer[end + 4 :]
-            if is_blob:
+            length = 0
+            if not self._buffer.startswith(b"GET"):
+                head = self._buffer[:end].lower()
+                length = int(head.partition(b"content-length:")[2].partition(b"\r\n")[0] or 0)
+            if len(self._buffer) < end + 4 + length:
+                return
+            path = self._buffer.split(b" ", 2)[1]
+            self._buffer = self._buffer[end + 4 + length :]
+            if path == b"/blob":
                 self._left = BLOB_BYTES
-                self._transport.write(
-                    b"HTTP/1.1 200 OK\r\ncontent-type: application/octet-stream\r\ncontent-length: %d\r\n\r\n"
-                    % BLOB_BYTES
-                )
-                self._is_paused = False
+                self._transport.write(self._BLOB_HEAD)
                 self._pour()
             else:
-                self._transport.write(self._SMALL)
+                self._transport.write(self._OTHERS.get(path, self._SMALL))
 
     def pause_writing(self) -> None:
         self._is_paused = True

@@ -1,7 +1,9 @@
-"""A rival: the FastAPI middleware of the `x402` package over a facilitator that says yes at once, inside the process.
+"""A rival: the FastAPI middleware of the `x402` package, made once, in the bench's own virtualenv.
 
-In its favour: nothing is verified, settled or written, and the answer is made here instead of being fetched from an
-upstream. The middleware is made once, not for each request. Runs in the bench's own virtualenv: `x402_rival.py PORT`.
+`x402_rival.py PORT`: over a facilitator inside the process that says yes at once; the answer is made here. All in its
+favour: nothing is verified, settled or written, and nobody is asked. `x402_rival.py PORT UPSTREAM`: as it is deployed in
+front of an API, with the package's own client of a facilitator by HTTP, which answers at once from the upstream's server,
+and the answer fetched from the upstream.
 """
 
 import importlib
@@ -35,7 +37,7 @@ class InstantFacilitator:
         return self._settled
 
 
-def make_app() -> Any:
+def make_app(upstream: str | None) -> Any:
     # Loaded here and not above: the harness takes PATH from this module, and has no x402 of this version.
     fastapi = importlib.import_module("fastapi")
     x402 = importlib.import_module("x402")
@@ -43,7 +45,12 @@ def make_app() -> Any:
     types = importlib.import_module("x402.http.types")
     exact = importlib.import_module("x402.mechanisms.evm.exact.server")
 
-    server = x402.x402ResourceServer(InstantFacilitator(importlib.import_module("x402.schemas")))
+    if upstream is None:
+        facilitator: Any = InstantFacilitator(importlib.import_module("x402.schemas"))
+    else:
+        http = importlib.import_module("x402.http")
+        facilitator = http.HTTPFacilitatorClient(http.FacilitatorConfig(url=upstream + "/facilitator"))
+    server = x402.x402ResourceServer(facilitator)
     server.register(NETWORK, exact.ExactEvmScheme())
     option = types.PaymentOption(scheme="exact", pay_to="0x" + "55" * 20, price="$0.01", network=NETWORK)
     guard = middleware.payment_middleware({f"GET {PATH}": types.RouteConfig(accepts=option)}, server)
@@ -53,9 +60,13 @@ def make_app() -> Any:
     async def pay(request: Any, call_next: Callable[[Any], Awaitable[Any]]) -> Any:
         return await guard(request, call_next)
 
+    httpx = importlib.import_module("httpx")
+    client = httpx.AsyncClient(base_url=upstream or "", trust_env=False)
+
     @app.get(PATH)
     async def quote() -> Any:
-        return fastapi.Response(ANSWER, media_type="application/json")
+        content = ANSWER if upstream is None else (await client.get(PATH)).content
+        return fastapi.Response(content, media_type="application/json")
 
     return app
 
@@ -63,7 +74,7 @@ def make_app() -> Any:
 if __name__ == "__main__":
     uvicorn = importlib.import_module("uvicorn")
     uvicorn.run(
-        make_app(),
+        make_app(sys.argv[2] if len(sys.argv) > 2 else None),
         host="127.0.0.1",
         port=int(sys.argv[1]),
         loop="uvloop",
