@@ -126,15 +126,13 @@ class CatalogStore:
 
     async def is_payee_shared(self, pay_to: Address, provider: Address) -> bool:
         listing = listing_table.c
-        others = (
-            listing.pay_to == bytes(pay_to),
-            listing.is_shown.is_(True),
-            listing.provider != bytes(provider),
-        )
-        found = await self._database.read(
-            lambda connection: connection.scalar(select(exists().where(*others)))
-        )
-        return bool(found)
+        whose = (listing.pay_to == bytes(pay_to), listing.is_shown.is_(True))
+        # Two ranges of an index: "another one" would be looked for among all of the provider's own.
+        others = [
+            select(exists().where(*whose, side))
+            for side in (listing.provider < bytes(provider), listing.provider > bytes(provider))
+        ]
+        return await self._database.read(lambda connection: any(connection.scalar(query) for query in others))
 
     async def _add(self, listing: Listing, work: Work[T]) -> T:
         try:

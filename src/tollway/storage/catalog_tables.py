@@ -78,6 +78,7 @@ listing_table = Table(
     Index("ix_listing_currency", "currency", "is_shown", "seq"),
     Index("ix_listing_price", "currency", "is_shown", "price_nano", "seq"),
     Index("ix_listing_pay_to", "pay_to", "is_shown", "provider"),
+    Index("ix_listing_payee", "pay_to", "is_shown", "seq"),
 )
 
 # Apart from the listing, because a page of a hundred listings must not read a hundred documents.
