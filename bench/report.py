@@ -226,16 +226,18 @@ def write_throughput(throughput: Found, ratios: Found) -> list[str]:
         "",
         "## Answers per second",
         "",
-        "`its core`: how much of its core it took; `load's core`: how full the other one was. A rate is the rival's own "
-        "as long as its core was the full one.",
+        "`its core`: how much of its core it took; `others`: what else ran there, the system's work for its packets "
+        "included; `load's core`: how full the other one was. A rate is the rival's own as long as its core was the full "
+        "one, and full of itself.",
         "",
-        "| | median | min | max | p50 ms | p99 ms | its core | load's core | CPU us an answer |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| | median | min | max | p50 ms | p99 ms | its core | others | load's core | CPU us an answer |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name, told in throughput.items():
         lines.append(
             f"| {name} | {told['perSecond']:,.0f} | {told['min']:,.0f} | {told['max']:,.0f} | {told['p50Ms']:.2f} "
-            f"| {told['p99Ms']:.2f} | {told['ownCore']:.2f} | {told['loadCore']:.2f} | {told['cpuUsPerAnswer']:.1f} |"
+            f"| {told['p99Ms']:.2f} | {told['ownCore']:.2f} | {told['othersOnItsCore']:.2f} "
+            f"| {told['loadCore']:.2f} | {told['cpuUsPerAnswer']:.1f} |"
         )
     beside = [(title, ratios[name]) for title, name in BESIDE if name in ratios]
     if beside:

@@ -9,6 +9,7 @@ import argparse
 import datetime
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -48,6 +49,8 @@ from tollway.sandbox.chain_driver import ChainDriver
 from tollway.sandbox.playground import furnish_playground
 
 RESULTS = ROOT / "bench" / "results"
+OTHERS_SHARE_MAX = 0.25
+"""Of the measured core. Some of it is the system's own work for the packets of whoever is measured."""
 STAGES = ("start", "presentation", "throughput", "latency", "streaming")
 
 
@@ -354,6 +357,11 @@ def list_notes(run: Run, machine: dict[str, Any]) -> list[str]:
         notes.append("The databases are in memory: a flush is none, and no figure here is one of production.")
     if machine["loadBefore"][0] > 0.5:
         notes.append(f"The machine was not quiet: load {machine['loadBefore'][0]} before the run.")
+    busy = [told["othersOnItsCore"] for told in run.found.get("throughput", {}).values()]
+    if busy and statistics.median(busy) > OTHERS_SHARE_MAX:
+        notes.append(
+            f"Others took {statistics.median(busy):.2f} of the measured core meanwhile: do not quote these figures."
+        )
     if run.programs.wrk is None:
         notes.append(
             "No wrk: the load is generated in Python, which may be slower than a plain proxy; see the load's core."

@@ -4,6 +4,7 @@ A cell is one rival under one kind of request. What it took of its core, and how
 each figure: a rate is the rival's own only as long as its core was the full one.
 """
 
+import math
 import socket
 import statistics
 import time
@@ -14,7 +15,7 @@ from typing import Any
 
 from children import Child
 from load import LoadGenerator, Outcome, write_requests
-from machine import LOAD_CORE, count_busy_s
+from machine import GATEWAY_CORE, LOAD_CORE, count_busy_s
 
 SPARE = 1.6
 """So many more requests are signed than the best rate so far would use."""
@@ -29,6 +30,7 @@ class Sample:
 
     outcome: Outcome
     own_share: float
+    others_share: float
     load_share: float
     cpu_us: float
 
@@ -63,21 +65,21 @@ class Cell:
             wanted *= 2
 
     def _load(self, generator: LoadGenerator, requests: Path, *, connections: int, seconds: int) -> Sample:
-        before = time.monotonic(), self.child.count_cpu_s(), count_busy_s(LOAD_CORE)
+        before = self._count()
         outcome = generator.run(
             self.port, requests, connections=connections, seconds=seconds, is_once=self.is_once
         )
-        taken, own, busy = (
-            time.monotonic() - before[0],
-            self.child.count_cpu_s() - before[1],
-            count_busy_s(LOAD_CORE) - before[2],
-        )
+        taken, own, core, load = (now - then for now, then in zip(self._count(), before, strict=True))
         return Sample(
             outcome=outcome,
             own_share=own / taken,
-            load_share=busy / taken,
+            others_share=max(0.0, core - own) / taken,
+            load_share=load / taken,
             cpu_us=own / max(1, outcome.answers) * 1e6,
         )
+
+    def _count(self) -> tuple[float, ...]:
+        return time.monotonic(), self.child.count_cpu_s(), count_busy_s(GATEWAY_CORE), count_busy_s(LOAD_CORE)
 
     def _check(self, outcome: Outcome) -> None:
         """Every answer is the one that was asked for. Raises RuntimeError: a rate of refusals is no rate."""
@@ -110,6 +112,7 @@ class Cell:
             "p50Ms": round(statistics.median(s.outcome.p50_us for s in self.samples) / 1000, 3),
             "p99Ms": round(statistics.median(s.outcome.p99_us for s in self.samples) / 1000, 3),
             "ownCore": round(statistics.median(s.own_share for s in self.samples), 2),
+            "othersOnItsCore": round(statistics.median(s.others_share for s in self.samples), 2),
             "loadCore": round(statistics.median(s.load_share for s in self.samples), 2),
             "cpuUsPerAnswer": round(statistics.median(s.cpu_us for s in self.samples), 1),
         }
@@ -140,7 +143,8 @@ def run_rounds(
 
 def compare(ours: Cell, theirs: Cell) -> dict[str, Any]:
     """Our rate as a multiple of theirs: round by round, then the median."""
-    return summarise([mine / its for mine, its in zip(ours.rates(), theirs.rates(), strict=True)])
+    pairs = zip(ours.rates(), theirs.rates(), strict=True)
+    return summarise([mine / its if its else math.inf for mine, its in pairs])
 
 
 def summarise(numbers: Sequence[float], digits: int = 3) -> dict[str, Any]:

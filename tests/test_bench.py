@@ -51,7 +51,8 @@ def cell(name: str, *rates: int, **given: Any) -> Any:
 
     made = Cell(name=name, port=1, child=SimpleNamespace(tell_end=lambda: ""), prepare=lambda _: [], **given)
     made.samples = [
-        Sample(outcome=outcome(in_time=rate), own_share=1.0, load_share=0.5, cpu_us=1.0) for rate in rates
+        Sample(outcome=outcome(in_time=rate), own_share=1.0, others_share=0.0, load_share=0.5, cpu_us=1.0)
+        for rate in rates
     ]
     return made
 
