@@ -197,7 +197,9 @@ def proxy_cells(run: Run) -> list[Cell]:
     headers = run.gateways["sqlite"].payments[0].sign()
     directly = Rival(name="upstream directly", port=run.upstream.port, child=run.upstream.child)
     stands = [directly, *(run.rivals[name] for name in ("envoy", "nginx") if name in run.rivals)]
-    return [make_cell(stand.name, stand, [format_request(stand.port, PATH, headers)]) for stand in stands]
+    cells = [make_cell(stand.name, stand, [format_request(stand.port, PATH, headers)]) for stand in stands]
+    cells[0].core = LOAD_CORE
+    return cells
 
 
 def paid_cells(run: Run) -> list[Cell]:

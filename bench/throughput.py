@@ -50,6 +50,7 @@ class Cell:
     prepare: Callable[[int], Sequence[bytes]]
     is_once: bool = False
     are_refused: bool = False
+    core: int = GATEWAY_CORE
     samples: list[Sample] = field(default_factory=list)
     best: float = 0.0
 
@@ -79,7 +80,7 @@ class Cell:
         )
 
     def _count(self) -> tuple[float, ...]:
-        return time.monotonic(), self.child.count_cpu_s(), count_busy_s(GATEWAY_CORE), count_busy_s(LOAD_CORE)
+        return time.monotonic(), self.child.count_cpu_s(), count_busy_s(self.core), count_busy_s(LOAD_CORE)
 
     def _check(self, outcome: Outcome) -> None:
         """Every answer is the one that was asked for. Raises RuntimeError: a rate of refusals is no rate."""
