@@ -11,7 +11,7 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -195,20 +195,23 @@ async def serving_gateway(
     upstream_url: str,
     rpc_url: str | None = None,
     is_known: bool = True,
+    settings: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Gateway]:
-    """`is_known`: each payment was shown once. `rpc_url`: where it asks the chain, if not the node itself."""
+    """`is_known`: each payment was shown once. `rpc_url`: where it asks the chain, if not the node itself. `settings`
+    beside those that every gateway has."""
     port = find_free_port()
     provider = make_account("provider")
-    settings = settings_of(
+    own = settings_of(
         port=port,
         rpc_url=rpc_url or bench.driver.rpc_url,
         database_url=database_url,
         gas_key=bench.playground.account("gas").private_key,
     )
+    own |= settings or {}
     if not database_url.startswith("sqlite"):
-        migrate(settings, bench.folder)
+        migrate(own, bench.folder)
     async with running(
-        name, (TOLLWAY, "serve"), core=GATEWAY_CORE, folder=bench.folder, environment=settings
+        name, (TOLLWAY, "serve"), core=GATEWAY_CORE, folder=bench.folder, environment=own
     ) as child:
         url = f"http://127.0.0.1:{port}"
         await child.wait_up(url + "/readyz", status=200)
