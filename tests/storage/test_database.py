@@ -13,7 +13,14 @@ from sqlalchemy.exc import IntegrityError
 from structlog.testing import capture_logs
 
 from tollway.errors import StorageUnavailable
-from tollway.storage.database import ProcessLock, SqliteDatabase, connect_database, is_retryable
+from tollway.storage.database import (
+    CACHE_KIB,
+    READERS,
+    ProcessLock,
+    SqliteDatabase,
+    connect_database,
+    is_retryable,
+)
 
 
 @pytest.fixture
@@ -59,6 +66,14 @@ async def test_a_reader_cannot_write(database: SqliteDatabase) -> None:
     with pytest.raises(StorageUnavailable):
         await database.read(add(1))
     assert await numbers(database) == []
+
+
+async def test_what_connections_remember_of_a_file_is_bounded(database: SqliteDatabase) -> None:
+    """In KiB, as a negative number; pages that were read once are kept for as long as the gateway lives."""
+    remembered = text("PRAGMA cache_size")
+    kept = [await run(lambda c: c.scalar(remembered)) for run in (database.read, database.write)]
+    assert kept == [-CACHE_KIB, -CACHE_KIB]
+    assert (READERS + 1) * CACHE_KIB <= 64 * 1024
 
 
 async def test_an_integrity_error_is_the_stores_to_judge(database: SqliteDatabase) -> None:

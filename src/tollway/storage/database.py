@@ -64,6 +64,9 @@ metadata = MetaData(
 
 WAL_RESET_FIXED = (3, 51, 3)
 READERS = 4
+CACHE_KIB = (
+    8 * 1024
+)  # of a SQLite connection: what it has filled it keeps, and there are five; the system has the rest
 BUSY_TIMEOUT_MS = 5_000
 COMMAND_TIMEOUT_S = 5.0
 """For each statement, and for its commit. A server that is gone says nothing: this is how long it is believed."""
@@ -147,7 +150,7 @@ class SqliteDatabase:
         @event.listens_for(engine, "connect")
         def prepare(connection: Any, _record: object) -> None:
             connection.isolation_level = None  # BEGIN is ours, below
-            pragmas = ["foreign_keys=ON", "cache_size=-65536", "temp_store=MEMORY"]
+            pragmas = ["foreign_keys=ON", f"cache_size=-{CACHE_KIB}", "temp_store=MEMORY"]
             if is_writer:
                 pragmas += ["journal_mode=WAL", "synchronous=FULL"]
             else:
