@@ -64,9 +64,8 @@ metadata = MetaData(
 
 WAL_RESET_FIXED = (3, 51, 3)
 READERS = 4
-CACHE_KIB = (
-    8 * 1024
-)  # of a SQLite connection: what it has filled it keeps, and there are five; the system has the rest
+CACHE_KIB = 8 * 1024
+"""Of each SQLite connection, which keeps it for good once it is full. The system caches the rest of the file."""
 BUSY_TIMEOUT_MS = 5_000
 COMMAND_TIMEOUT_S = 5.0
 """For each statement, and for its commit. A server that is gone says nothing: this is how long it is believed."""
