@@ -5,19 +5,22 @@ the payments that it draws from, so a payment's row and the sum of its calls cha
 alone from its BEGIN IMMEDIATE on; there `FOR UPDATE` is not rendered.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection, Select, bindparam, delete, insert, select, update
+from sqlalchemy import BigInteger, Connection, Select, Update, bindparam, delete, func, insert, select, update
+from sqlalchemy.dialects.postgresql import ARRAY
 
 from tollway.errors import StorageUnavailable
 from tollway.identifiers import CallId
 from tollway.ledger.call import AUTHORIZED_RAILS, CallState, Payment, PaymentState, is_move_allowed
 from tollway.ledger.claims import Debit
 from tollway.ledger.parts import Parts, held_after
-from tollway.storage.book_rows import parse_payment
+from tollway.storage.book_rows import PAYMENT_COLUMNS, parse_payment_row
 from tollway.storage.book_tables import call_table, payment_table, topup_table
+from tollway.storage.statements import Prepared, Rows, Within
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,33 +60,42 @@ class BookPage:
     def lock_payments(self, payment_ids: Iterable[int]) -> None:
         """Reads and locks payments, by ascending id. Call once, with all of them."""
         wanted = sorted(set(payment_ids))
-        if not wanted:
-            return
-        query = select(payment_table).where(payment_table.c.id.in_(wanted)).order_by(payment_table.c.id)
-        for row in self._connection.execute(query.with_for_update(key_share=True)):
-            self.payments[row.id] = parse_payment(row)
-            self._taken_before[row.id] = row.taken_units
+        if wanted:
+            self._note_payments(_LOCK_PAYMENTS.fetch(self._connection, payment_ids=wanted))
 
     def read_calls(self, call_ids: Collection[CallId]) -> dict[CallId, LockedCall]:
         """Reads calls without locking: to learn which payments to lock."""
-        return self._read_calls(_call_query(call_ids)) if call_ids else {}
+        return self._fetch_calls(_READ_CALLS, call_ids)
 
     def lock_calls(self, call_ids: Collection[CallId]) -> dict[CallId, LockedCall]:
         """Reads and locks calls, by ascending id. The payments that they draw from are locked already."""
-        return self._read_calls(_call_query(call_ids).with_for_update()) if call_ids else {}
+        return self._fetch_calls(_LOCK_CALLS, call_ids)
 
     def lock_with_payments(
         self, call_ids: Collection[CallId], *, others: Iterable[int] = ()
     ) -> dict[CallId, LockedCall]:
         """Locks calls, and first the payments that they draw from together with `others`."""
-        seen = self.read_calls(call_ids)
-        self.lock_payments({*others, *(key for call in seen.values() for key in drawn_from(call))})
-        return self.lock_calls(list(seen))
+        if not call_ids:
+            self.lock_payments(others)
+            return {}
+        if self._connection.dialect.name == "sqlite":  # nobody else writes, so one look is enough
+            calls = self.read_calls(call_ids)
+            self.lock_payments({*others, *(key for call in calls.values() for key in drawn_from(call))})
+            return calls
+        found = _LOCK_DRAWN.fetch(self._connection, payment_ids=list(others), call_ids=list(call_ids))
+        self._note_payments(found)
+        return self.lock_calls(call_ids)
+
+    def _note_payments(self, rows: Rows) -> None:
+        for row in rows:
+            payment = parse_payment_row(row)
+            self.payments[payment.id] = payment
+            self._taken_before[payment.id] = payment.taken_units
 
     def move(self, call: LockedCall, after: CallState, **columns: object) -> CallState:
         """Moves a locked call and what it holds; returns the state that it really gets (see `held_after`)."""
         assert is_move_allowed(call.state, after), f"{call.state} -> {after}"
-        gone = {key for key, payment in self.payments.items() if payment.state is PaymentState.GONE}
+        gone = [key for key in call.parts if self.payments[key].state is PaymentState.GONE]
         holding = held_after(after, parts=call.parts, price_units=call.price_units, gone=gone)
         self.hold(call, holding.parts)
         self.change(call, state=holding.state.value, **columns)
@@ -117,13 +129,7 @@ class BookPage:
         self._write_balances()
         self._write_parts()
         for names, rows in self._moves.items():
-            statement = update(call_table).where(
-                call_table.c.id == bindparam("at_id"),
-                call_table.c.state == bindparam("at_state"),
-                call_table.c.epoch == bindparam("at_epoch"),
-            )
-            values: dict[str, object] = {name: bindparam(name) for name in sorted(names)}
-            check_count(self._connection.execute(statement.values(values), rows).rowcount, len(rows))
+            check_count(_moving(names).run(self._connection, rows), len(rows))
 
     def write_debits(self, debits: Iterable[Debit]) -> None:
         """Writes what claims took, one change for each payment; assigned from the locked row, because a relative
@@ -140,10 +146,7 @@ class BookPage:
         ]
         if not rows:
             return
-        values: dict[str, object] = {
-            name: bindparam(name) for name in ("taken_units", "calls", "is_plain_ended")
-        }
-        check_count(self._connection.execute(_AT_BALANCE.values(values), rows).rowcount, len(rows))
+        check_count(_DEBIT.run(self._connection, rows), len(rows))
         self._taken_before.update({debit.payment_id: debit.taken_units for debit in debits})
 
     def _write_balances(self) -> None:
@@ -153,42 +156,35 @@ class BookPage:
             if self.payments[key].taken_units != before
         ]
         if rows:
-            values: dict[str, object] = {"taken_units": bindparam("taken_units")}
-            check_count(self._connection.execute(_AT_BALANCE.values(values), rows).rowcount, len(rows))
+            check_count(_SET_BALANCE.run(self._connection, rows), len(rows))
             self._taken_before = {key: payment.taken_units for key, payment in self.payments.items()}
 
     def _write_parts(self) -> None:
         if not self._parts:
             return
-        self._connection.execute(
-            update(call_table)
-            .where(call_table.c.id == bindparam("at_id"))
-            .values(taken_units=bindparam("units")),
-            [
-                {"at_id": call.id, "units": parts.get(call.payment_id or 0, 0)}
-                for call, parts in self._parts.values()
-            ],
-        )
+        held = [
+            {"at_id": call.id, "units": parts.get(call.payment_id or 0, 0)}
+            for call, parts in self._parts.values()
+        ]
+        _SET_HELD.run(self._connection, held)
         ids = list(self._parts)
         self._connection.execute(delete(topup_table).where(topup_table.c.call_id.in_(ids)))
         rows = [
             row for call, parts in self._parts.values() for row in topup_rows(call.id, call.payment_id, parts)
         ]
         if rows:
-            self._connection.execute(insert(topup_table), rows)
+            ADD_TOPUPS.run(self._connection, rows)
 
-    def _read_calls(self, query: Select[Any]) -> dict[CallId, LockedCall]:
-        rows = self._connection.execute(query).all()
-        short = [row.id for row in rows if row.payment_id is not None and row.taken_units < row.price_units]
+    def _fetch_calls(self, statement: Prepared, call_ids: Collection[CallId]) -> dict[CallId, LockedCall]:
+        if not call_ids:
+            return {}
+        rows = statement.fetch(self._connection, call_ids=list(call_ids))
+        short = [row[_ID] for row in rows if row[_SHOWN] is not None and row[_TAKEN] < row[_PRICE]]
         topups: dict[str, dict[int, int]] = {}
         if short:
-            columns = topup_table.c
-            found = select(columns.call_id, columns.payment_id, columns.units).where(
-                columns.call_id.in_(short)
-            )
-            for call_id, payment_id, units in self._connection.execute(found):
+            for call_id, payment_id, units in _READ_TOPUPS.fetch(self._connection, call_ids=short):
                 topups.setdefault(call_id, {})[payment_id] = units
-        return {CallId(row.id): _parse_locked(row, topups.get(row.id, {})) for row in rows}
+        return {row[_ID]: _parse_locked(row, topups.get(row[_ID])) for row in rows}
 
 
 def drawn_from(call: LockedCall) -> frozenset[int]:
@@ -204,51 +200,119 @@ def topup_rows(call_id: CallId, payment_id: int | None, parts: Parts) -> list[di
     ]
 
 
-_AT_BALANCE = update(payment_table).where(
-    payment_table.c.id == bindparam("at_id"), payment_table.c.taken_units == bindparam("at_taken")
+_PAYMENTS = select(*(payment_table.c[name] for name in PAYMENT_COLUMNS)).order_by(payment_table.c.id)
+_LOCK_PAYMENTS = Prepared(
+    _PAYMENTS.where(Within(payment_table.c.id, "payment_ids")).with_for_update(key_share=True)
 )
 
 
-def _call_query(call_ids: Collection[CallId]) -> Select[Any]:
-    columns = call_table.c
-    return (
-        select(
-            columns.id,
-            columns.state,
-            columns.epoch,
-            columns.attempts,
-            columns.owner_id,
-            columns.rail,
-            columns.cut,
-            columns.clock_releases,
-            columns.moved_ms,
-            columns.latency_ms,
-            columns.payment_id,
-            columns.price_units,
-            columns.taken_units,
-        )
-        .where(columns.id.in_(list(call_ids)))
-        .order_by(columns.id)
+def _lock_drawn() -> Select[Any]:
+    """PostgreSQL only. Which payments the calls draw from is looked up once, before the first lock is waited for."""
+    given = select(func.unnest(bindparam("payment_ids", type_=ARRAY(BigInteger))).label("id"))
+    shown = select(call_table.c.payment_id).where(Within(call_table.c.id, "call_ids"))
+    helped = select(topup_table.c.payment_id).where(Within(topup_table.c.call_id, "call_ids"))
+    drawn = given.union(shown, helped).cte("drawn").prefix_with("MATERIALIZED")
+    return _PAYMENTS.where(payment_table.c.id.in_(select(drawn.c.id))).with_for_update(
+        key_share=True, of=payment_table
     )
 
 
-def _parse_locked(row: Any, topups: Mapping[int, int]) -> LockedCall:
-    parts = dict(topups)
-    if row.payment_id is not None and row.taken_units:
-        parts[row.payment_id] = row.taken_units
+_LOCK_DRAWN = Prepared(_lock_drawn())
+
+_CALL_COLUMNS = (
+    "id",
+    "state",
+    "epoch",
+    "attempts",
+    "owner_id",
+    "rail",
+    "cut",
+    "clock_releases",
+    "moved_ms",
+    "latency_ms",
+    "payment_id",
+    "price_units",
+    "taken_units",
+)
+_ID, _SHOWN, _PRICE, _TAKEN = (
+    _CALL_COLUMNS.index(name) for name in ("id", "payment_id", "price_units", "taken_units")
+)
+_CALLS = (
+    select(*(call_table.c[name] for name in _CALL_COLUMNS))
+    .where(Within(call_table.c.id, "call_ids"))
+    .order_by(call_table.c.id)
+)
+_READ_CALLS = Prepared(_CALLS)
+_LOCK_CALLS = Prepared(_CALLS.with_for_update())
+_READ_TOPUPS = Prepared(
+    select(topup_table.c.call_id, topup_table.c.payment_id, topup_table.c.units).where(
+        Within(topup_table.c.call_id, "call_ids")
+    )
+)
+ADD_TOPUPS = Prepared(
+    insert(topup_table).values({name: bindparam(name) for name in ("call_id", "payment_id", "units")})
+)
+
+_SET_HELD = Prepared(
+    update(call_table).where(call_table.c.id == bindparam("at_id")).values(taken_units=bindparam("units"))
+)
+
+
+def _at_balance(*names: str) -> Update:
+    return (
+        update(payment_table)
+        .where(payment_table.c.id == bindparam("at_id"), payment_table.c.taken_units == bindparam("at_taken"))
+        .values({name: bindparam(name) for name in names})
+    )
+
+
+_SET_BALANCE = Prepared(_at_balance("taken_units"))
+_DEBIT = Prepared(_at_balance("taken_units", "calls", "is_plain_ended"))
+
+
+@cache
+def _moving(names: frozenset[str]) -> Prepared:
+    """As many as there are moves in the code."""
+    at = update(call_table).where(
+        call_table.c.id == bindparam("at_id"),
+        call_table.c.state == bindparam("at_state"),
+        call_table.c.epoch == bindparam("at_epoch"),
+    )
+    return Prepared(at.values({name: bindparam(name) for name in sorted(names)}))
+
+
+def _parse_locked(row: Sequence[Any], topups: Mapping[int, int] | None) -> LockedCall:
+    (
+        call_id,
+        state,
+        epoch,
+        attempts,
+        owner_id,
+        rail,
+        cut,
+        clock_releases,
+        moved_ms,
+        latency_ms,
+        payment_id,
+        price_units,
+        taken_units,
+    ) = row
+    parts = dict(topups) if topups else {}
+    if payment_id is not None and taken_units:
+        parts[payment_id] = taken_units
     return LockedCall(
-        id=CallId(row.id),
-        state=CallState(row.state),
-        epoch=row.epoch,
-        attempts=row.attempts,
-        owner_id=row.owner_id,
-        rail=row.rail,
-        cut=row.cut,
-        clock_releases=row.clock_releases,
-        moved_ms=row.moved_ms,
-        latency_ms=row.latency_ms,
-        payment_id=row.payment_id,
-        price_units=row.price_units,
+        id=call_id,
+        state=CallState(state),
+        epoch=epoch,
+        attempts=attempts,
+        owner_id=owner_id,
+        rail=rail,
+        cut=cut,
+        clock_releases=bool(clock_releases),
+        moved_ms=moved_ms,
+        latency_ms=latency_ms,
+        payment_id=payment_id,
+        price_units=price_units,
         parts=parts,
     )
 

@@ -1,5 +1,6 @@
 """Rows of the books' tables to records of the ledger. Nothing else."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import Row
@@ -7,27 +8,70 @@ from sqlalchemy import Row
 from tollway.identifiers import Address, CallId, ChainId, ListingId, TxHash
 from tollway.ledger.call import CallRecord, CallState, Delivery, Payment, PaymentState, Rail
 
+PAYMENT_COLUMNS = (
+    "id",
+    "chain_id",
+    "tx_hash",
+    "asset",
+    "payer",
+    "payee",
+    "value_units",
+    "taken_units",
+    "state",
+    "block_number",
+    "block_hash",
+    "block_time",
+    "is_plain_ended",
+    "is_held",
+    "calls",
+    "is_authorized",
+)
+"""In the order of `parse_payment_row`."""
+
 
 def parse_payment(row: Row[Any]) -> Payment:
+    """`parse_payment_row` of a row that has more columns, or has them in another order."""
+    return parse_payment_row([getattr(row, name) for name in PAYMENT_COLUMNS])
+
+
+def parse_payment_row(row: Sequence[Any]) -> Payment:
     """A gone payment is worth what its running calls still hold of it, so nothing is left to spend."""
-    state = PaymentState(row.state)
+    (
+        payment_id,
+        chain_id,
+        tx_hash,
+        asset,
+        payer,
+        payee,
+        value_units,
+        taken_units,
+        state_name,
+        block_number,
+        block_hash,
+        block_time,
+        is_plain_ended,
+        is_held,
+        calls,
+        is_authorized,
+    ) = row
+    state = PaymentState(state_name)
     return Payment(
-        id=row.id,
-        chain_id=ChainId(row.chain_id),
-        tx_hash=TxHash(row.tx_hash),
-        asset=row.asset,
-        payer=Address(row.payer),
-        payee=Address(row.payee),
-        value_units=row.taken_units if state is PaymentState.GONE else row.value_units,
-        taken_units=row.taken_units,
+        id=payment_id,
+        chain_id=ChainId(chain_id),
+        tx_hash=TxHash(tx_hash),
+        asset=asset,
+        payer=Address(payer),
+        payee=Address(payee),
+        value_units=taken_units if state is PaymentState.GONE else value_units,
+        taken_units=taken_units,
         state=state,
-        block_number=row.block_number,
-        block_hash=bytes(row.block_hash),
-        block_time=row.block_time,
-        is_plain_ended=row.is_plain_ended,
-        is_held=row.is_held,
-        calls=row.calls,
-        is_authorized=row.is_authorized,
+        block_number=block_number,
+        block_hash=bytes(block_hash),
+        block_time=block_time,
+        is_plain_ended=bool(is_plain_ended),
+        is_held=bool(is_held),
+        calls=calls,
+        is_authorized=bool(is_authorized),
     )
 
 

@@ -4,18 +4,18 @@ A claim looks while it holds the lock of the payment: whoever opens, ends or reo
 of it is decided in `ledger/claims`.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from operator import itemgetter
 from typing import Any
 
 from sqlalchemy import (
     BigInteger,
     Connection,
     LargeBinary,
-    Row,
     Select,
     and_,
+    bindparam,
     func,
-    literal,
     select,
     text,
     tuple_,
@@ -28,8 +28,23 @@ from tollway.ledger.call import CallState
 from tollway.ledger.claims import request_name
 from tollway.ledger.open_calls import OpenCall, RequestName
 from tollway.storage.book_tables import REPEATABLE, call_table
+from tollway.storage.statements import Prepared, Rows
 
 _REPEATABLE_STATES = (CallState.FORWARDING.value, CallState.UNKNOWN.value, CallState.CONSUMED.value)
+
+_COLUMNS = (
+    "id",
+    "payment_id",
+    "digest",
+    "state",
+    "epoch",
+    "attempts",
+    "cut",
+    "created_ms",
+    "price",
+    "price_units",
+)
+_ID, _CREATED = map(_COLUMNS.index, ("id", "created_ms"))
 
 
 def find_repeats(connection: Connection, claims: Iterable[Claim]) -> dict[RequestName, OpenCall]:
@@ -38,17 +53,26 @@ def find_repeats(connection: Connection, claims: Iterable[Claim]) -> dict[Reques
     if not names:
         return {}
     if connection.dialect.name == "sqlite":
-        columns = call_table.c
-        query = _open_query().where(tuple_(columns.payment_id, columns.digest).in_(list(map(tuple, names))))
-    else:
-        query = _joined_query(names)
-    return _newest_of(connection.execute(query))
+        return _newest_of(_LISTED.fetch(connection, names=names))
+    payment_ids, digests = map(list, zip(*names, strict=True))
+    return _newest_of(_JOINED.fetch(connection, payment_ids=payment_ids, digests=digests))
 
 
-def _joined_query(names: Sequence[RequestName]) -> Select[Any]:
-    """PostgreSQL would plan a search for each member of a list, and anew for each length; a join it plans once."""
-    payment_ids = literal([name.payment_id for name in names], ARRAY(BigInteger))
-    digests = literal([name.digest for name in names], ARRAY(LargeBinary))
+def find_repeat(connection: Connection, payment_id: int, digest: bytes) -> OpenCall | None:
+    found = _newest_of(_ONE.fetch(connection, payment_id=payment_id, digest=digest))
+    return found.get(RequestName(payment_id, digest))
+
+
+def _open_query() -> Select[Any]:
+    return select(*(call_table.c[name] for name in _COLUMNS)).where(
+        text(f"({REPEATABLE})")
+    )  # literal, for the index
+
+
+def _joined_query() -> Select[Any]:
+    """PostgreSQL would plan a search for each member of a list; a join it plans once."""
+    payment_ids = bindparam("payment_ids", type_=ARRAY(BigInteger))
+    digests = bindparam("digests", type_=ARRAY(LargeBinary))
     named = (
         func.unnest(payment_ids, digests).table_valued("payment_id", "digest", name="named").render_derived()
     )
@@ -58,39 +82,31 @@ def _joined_query(names: Sequence[RequestName]) -> Select[Any]:
     )
 
 
-def find_repeat(connection: Connection, payment_id: int, digest: bytes) -> OpenCall | None:
-    columns = call_table.c
-    query = _open_query().where(columns.payment_id == payment_id, columns.digest == digest)
-    return _newest_of(connection.execute(query)).get(RequestName(payment_id, digest))
+_LISTED = Prepared(
+    _open_query().where(
+        tuple_(call_table.c.payment_id, call_table.c.digest).in_(bindparam("names", expanding=True))
+    )
+)
+_JOINED = Prepared(_joined_query())
+_ONE = Prepared(
+    _open_query().where(
+        call_table.c.payment_id == bindparam("payment_id"), call_table.c.digest == bindparam("digest")
+    )
+)
 
 
-def _open_query() -> Select[Any]:
-    columns = call_table.c
-    return select(
-        columns.id,
-        columns.payment_id,
-        columns.digest,
-        columns.state,
-        columns.epoch,
-        columns.attempts,
-        columns.cut,
-        columns.created_ms,
-        columns.price,
-        columns.price_units,
-    ).where(text(f"({REPEATABLE})"))  # literal, for the index
-
-
-def _newest_of(rows: Iterable[Row[Any]]) -> dict[RequestName, OpenCall]:
+def _newest_of(rows: Rows) -> dict[RequestName, OpenCall]:
     """Sorted here, not there: an ORDER BY would make SQLite walk every call of the payment instead."""
-    is_repeatable = (row for row in rows if row.cut != "cut" or row.state in _REPEATABLE_STATES)
-    return {
-        RequestName(row.payment_id, bytes(row.digest)): OpenCall(
-            call_id=CallId(row.id),
-            state=CallState(row.state),
-            epoch=row.epoch,
-            attempts=row.attempts,
-            price=row.price,
-            price_units=row.price_units,
-        )
-        for row in sorted(is_repeatable, key=lambda one: (one.created_ms, one.id))
-    }
+    found: dict[RequestName, OpenCall] = {}
+    for row in sorted(rows, key=itemgetter(_CREATED, _ID)):
+        call_id, payment_id, digest, state, epoch, attempts, cut, _, price, price_units = row
+        if cut != "cut" or state in _REPEATABLE_STATES:
+            found[RequestName(payment_id, bytes(digest))] = OpenCall(
+                call_id=CallId(call_id),
+                state=CallState(state),
+                epoch=epoch,
+                attempts=attempts,
+                price=price,
+                price_units=price_units,
+            )
+    return found

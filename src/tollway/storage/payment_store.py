@@ -6,8 +6,20 @@ next transfer into the same purse pays it, oldest call first, before anything el
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, and_, func, literal_column, or_, select, union, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Select,
+    and_,
+    func,
+    literal_column,
+    or_,
+    select,
+    union,
+    update,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 
 from tollway.identifiers import Address, CallId, ChainId, TxHash
@@ -18,6 +30,7 @@ from tollway.ledger.parts import held_after, share_among_debts
 from tollway.storage.book_page import BookPage, LockedCall
 from tollway.storage.book_rows import parse_payment
 from tollway.storage.book_tables import call_table, payment_table, topup_table
+from tollway.storage.statements import Prepared, Within
 
 GONE_RECHECK_MS = 86_400_000
 """For a day after a transaction left the chain it is looked for again."""
@@ -80,26 +93,12 @@ def find_debts(connection: Connection, payers: Collection[Address]) -> dict[Purs
     """What these payers owe, by purse."""
     if not payers:
         return {}
-    columns = call_table.c
-    helped = (
-        select(func.coalesce(func.sum(topup_table.c.units), 0))
-        .where(topup_table.c.call_id == columns.id)
-        .correlate(call_table)
-        .scalar_subquery()
-    )
-    query = select(
-        columns.payer,
-        columns.chain_id,
-        columns.asset,
-        columns.pay_to,
-        columns.price_units,
-        columns.taken_units,
-        helped.label("helped"),
-    ).where(columns.payer.in_(payers), _is_reorged())
     owed: dict[Purse, int] = {}
-    for row in connection.execute(query):
-        purse = Purse(ChainId(row.chain_id), row.asset, Address(row.payer), Address(row.pay_to))
-        owed[purse] = owed.get(purse, 0) + row.price_units - row.taken_units - int(row.helped)
+    for payer, chain_id, asset, payee, price_units, taken_units, helped in _DEBTS.fetch(
+        connection, payers=list(payers)
+    ):
+        purse = Purse(ChainId(chain_id), asset, Address(payer), Address(payee))
+        owed[purse] = owed.get(purse, 0) + price_units - taken_units - int(helped)
     return owed
 
 
@@ -219,6 +218,28 @@ def _debtors(connection: Connection, payment: Payment) -> list[CallId]:
 
 def _is_reorged() -> ColumnElement[bool]:
     return call_table.c.state == literal_column("'reorged'")
+
+
+def _debts_query() -> Select[Any]:
+    columns = call_table.c
+    helped = (
+        select(func.coalesce(func.sum(topup_table.c.units), 0))
+        .where(topup_table.c.call_id == columns.id)
+        .correlate(call_table)
+        .scalar_subquery()
+    )
+    return select(
+        columns.payer,
+        columns.chain_id,
+        columns.asset,
+        columns.pay_to,
+        columns.price_units,
+        columns.taken_units,
+        helped.label("helped"),
+    ).where(Within(columns.payer, "payers"), _is_reorged())
+
+
+_DEBTS = Prepared(_debts_query())
 
 
 def insert_payment(

@@ -25,14 +25,15 @@ from tollway.ledger.call import CallState, PaymentState, Rail
 from tollway.ledger.claims import Decision, Purse, decide_claims, purses_short
 from tollway.ledger.gas import LaneTaken
 from tollway.storage.authorization_store import find_known, lock_wallets, write_claimed
-from tollway.storage.book_page import BookPage, LockedCall, drawn_from, topup_rows
-from tollway.storage.book_tables import call_table, payment_table, topup_table
+from tollway.storage.book_page import ADD_TOPUPS, BookPage, LockedCall, drawn_from, topup_rows
+from tollway.storage.book_tables import call_table, payment_table
 from tollway.storage.key_store import find_named, lock_keys
 from tollway.storage.open_call_store import find_repeats
 from tollway.storage.payment_store import find_debts
 from tollway.storage.settling import Conclude, Settle, Settling
 from tollway.storage.spent_store import find_nonces
 from tollway.storage.statement_store import find_held
+from tollway.storage.statements import Prepared
 
 SIBLINGS_MAX = 256
 """How many small payments of one purse may repair a short one."""
@@ -125,14 +126,12 @@ class _Post:
         lock_wallets(self._connection, claims)
         lock_keys(self._connection, claims)
         settled = self._settling.lock_authorizations([one for one in moves if isinstance(one, Conclude)])
-        seen = self._page.read_calls([move.call_id for move in moves])
-        drawn = {key for call in seen.values() for key in drawn_from(call)} | settled
         shown = {claim.payment_id for claim in claims if claim.payment_id is not None}
-        self._page.lock_payments(drawn | shown | self._sibling_ids(claims))
+        others = shown | settled | self._sibling_ids(claims)
+        calls = self._page.lock_with_payments([move.call_id for move in moves], others=others)
         short = purses_short(claims, self._page.payments)
         if not short <= self._posting.purses:
             raise PursesShort(short | self._posting.purses)
-        calls = self._page.lock_calls(list(seen))
         self._settling.lock_lanes([one for one in moves if isinstance(one, Settle)])
         return calls
 
@@ -285,13 +284,13 @@ class _Post:
         self._page.write_debits(debits)
         granted = [one for one in decisions if isinstance(one.outcome, Claimed)]
         if granted:
-            self._connection.execute(insert(call_table), [self._call_row(one) for one in granted])
+            _OPEN_CALLS.run(self._connection, [self._call_row(one) for one in granted])
             write_claimed(self._connection, [one.claim for one in granted], known)
         topups = [
             row for one in decisions for row in topup_rows(one.claim.call_id, one.claim.payment_id, one.parts)
         ]
         if topups:
-            self._connection.execute(insert(topup_table), topups)
+            ADD_TOPUPS.run(self._connection, topups)
         self._outcomes.update(self._with_held(decisions))
 
     def _with_held(self, decisions: Sequence[Decision]) -> dict[CallId, Outcome]:
@@ -343,7 +342,7 @@ class _Post:
 
     def _finish(self, finishes: Sequence[Finish]) -> None:
         if finishes:
-            self._connection.execute(_FINISH, [_finish_row(finish) for finish in finishes])
+            _FINISH.run(self._connection, [_finish_row(finish) for finish in finishes])
 
 
 def _in_purse(purse: Purse) -> ColumnElement[bool]:
@@ -357,7 +356,7 @@ def _in_purse(purse: Purse) -> ColumnElement[bool]:
 
 
 _CUT_NOW = and_(bindparam("is_cut"), call_table.c.cut == "", call_table.c.state == CallState.CONSUMED.value)
-_FINISH = (
+_FINISH = Prepared(
     update(call_table)
     .where(call_table.c.id == bindparam("at_id"), call_table.c.epoch == bindparam("at_epoch"))
     .values(
@@ -366,6 +365,24 @@ _FINISH = (
         response_bytes=bindparam("response_bytes"),
         completed_ms=bindparam("completed_ms"),
         cut=case((_CUT_NOW, "cut"), else_=call_table.c.cut),
+    )
+)
+
+
+_TOLD_LATER = {
+    "http_status",
+    "upstream_status",
+    "request_bytes",
+    "response_bytes",
+    "latency_ms",
+    "upstream_latency_ms",
+    "delivery",
+    "error",
+    "completed_ms",
+}
+_OPEN_CALLS = Prepared(
+    insert(call_table).values(
+        {name: bindparam(name) for name in call_table.columns.keys() if name not in _TOLD_LATER}  # noqa: SIM118
     )
 )
 

@@ -113,6 +113,8 @@ class Settling:
 
     def lock_lanes(self, settles: Sequence[Settle]) -> None:
         attempts = [one.attempt for one in settles if one.attempt is not None]
+        if not attempts:
+            return
         self._lanes = lock_lanes(self._connection, [(one.sender, one.chain_id) for one in attempts])
 
     def settle(
@@ -168,6 +170,8 @@ class Settling:
 
     def write(self, *, now_ms: int) -> None:
         """After every move of the batch is decided."""
+        if not (self._credit or self._attempts or self._lanes or self._ended):
+            return
         pay_debts(self._connection, self._page, dict.fromkeys(self._credit), now_ms=now_ms)
         write_attempts(self._connection, self._attempts)
         write_lanes(self._connection, self._lanes)

@@ -6,17 +6,18 @@ Plain functions over a connection; `posting` and `book_reader` run them. What fo
 from collections.abc import Sequence
 from dataclasses import replace
 
-from sqlalchemy import Connection, select, text
+from sqlalchemy import Connection, bindparam, select, text
 
 from tollway.identifiers import CallId, ChainId, TxHash
 from tollway.ledger.book import Claim, Exhausted, NonceUsed
 from tollway.ledger.call import CallState
 from tollway.ledger.claims import NonceKey, decide_claims, nonce_key
-from tollway.storage.book_rows import parse_payment
+from tollway.storage.book_rows import PAYMENT_COLUMNS, parse_payment_row
 from tollway.storage.book_tables import COUNTING_NONCE, call_table, payment_table
 from tollway.storage.open_call_store import find_repeats
 from tollway.storage.payment_store import find_debts
 from tollway.storage.statement_store import find_held
+from tollway.storage.statements import Prepared, Within
 
 
 def find_nonces(connection: Connection, claims: Sequence[Claim]) -> dict[NonceKey, NonceUsed]:
@@ -24,18 +25,31 @@ def find_nonces(connection: Connection, claims: Sequence[Claim]) -> dict[NonceKe
     wanted = {key for key in map(nonce_key, claims) if key is not None}
     if not wanted:
         return {}
-    columns = call_table.c
-    query = select(columns.id, columns.state, columns.chain_id, columns.tx_hash, columns.nonce).where(
-        columns.nonce.in_({key.nonce for key in wanted}),
-        columns.tx_hash.in_({key.tx_hash for key in wanted}),
-        text(COUNTING_NONCE),
+    found = _NONCES.fetch(
+        connection,
+        nonces=list({key.nonce for key in wanted}),
+        tx_hashes=list({key.tx_hash for key in wanted}),
     )
     return {
-        NonceKey(ChainId(row.chain_id), TxHash(row.tx_hash), bytes(row.nonce)): NonceUsed(
-            call_id=CallId(row.id), state=CallState(row.state)
+        NonceKey(ChainId(chain_id), TxHash(tx_hash), bytes(nonce)): NonceUsed(
+            call_id=CallId(call_id), state=CallState(state)
         )
-        for row in connection.execute(query)
+        for call_id, state, chain_id, tx_hash, nonce in found
     }
+
+
+_PAYMENT = Prepared(
+    select(*(payment_table.c[name] for name in PAYMENT_COLUMNS)).where(
+        payment_table.c.id == bindparam("payment_id")
+    )
+)
+_NONCES = Prepared(
+    select(
+        call_table.c.id, call_table.c.state, call_table.c.chain_id, call_table.c.tx_hash, call_table.c.nonce
+    ).where(
+        Within(call_table.c.nonce, "nonces"), Within(call_table.c.tx_hash, "tx_hashes"), text(COUNTING_NONCE)
+    )
+)
 
 
 def find_spent(connection: Connection, claims: Sequence[Claim]) -> list[Exhausted | NonceUsed | None]:
@@ -54,8 +68,7 @@ def _find_spent_on(
     connection: Connection, payment_id: int | None, claims: Sequence[Claim]
 ) -> dict[CallId, Exhausted | NonceUsed]:
     """Asks the same rules as a claim does, of a payment without any rest: then no other payment can help it out."""
-    query = select(payment_table).where(payment_table.c.id == payment_id)
-    payments = [parse_payment(row) for row in connection.execute(query)]
+    payments = list(map(parse_payment_row, _PAYMENT.fetch(connection, payment_id=payment_id)))
     payers = {claim.payer for claim in claims if claim.payer is not None}
     if not payers or any(payment.rest_units > 0 for payment in payments):
         return {}

@@ -1,0 +1,265 @@
+"""The books alone: claims, closes and finishes by many callers at once, as paid calls make them. One JSON line.
+
+    python bench/books.py sqlite|postgresql [--tasks 32] [--seconds 5] [--payments 8] [--shape plain|bound|keyed|free]
+                          [--pause-ms 0] [--database URL] [--profile FILE]
+
+A pair is a claim with its close and its finish. CPU is that of this process, its writer thread included, without what the
+same callers take against books that do nothing (`load_us`); a PostgreSQL server's own is beside it. Statements and commits
+are counted in a round of their own: SQLite's by its trace, PostgreSQL's by its driver. Everything is flushed as in life.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import cProfile
+import itertools
+import json
+import resource
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import uvloop
+from machine import describe_machine
+from nodes import Server, cpu_ticks, postgres_pids
+
+from tollway.identifiers import keccak256
+from tollway.ledger.book import Claimed, Closed
+from tollway.storage.book_store import BookStore
+from tollway.storage.database import Database, SqliteDatabase, connect_database, sqlite_module
+from tollway.storage.migrate import upgrade
+from tollway.testing.book_samples import claim_on, close_of, finish_of, new_payment
+
+TICK_US = 10_000
+_FRAME = ("BEGIN", "COMMIT", "ROLLBACK", "PRAGMA", "SET ")
+
+
+class NoBooks:
+    """Grants everything and writes nothing: what the callers themselves cost."""
+
+    async def claim(self, claim: Any) -> None:
+        await asyncio.sleep(0)
+
+    async def close(self, close: Any) -> None:
+        await asyncio.sleep(0)
+
+    def finish(self, finish: Any) -> None: ...
+
+
+class Crowd:
+    """So many callers, each with a call at a time."""
+
+    def __init__(self, book: Any, payments: list[Any], options: argparse.Namespace) -> None:
+        self._book = book
+        self._payments = payments
+        self._options = options
+        self._numbers = itertools.count()
+        self.pairs = 0
+        self.claim_s: list[float] = []
+
+    async def run(self, *, seconds: float) -> None:
+        self.pairs, self.claim_s = 0, []
+        ends = time.monotonic() + seconds
+        async with asyncio.TaskGroup() as group:
+            for _ in range(self._options.tasks):
+                group.create_task(self._call_until(ends))
+
+    async def _call_until(self, ends: float) -> None:
+        book, pause_s = self._book, self._options.pause_ms / 1000
+        while time.monotonic() < ends:
+            claim = self._make_claim()
+            started = time.perf_counter()
+            outcome = await book.claim(claim)
+            self.claim_s.append(time.perf_counter() - started)
+            assert outcome is None or isinstance(outcome, Claimed), outcome
+            if pause_s:
+                await asyncio.sleep(pause_s)
+            closed = await book.close(close_of(claim))
+            assert closed is None or isinstance(closed, Closed), closed
+            book.finish(finish_of(claim))
+            self.pairs += 1
+
+    def _make_claim(self) -> Any:
+        number = next(self._numbers)
+        shape = self._options.shape
+        payment = None if shape == "free" else self._payments[number % len(self._payments)]
+        claim = claim_on(payment, call_id=f"call_{number:08x}{id(self):x}")
+        if shape == "bound":
+            return replace(claim, nonce=keccak256(b"%d" % number), ends_plain=True)
+        if shape == "keyed":
+            return replace(claim, method="POST", idempotency_key=f"key {number}")
+        return claim
+
+
+class Tally:
+    """Statements and commits, as the driver sees them."""
+
+    def __init__(self) -> None:
+        self.is_on = False
+        self.words: Counter[str] = Counter()
+
+    def note(self, sql: str) -> None:
+        if self.is_on:
+            for one in sql.split(";"):
+                word = one.split(None, 1)[0].upper() if one.strip() else ""
+                if word:
+                    self.words["FRAME" if (word + " ").startswith(_FRAME) else "STATEMENT"] += 1
+                    self.words[word] += 1
+
+
+@contextlib.contextmanager
+def traced(tally: Tally) -> Iterator[None]:
+    """New connections to SQLite tell the tally."""
+    module: Any = sqlite_module
+    connect = module.connect
+
+    def connect_traced(*args: Any, **options: Any) -> Any:
+        connection = connect(*args, **options)
+        connection.set_trace_callback(tally.note)
+        return connection
+
+    module.connect = connect_traced
+    try:
+        yield
+    finally:
+        module.connect = connect
+
+
+def listen(database: Any, tally: Tally) -> None:
+    """New connections to PostgreSQL tell the tally. A list of executions counts as one."""
+    dial = database.line.dial
+
+    async def dial_heard(**options: Any) -> Any:
+        connection = await dial(**options)
+        connection.add_query_logger(lambda record: tally.note(record.query))
+        return connection
+
+    database.line.dial = dial_heard
+
+
+@contextlib.asynccontextmanager
+async def opened(database: Database) -> AsyncIterator[BookStore]:
+    await database.open()
+    book = BookStore(database, owner_id="bench", now_ms=lambda: int(time.time() * 1000))
+    writing = asyncio.get_running_loop().create_task(book.run())
+    try:
+        await book.open()
+        yield book
+    finally:
+        book.stop()
+        await writing
+        await database.close()
+
+
+async def measure(make: Any, server: Server | None, options: argparse.Namespace) -> dict[str, Any]:
+    database = make()
+    async with opened(database) as book:
+        payments = await pay(book, options.payments, "timed")
+        crowd = Crowd(book, payments, options)
+        await crowd.run(seconds=1.0)
+        pids = postgres_pids(server.postmaster) if server else []
+        profile = cProfile.Profile() if options.profile else None
+        ticks, before, started = cpu_ticks(pids), own_cpu_s(), time.monotonic()
+        if profile:
+            _where_written(database, profile.enable)
+        await crowd.run(seconds=options.seconds)
+        if profile:
+            _where_written(database, profile.disable)
+            profile.dump_stats(options.profile)
+        wall_s, cpu_s = time.monotonic() - started, own_cpu_s() - before
+        server_us = (cpu_ticks(pids) - ticks) * TICK_US
+    idle = Crowd(NoBooks(), payments, options)
+    before = own_cpu_s()
+    await idle.run(seconds=1.0)
+    load_us = (own_cpu_s() - before) * 1e6 / idle.pairs
+    waits = sorted(crowd.claim_s)
+    return {
+        "pairs_per_s": round(crowd.pairs / wall_s),
+        "cpu_us_per_pair": round(cpu_s * 1e6 / crowd.pairs - load_us, 1),
+        "load_us": round(load_us, 1),
+        "server_cpu_us_per_pair": round(server_us / crowd.pairs, 1) if server else None,
+        "claim_p50_ms": round(waits[len(waits) // 2] * 1e3, 2),
+        "claim_p99_ms": round(waits[len(waits) * 99 // 100] * 1e3, 2),
+    }
+
+
+def _where_written(database: Any, do: Any) -> None:
+    """In the thread that writes: on PostgreSQL it is the loop's."""
+    if isinstance(database, SqliteDatabase):
+        database._writer.submit(do).result()
+    else:
+        do()
+
+
+async def count(make: Any, options: argparse.Namespace) -> dict[str, Any]:
+    """A round that is not timed."""
+    tally = Tally()
+    with traced(tally):
+        database = make()
+        if database.dialect == "postgresql":
+            listen(database, tally)
+        async with opened(database) as book:
+            crowd = Crowd(book, await pay(book, options.payments, "counted"), options)
+            await crowd.run(seconds=0.5)
+            tally.is_on = True
+            await crowd.run(seconds=1.0)
+            tally.is_on = False
+    words = tally.words
+    return {
+        "statements_per_pair": round(words["STATEMENT"] / crowd.pairs, 2),
+        "commits_per_pair": round(words["COMMIT"] / crowd.pairs, 2),
+        "statements_per_commit": round(words["STATEMENT"] / words["COMMIT"], 1),
+    }
+
+
+async def pay(book: BookStore, payments: int, name: str) -> list[Any]:
+    now_ms = int(time.time() * 1000)
+    new = [new_payment(10**12, f"{name} {number} {now_ms}") for number in range(payments)]
+    return list(await book.record_payments(new, now_ms=now_ms))
+
+
+def own_cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+async def run(options: argparse.Namespace) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="books-") as folder, contextlib.ExitStack() as stack:
+        server = None
+        url = options.database
+        if url is None and options.kind == "sqlite":
+            url = f"sqlite:///{folder}/books.sqlite3"
+        elif url is None:
+            (Path(folder) / "pg").mkdir()
+            server = Server(Path(folder) / "pg")
+            stack.callback(server.close)
+            url = server.url
+        database = connect_database(url)
+        await database.open()
+        await upgrade(database)
+        await database.close()
+        timed = await measure(lambda: connect_database(url), server, options)
+        counted = await count(lambda: connect_database(url), options)
+        told = {name: getattr(options, name) for name in ("kind", "tasks", "payments", "shape", "pause_ms")}
+        return {**told, **timed, **counted, "machine": describe_machine(Path(folder))}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("kind", choices=("sqlite", "postgresql"))
+    parser.add_argument("--tasks", type=int, default=32)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--payments", type=int, default=8)
+    parser.add_argument("--shape", choices=("plain", "bound", "keyed", "free"), default="plain")
+    parser.add_argument("--pause-ms", type=float, default=0.0)
+    parser.add_argument("--database", help="the URL of an empty database; one of its own otherwise")
+    parser.add_argument("--profile", help="where cProfile writes what the thread that writes did")
+    print(json.dumps(uvloop.run(run(parser.parse_args()))))
+
+
+if __name__ == "__main__":
+    main()
