@@ -122,15 +122,16 @@ call_table = Table(
     *(
         Index(
             f"ix_call_{owner}_{name}",
-            owner,
-            "created_ms",
-            "id",
-            "listing_id",
+            *(owner, "created_ms", "id", "listing_id", *told),
             sqlite_where=text(predicate),
             postgresql_where=text(predicate),
         )
         for owner in ("payer", "provider")
-        for name, predicate in (("failed", FAILED), ("unknown", UNKNOWN))
+        # What the predicate reads stands in the index: SQLite asks it once more.
+        for name, predicate, told in (
+            ("failed", FAILED, ("state", "upstream_status")),
+            ("unknown", UNKNOWN, ()),
+        )
     ),
     Index(
         "uq_call_nonce",

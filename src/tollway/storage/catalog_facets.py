@@ -1,11 +1,10 @@
 """What a query of the catalog may ask for, each kind as a set of listings that one index holds, newest first.
 
-A facet can lead (its listings are walked) or be asked about a listing of another one; both need its index alone. SQLite
-keeps no numbers about its tables, so the index is named to it; PostgreSQL chooses by its own numbers.
+A facet can lead (its listings are walked) or be asked about a listing of another one; both need its index alone.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import (
@@ -33,9 +32,10 @@ from tollway.registry.catalog import ListingQuery, Market
 from tollway.registry.words import fold
 from tollway.storage.catalog_rows import NO_OPERATIONS
 from tollway.storage.catalog_tables import listing_table, network_table, tag_table
+from tollway.storage.named_index import ReadBy
 
 _INDEX = "ix_listing_"
-_PRICE, _CURRENCY = f"{_INDEX}price", f"{_INDEX}currency"
+_SHOWN, _PRICE, _CURRENCY = (_INDEX + name for name in ("shown", "price", "currency"))
 
 fts_table = table(
     "listing_search", column("rowid", BigInteger), column("name"), column("description"), column("tags")
@@ -45,36 +45,30 @@ vector_table = table("listing_search", column("listing_seq", BigInteger), column
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facet:
-    """`index`: which SQLite is to use to walk it, and `has_seq`: to ask it too, because its listings stand there by
-    number. `rank`: the order of relevance, where there is one. `by_age`: the same set as another index holds it,
-    newest first, where its own holds it in another order."""
+    """`index`: the one that it is walked by. `rank`: the order of relevance, where there is one. Where that index holds
+    the set in another order: `by_age` is the same set newest first, and `asked` finds one listing of it."""
 
     source: FromClause
     seq: ColumnElement[int]
     where: tuple[ColumnElement[bool], ...]
     index: str | None = None
-    has_seq: bool = False
     rank: ColumnElement[Any] | None = None
     by_age: "Facet | None" = None
+    asked: "Facet | None" = None
 
     def select(self, *others: ColumnElement[bool]) -> Select[Any]:
         """The numbers of its listings, in no order, of which `others` hold."""
-        query = select(self.seq).select_from(self.source).where(*self.where, *others)
-        return self._hinted(query) if self.index else query
+        return select(self.seq).select_from(self.source).where(*self.where, *others)
 
     def holds(self, seq: ColumnElement[int]) -> ColumnElement[bool]:
         """Whether a listing of another facet is in this one too."""
-        query: Select[Any] = (
-            select(literal_column("1")).select_from(self.source).where(*self.where, self.seq == seq)
-        )
-        return exists(self._hinted(query) if self.has_seq else query)
+        asked = self.asked or self
+        one: Select[Any] = select(literal_column("1")).select_from(asked.source)
+        return exists(one.where(*asked.where, asked.seq == seq))
 
     def is_within(self, other: "Facet") -> bool:
         """Whether `other`, of the same query, holds all of it."""
-        return self.index == _PRICE and other.index in (_PRICE, _CURRENCY)
-
-    def _hinted(self, query: Select[Any]) -> Select[Any]:
-        return query.with_hint(self.source, f"INDEXED BY {self.index}", "sqlite")
+        return other.index == _SHOWN or (self.index == _PRICE and other.index in (_PRICE, _CURRENCY))
 
 
 def find_facets(query: ListingQuery, words: Sequence[str], *, is_sqlite: bool) -> list[Facet]:
@@ -90,14 +84,18 @@ def find_facets(query: ListingQuery, words: Sequence[str], *, is_sqlite: bool) -
         where = (nets.c.chain_id == query.network,)
         facets.append(Facet(source=nets, seq=nets.c.listing_seq, where=where))
     if query.provider is not None:
-        facets.append(_shown("provider", has_seq=True, provider=bytes(query.provider)))
+        facets.append(_shown("provider", provider=bytes(query.provider)))
     if query.pay_to is not None:
-        facets.append(_shown("payee", has_seq=True, pay_to=bytes(query.pay_to)))
+        facets.append(_shown("payee", pay_to=bytes(query.pay_to)))
     if query.currency is not None and query.price_nano_max is not None:
         facets.append(_priced(query))
     elif query.currency is not None:
-        facets.append(_shown("currency", has_seq=True, currency=query.currency))
-    return facets or [_shown("shown", has_seq=True)]
+        facets.append(_shown("currency", currency=query.currency))
+    return facets or [
+        _shown(
+            "shown",
+        )
+    ]
 
 
 def in_order(query: ListingQuery) -> tuple[Facet, tuple[ColumnElement[Any], ...]]:
@@ -138,31 +136,29 @@ def sold_in(markets: Sequence[Market], seq: ColumnElement[int]) -> ColumnElement
 
 
 def _priced(query: ListingQuery) -> Facet:
-    by_age = _shown("currency", price_nano_max=query.price_nano_max, currency=query.currency)
-    return _shown("price", price_nano_max=query.price_nano_max, by_age=by_age, currency=query.currency)
+    """Of one currency, up to a price if there is one, by price."""
+    price = _shown("price", currency=query.currency)
+    most = query.price_nano_max
+    if most is None:
+        return price
+
+    def cheap(facet: Facet) -> Facet:
+        columns = facet.source.c
+        return replace(facet, where=(*facet.where, columns.price_nano <= most))
+
+    alias = listing_table.alias("asked")
+    where = (alias.c.currency == query.currency, alias.c.is_shown == true())
+    asked = cheap(Facet(source=alias, seq=alias.c.seq, where=where))
+    return replace(cheap(price), by_age=cheap(_shown("currency", currency=query.currency)), asked=asked)
 
 
-def _shown(
-    index: str,
-    *,
-    price_nano_max: int | None = None,
-    has_seq: bool = False,
-    by_age: Facet | None = None,
-    **equal: object,
-) -> Facet:
+def _shown(name: str, **equal: object) -> Facet:
     """Listings that lists show and whose columns are equal to these values."""
-    alias = listing_table.alias(f"by_{index}")
-    where = [alias.c[name] == value for name, value in equal.items()]
-    if price_nano_max is not None:
-        where.append(alias.c.price_nano <= price_nano_max)
-    return Facet(
-        source=alias,
-        seq=alias.c.seq,
-        where=(*where, alias.c.is_shown == true()),
-        index=_INDEX + index,
-        has_seq=has_seq,
-        by_age=by_age,
-    )
+    index = _INDEX + name
+    source = ReadBy(listing_table, index)
+    columns = source.c
+    where = tuple(columns[key] == value for key, value in equal.items())
+    return Facet(source=source, seq=columns.seq, where=(*where, columns.is_shown == true()), index=index)
 
 
 def _match_fts(words: Sequence[str]) -> Facet:

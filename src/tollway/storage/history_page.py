@@ -6,7 +6,7 @@ which hold nothing else; calls that run are few. What succeeded is the rest: it 
 order of all calls.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from sqlalchemy import (
@@ -28,6 +28,7 @@ from tollway.ledger.call import CallState
 from tollway.ledger.statement import HistoryPage, HistoryQuery, HistoryStatus
 from tollway.storage.book_rows import parse_call
 from tollway.storage.book_tables import FAILED, UNKNOWN, call_table, call_total_table
+from tollway.storage.named_index import ReadBy
 
 TOTAL_MAX = 10_000
 """With filters, the total is counted up to here."""
@@ -41,13 +42,15 @@ _UNSUCCESSFUL: tuple[HistoryStatus, ...] = ("failed", "unknown", "pending")
 
 def history(connection: Connection, query: HistoryQuery, *, is_totalled: bool = True) -> HistoryPage:
     """`is_totalled`: what `has_totals` says."""
-    columns = call_table.c
+    found = _calls(query)
+    columns = found.calls.c
     newest = (columns.created_ms.desc(), columns.id.desc())
-    found = _calls(query).where(*_after(connection, query))
-    page = found.order_by(*newest).limit(query.limit).offset(query.offset)
+    page = found.select.where(*_after(connection, query, found.calls)).order_by(*newest)
+    page = page.limit(query.limit).offset(query.offset)
     if query.offset:  # the rows that are passed over are not even looked up
         place = page.with_only_columns(columns.id).subquery()
-        page = select(call_table).join(place, place.c.id == columns.id).order_by(*newest)
+        newest = (call_table.c.created_ms.desc(), call_table.c.id.desc())
+        page = select(call_table).join(place, place.c.id == call_table.c.id).order_by(*newest)
     calls = tuple(map(parse_call, connection.execute(page)))
     total, is_beyond = _total(connection, query, is_totalled=is_totalled)
     return HistoryPage(calls=calls, total=total, is_lower_bound=is_beyond)
@@ -58,35 +61,50 @@ def has_totals(connection: Connection) -> bool:
     return inspect(connection).has_table(call_total_table.name)
 
 
-def _calls(query: HistoryQuery) -> Select[Any]:
-    """The calls that a query asks for, wherever its page begins."""
-    columns = call_table.c
-    wanted: list[ColumnElement[bool]] = []
-    if query.from_ms is not None:
-        wanted.append(columns.created_ms >= query.from_ms)
-    if query.to_ms is not None:
-        wanted.append(columns.created_ms <= query.to_ms)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """Calls that a query asks for, wherever its page begins. `calls`: the table as `select` names it."""
+
+    select: Select[Any]
+    calls: FromClause
+
+
+def _calls(query: HistoryQuery) -> _Found:
     if query.status == "pending":
         running = _running()
-        wanted += _whose(query, running)
-        both = call_table.join(running, running.c.id == columns.id)
-        return select(call_table).select_from(both).where(*wanted)
-    wanted += _whose(query, call_table, has_rare_index=query.status in ("failed", "unknown"))
+        both = call_table.join(running, running.c.id == call_table.c.id)
+        found = select(call_table).select_from(both).where(*_whose(query, running))
+        return _Found(select=found.where(*_within(query, call_table)), calls=call_table)
+    calls = ReadBy(call_table, _index(query))
+    found = select(calls).where(*_whose(query, calls), *_within(query, calls))
     if query.status is not None:
-        wanted.append(_has_ended_as(query.status))
-    return select(call_table).where(*wanted)
+        found = found.where(_has_ended_as(query.status, calls))
+    return _Found(select=found, calls=calls)
 
 
-def _whose(
-    query: HistoryQuery, calls: FromClause, *, has_rare_index: bool = False
-) -> list[ColumnElement[bool]]:
+def _index(query: HistoryQuery) -> str:
+    if query.status in ("failed", "unknown"):
+        kind: str = query.status
+    else:
+        kind = "time" if query.listing_id is None else "listing"
+    return f"ix_call_{query.role}_{kind}"
+
+
+def _whose(query: HistoryQuery, calls: FromClause) -> list[ColumnElement[bool]]:
     columns = calls.c
     whose = [(columns.payer if query.role == "payer" else columns.provider) == bytes(query.wallet)]
     if query.listing_id is not None:
-        # As an expression it keeps SQLite, which knows no numbers of rows, from the index of all calls of the listing.
-        listing_id = columns.listing_id + "" if has_rare_index else columns.listing_id
-        whose.append(listing_id == query.listing_id)
+        whose.append(columns.listing_id == query.listing_id)
     return whose
+
+
+def _within(query: HistoryQuery, calls: FromClause) -> list[ColumnElement[bool]]:
+    wanted: list[ColumnElement[bool]] = []
+    if query.from_ms is not None:
+        wanted.append(calls.c.created_ms >= query.from_ms)
+    if query.to_ms is not None:
+        wanted.append(calls.c.created_ms <= query.to_ms)
+    return wanted
 
 
 def _running() -> Subquery:
@@ -102,8 +120,10 @@ def _running() -> Subquery:
     return union_all(*(select(each) for each in states)).subquery("running")
 
 
-def _has_ended_as(status: Literal["succeeded", "failed", "unknown"]) -> ColumnElement[bool]:
-    columns = call_table.c
+def _has_ended_as(
+    status: Literal["succeeded", "failed", "unknown"], calls: FromClause
+) -> ColumnElement[bool]:
+    columns = calls.c
     match status:
         case "succeeded":
             is_ended = columns.state.in_([CallState.CONSUMED.value, CallState.REORGED.value])
@@ -114,7 +134,7 @@ def _has_ended_as(status: Literal["succeeded", "failed", "unknown"]) -> ColumnEl
             return and_(text(f"({UNKNOWN})"))
 
 
-def _after(connection: Connection, query: HistoryQuery) -> list[ColumnElement[bool]]:
+def _after(connection: Connection, query: HistoryQuery, calls: FromClause) -> list[ColumnElement[bool]]:
     """Older than the call `before`; nothing is older than a call that is not there."""
     if query.before is None:
         return []
@@ -122,8 +142,8 @@ def _after(connection: Connection, query: HistoryQuery) -> list[ColumnElement[bo
     place = select(columns.created_ms, columns.id).where(columns.id == query.before)
     row = connection.execute(place).first()
     if row is None:
-        return [columns.id.is_(None)]
-    return [tuple_(columns.created_ms, columns.id) < tuple_(row.created_ms, row.id)]
+        return [calls.c.id.is_(None)]
+    return [tuple_(calls.c.created_ms, calls.c.id) < tuple_(row.created_ms, row.id)]
 
 
 def _total(connection: Connection, query: HistoryQuery, *, is_totalled: bool) -> tuple[int, bool]:
@@ -152,5 +172,6 @@ def _count_up_to(connection: Connection, query: HistoryQuery, at_most: int) -> i
 
 
 def _count(connection: Connection, query: HistoryQuery, at_most: int | None = None) -> int:
-    some = _calls(query).with_only_columns(call_table.c.id).limit(at_most).subquery()
+    found = _calls(query)
+    some = found.select.with_only_columns(found.calls.c.id).limit(at_most).subquery()
     return connection.scalar(select(func.count()).select_from(some)) or 0

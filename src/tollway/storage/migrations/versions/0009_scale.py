@@ -21,11 +21,12 @@ FAILED = (
 def upgrade() -> None:
     for owner in ("payer", "provider"):
         op.create_index(f"ix_call_{owner}_listing", "call", [owner, "listing_id", "created_ms", "id"])
-        for name, predicate in (("failed", FAILED), ("unknown", "state = 'unknown'")):
+        ended = (("failed", FAILED, ("state", "upstream_status")), ("unknown", "state = 'unknown'", ()))
+        for name, predicate, told in ended:
             op.create_index(
                 f"ix_call_{owner}_{name}",
                 "call",
-                [owner, "created_ms", "id", "listing_id"],
+                [owner, "created_ms", "id", "listing_id", *told],
                 sqlite_where=sa.text(predicate),
                 postgresql_where=sa.text(predicate),
             )
