@@ -4,7 +4,6 @@ Pure: no clock and no randomness; whoever makes an id hands both in.
 """
 
 import re
-from base64 import b32encode
 from functools import lru_cache
 from typing import NewType, Self
 
@@ -22,8 +21,9 @@ CallId = NewType("CallId", str)
 _ADDRESS = re.compile(r"0[xX][0-9a-fA-F]{40}")
 _TX_HASH = re.compile(r"0[xX][0-9a-fA-F]{64}")
 _NETWORK = re.compile(r"eip155:(0|[1-9][0-9]{0,14})")
-_TO_CROCKFORD = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567", b"0123456789abcdefghjkmnpqrstvwxyz")
-"""From the alphabet of RFC 4648 to Crockford's, whose order is that of the numbers."""
+_CROCKFORD = "0123456789abcdefghjkmnpqrstvwxyz"
+_PAIRS = tuple(high + low for high in _CROCKFORD for low in _CROCKFORD)
+_SHIFTS = tuple(range(120, -10, -10))
 
 
 def keccak256(message: bytes) -> bytes:
@@ -115,6 +115,5 @@ def is_idempotency_key(key: str) -> bool:
 
 def format_id(prefix: str, *, now_ms: int, entropy: bytes) -> str:
     """`prefix_` + 26 characters that sort by time: 48 bits of milliseconds, then 80 bits of `entropy` (10 bytes)."""
-    moment = (now_ms & ((1 << 48) - 1)).to_bytes(6, "big")
-    digits = b32encode(bytes(4) + moment + entropy[:10])  # 32 digits, of which 26 hold the 128 bits
-    return prefix + "_" + digits[6:].translate(_TO_CROCKFORD).decode("ascii")
+    number = (now_ms & ((1 << 48) - 1)) << 80 | int.from_bytes(entropy[:10], "big")
+    return prefix + "_" + "".join([_PAIRS[(number >> shift) & 1023] for shift in _SHIFTS])
