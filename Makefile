@@ -59,7 +59,7 @@ $(STAMPS)/bench: requirements/bench.txt
 	$(BENCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/bench.txt
 	mkdir -p $(STAMPS) && touch $@
 
-bench: install $(STAMPS)/bench   ## beside Envoy, nginx and the x402 middleware, ten minutes (options: ARGS="--short")
+bench: install $(STAMPS)/bench   ## beside Envoy, nginx and the x402 middleware, eleven minutes (options: ARGS="--short")
 	@exec $(BIN)/python bench/run.py $(ARGS)
 
 lock: $(STAMPS)/python   ## resolve the requirements anew (needs uv)

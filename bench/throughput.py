@@ -4,7 +4,6 @@ A cell is one rival under one kind of request. What it took of its core, and how
 each figure: a rate is the rival's own only as long as its core was the full one.
 """
 
-import math
 import socket
 import statistics
 import time
@@ -36,7 +35,8 @@ class Sample:
 
     @property
     def rate(self) -> float:
-        return self.outcome.in_time / self.outcome.seconds
+        """Never zero: one that answered nothing in time is taken for one answer, so that there is a ratio."""
+        return max(1, self.outcome.in_time) / self.outcome.seconds
 
 
 @dataclass(slots=True, kw_only=True)
@@ -138,14 +138,15 @@ def run_rounds(
             sample = cell.measure(generator, folder, connections=connections, seconds=seconds)
             cell.samples.append(sample)
             tell(
-                f"round {number + 1}: {cell.name}: {sample.rate:,.0f}/s, p50 {sample.outcome.p50_us / 1000:.2f} ms"
+                f"round {number + 1}: {cell.name}: {sample.rate:,.0f}/s, {sample.cpu_us:.0f} us CPU each, "
+                f"{sample.own_share:.2f} of its core, others {sample.others_share:.2f}, load {sample.load_share:.2f}"
             )
 
 
 def compare(ours: Cell, theirs: Cell) -> dict[str, Any]:
     """Our rate as a multiple of theirs: round by round, then the median."""
     pairs = zip(ours.rates(), theirs.rates(), strict=True)
-    return summarise([mine / its if its else math.inf for mine, its in pairs])
+    return summarise([mine / its for mine, its in pairs])
 
 
 def summarise(numbers: Sequence[float], digits: int = 3) -> dict[str, Any]:
