@@ -63,14 +63,17 @@ MUTANTS = (
         name="claim after forward",
         edits=(
             Edit(
-                path="outbound/claim_hook.py",
-                before="                await sending.before_send()\n",
-                after="                pass\n",
+                path="outbound/dialer.py",
+                before="            await before_send()\n",
+                after="            pass\n",
             ),
             Edit(
-                path="outbound/claim_hook.py",
-                before="        response = await super().send(conn)\n",
-                after="        response = await super().send(conn)\n        await sending.before_send()\n",
+                path="outbound/dialer.py",
+                before="            head = await self._deliver(request, connection, progress, head_deadline_s)\n",
+                after=(
+                    "            head = await self._deliver(request, connection, progress, head_deadline_s)\n"
+                    "            await before_send()\n"
+                ),
             ),
         ),
         test="tests/gateway/test_serve.py::test_fifty_callers_and_a_payment_for_ten_make_ten_requests",

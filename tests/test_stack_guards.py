@@ -56,21 +56,24 @@ TRAPS = (
         ),
     ),
     Trap(
-        name="aiohttp repeats idempotent requests by itself",
-        guard="Dialer switches it off; ClaimingRequest.send refuses a second send",
+        name="HTTP clients repeat idempotent requests by themselves",
+        guard="a client of our own: Dialer.send delivers once, and a connection begins one exchange at a time",
         tests=(
             "outbound/test_dialer.py::test_a_request_is_never_sent_twice",
-            "outbound/test_dialer.py::test_never_sent_twice_even_if_aiohttp_wants_to",
+            "outbound/test_dialer.py::test_a_connection_that_dies_during_the_claim_costs_no_second_claim",
         ),
     ),
     Trap(
         name="stray bytes on an idle connection become the next answer",
-        guard="claim_hook.is_usable",
-        tests=("outbound/test_dialer.py::test_stray_bytes_on_an_idle_connection_answer_nobody",),
+        guard="Connection.data_received, Connection.is_quiet and Answer.may_be_followed",
+        tests=(
+            "outbound/test_dialer.py::test_stray_bytes_on_an_idle_connection_answer_nobody",
+            "outbound/test_answer.py::test_bytes_behind_the_end_belong_to_nobody",
+        ),
     ),
     Trap(
-        name="aiohttp's cookie jar carries cookies from one caller to another",
-        guard="Dialer opens sessions with a DummyCookieJar",
+        name="a client's cookie jar carries cookies from one caller to another",
+        guard="the way out keeps no cookies at all",
         tests=(
             "outbound/test_dialer.py::test_keeps_no_cookies_and_follows_no_redirect",
             "gateway/test_serve.py::test_the_next_callers_request_carries_no_cookie_of_the_upstream",

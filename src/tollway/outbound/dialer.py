@@ -6,14 +6,10 @@ redirect, never sends a request twice, and never tells the asker why a dial fail
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
 from functools import partial
+from math import inf
 from time import monotonic
-
-import aiohttp
-from aiohttp.client_reqrep import ClientResponse
-from yarl import URL
 
 from tollway.errors import (
     Code,
@@ -25,40 +21,28 @@ from tollway.errors import (
     UpstreamUnreachable,
 )
 from tollway.limits import Limits
-from tollway.outbound.claim_hook import SENDING, ClaimingRequest, ConnectionUnusable, Sending
+from tollway.outbound.answer_head import AnswerHead, AnswerMalformed
+from tollway.outbound.connection import Connection
+from tollway.outbound.connections import POOLED_IDLE_S_MAX, Connections
 from tollway.outbound.judge import Judge, lookup_host
 from tollway.outbound.policy import Endpoint, EndpointRefused, parse_endpoint
-from tollway.outbound.upstream import (
+from tollway.outbound.request_writer import (
     BodyOffLength,
-    Fetched,
-    Progress,
-    UpstreamRequest,
-    UpstreamResponse,
-    cut,
+    UploadFailed,
+    format_first_bytes,
+    is_streamed,
+    write_body,
 )
-
-POOLED_IDLE_S_MAX = 4.0  # common servers close an idle connection after 5 s; be gone before they are
-UPSTREAM_HEADERS_MAX = 100
-UPSTREAM_HEADER_BYTES_MAX = 16 * 1024
-SLICE_BYTES = 64 * 1024
+from tollway.outbound.upstream import Fetched, Progress, UpstreamRequest, UpstreamResponse
 
 # Only these may take a connection that has been idle for longer than `unsafe_reuse_idle_s` (RFC 9110 §9.2.2).
 _IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"})
-_AUTO_HEADERS = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
 
-
-@dataclass(slots=True)
-class _Pool:
-    """One generation of connections. `fresh` never reuses: it is asked when a pooled one was not good enough."""
-
-    reusing: aiohttp.ClientSession
-    fresh: aiohttp.ClientSession
-    born_at: float
-    in_flight: int = 0
-
-    async def close(self) -> None:
-        await self.reusing.close()
-        await self.fresh.close()
+STOOD_STILL = Problem(
+    code=Code.OVERLOADED,
+    detail="The gateway stood still for too long to send this call. Nothing was sent.",
+    retry_after_s=1,
+)
 
 
 class Dialer:
@@ -84,7 +68,8 @@ class Dialer:
         self._limits = limits
         self._ticks_ms = ticks_ms
         self._allow_private = allow_private
-        self._ssl_context = ssl_context
+        # The others may take a gateway for dead whose claim is older, and run its call themselves.
+        self._claim_ms_max = int(limits.owner_lease_s * 500)
         self._judge = Judge(
             allow_private=allow_private,
             own_origins=own_origins,
@@ -93,8 +78,7 @@ class Dialer:
             dns_deadline_s=limits.dns_deadline_s,
             lookup=lookup,
         )
-        self._pool: _Pool | None = None
-        self._retired: list[_Pool] = []
+        self._connections = Connections(judge=self._judge, limits=limits, ssl_context=ssl_context)
         self._in_flight: dict[str, int] = {}
         self._is_closed = False
 
@@ -117,38 +101,32 @@ class Dialer:
         may have left). A cancelled call cuts its connection.
         """
         request.check_writable()
-        body = request.body
-        is_idempotent = request.method.upper() in _IDEMPOTENT
-        sending = Sending(
-            before_send=before_send,
-            progress=progress or Progress(),
-            ticks_ms=self._ticks_ms,
-            claim_ms_max=int(self._limits.owner_lease_s * 500),
-            head_deadline_s=head_deadline_s,
-            idle_s_max=POOLED_IDLE_S_MAX if is_idempotent else self._limits.unsafe_reuse_idle_s,
-            is_streamed=bool(body) and (not isinstance(body, bytes) or len(body) > SLICE_BYTES),
-        )
-        pool, leave = self._enter(request.endpoint.origin)
+        progress = progress or Progress()
+        origin = request.endpoint.origin
+        self._enter(origin)
+        connection: Connection | None = None
         try:
             self._judge_origin(request.endpoint)
-            await self._close_drained()
-            raw = await self._send_once(request, pool, sending)
-        except BaseException:
-            leave()
+            connection = await self._hold(request)
+            asked_ms = self._ticks_ms()
+            await before_send()
+            progress.claimed = True
+            if not (self._is_usable(connection, request) and connection.is_quiet()):
+                connection.cut()  # nothing was written to it: a new connection is as good as the first
+                connection = await self._dial(request.endpoint)
+            if self._ticks_ms() - asked_ms > self._claim_ms_max:  # the last look before the first byte
+                raise Refusal(STOOD_STILL)
+            head = await self._deliver(request, connection, progress, head_deadline_s)
+        except BaseException as exc:
+            self._leave(origin, connection, is_untouched=isinstance(exc, Exception) and not progress.sent)
             raise
-        response = UpstreamResponse(
-            raw,
-            protocol=sending.protocol,
-            transport=sending.transport,
-            progress=sending.progress,
+        return UpstreamResponse(
+            head,
+            connection=connection,
+            progress=progress,
             idle_s=self._limits.chunk_idle_s,
-            leave=leave,
+            leave=partial(self._leave, origin),
         )
-        head_bytes = sum(len(name) + len(value) + 4 for name, value in response.headers)
-        if not 200 <= raw.status <= 599 or head_bytes > self._limits.upstream_head_bytes_max:
-            response.close()
-            raise UpstreamBadResponse
-        return response
 
     async def fetch(self, url: str, *, bytes_max: int, deadline_s: float) -> Fetched:
         """GETs one small document under the same policy; no redirects.
@@ -187,10 +165,7 @@ class Dialer:
     async def close(self) -> None:
         """Closes every connection, those of calls in flight too. Later sends fail as unreachable."""
         self._is_closed = True
-        pools = [*self._retired, *([self._pool] if self._pool is not None else [])]
-        self._pool, self._retired = None, []
-        for pool in pools:
-            await pool.close()
+        await self._connections.close()
         self._judge.stop()
 
     def _judge_origin(self, endpoint: Endpoint) -> None:
@@ -199,41 +174,57 @@ class Dialer:
         except OSError as exc:
             raise UpstreamUnreachable from exc
 
-    async def _send_once(self, request: UpstreamRequest, pool: _Pool, sending: Sending) -> ClientResponse:
-        for session in (pool.reusing, pool.fresh):
-            try:
-                return await self._attempt(request, session, sending)
-            except ConnectionUnusable:
-                continue  # nothing was written to it: a fresh connection is as good as the first
-        raise UpstreamUnreachable
+    # ---- A connection to send on.
 
-    async def _attempt(
-        self, request: UpstreamRequest, session: aiohttp.ClientSession, sending: Sending
-    ) -> ClientResponse:
-        token = SENDING.set(sending)
+    async def _hold(self, request: UpstreamRequest) -> Connection:
+        connection = self._connections.take(request.endpoint.origin, idle_s_max=self._idle_s_max(request))
+        return connection or await self._dial(request.endpoint)
+
+    async def _dial(self, endpoint: Endpoint) -> Connection:
+        """Raises UpstreamUnreachable, which never says why."""
         try:
-            async with asyncio.timeout(None) as sending.scope:
-                return await session.request(
-                    request.method,
-                    # Encoded: the bytes go out as they are. Never joined, never normalised.
-                    URL(request.endpoint.origin + request.target, encoded=True),
-                    headers=_frame(request),
-                    data=_body(request, sending),
-                    allow_redirects=False,
-                )
-        except ConnectionUnusable:
-            raise
-        except (aiohttp.ClientError, OSError, ValueError, RuntimeError) as exc:
-            cut(sending.transport)
-            if sending.refusal is not None:
-                raise sending.refusal  # noqa: B904 - the caller's own exception, unchanged
-            raise _name_failure(sending, exc) from exc
-        except asyncio.CancelledError:
-            cut(sending.transport)
-            raise
-        finally:
-            sending.scope = None
-            SENDING.reset(token)
+            connection = await self._connections.open(endpoint)
+        except (OSError, ValueError, RuntimeError) as exc:
+            raise UpstreamUnreachable from exc
+        if not (connection.is_open and connection.is_quiet()):
+            connection.cut()
+            raise UpstreamUnreachable
+        return connection
+
+    def _is_usable(self, connection: Connection, request: UpstreamRequest) -> bool:
+        """Still, after the claim, which may have taken long."""
+        idle_s_max = self._idle_s_max(request) if connection.exchanges else inf
+        return connection.is_open and monotonic() - connection.idle_since < idle_s_max
+
+    def _idle_s_max(self, request: UpstreamRequest) -> float:
+        is_idempotent = request.method.upper() in _IDEMPOTENT
+        return POOLED_IDLE_S_MAX if is_idempotent else self._limits.unsafe_reuse_idle_s
+
+    # ---- Sending, once.
+
+    async def _deliver(
+        self, request: UpstreamRequest, connection: Connection, progress: Progress, head_deadline_s: float
+    ) -> AnswerHead:
+        """Whatever is raised here, bytes may have left; `progress` says so before the first one does."""
+        first_bytes, has_rest = format_first_bytes(request), is_streamed(request)
+        assert not progress.sent, "one request is sent once"
+        progress.sent = True
+        progress.body_handed_over = not has_rest
+        is_taken = connection.begin(request.method, first_bytes)
+        if has_rest:
+            body = write_body(request, connection, progress=progress, head_deadline_s=head_deadline_s)
+            # Not in a task group: it belongs to the exchange, which outlives this function and ends it.
+            connection.upload(asyncio.get_running_loop().create_task(body))
+        else:
+            progress.body_wholly_sent = is_taken
+        try:
+            return await connection.read_head(head_deadline_s)
+        except UploadFailed as exc:
+            raise _name_upload_failure(exc.reason)  # noqa: B904 - the caller's own exception, unchanged
+        except TimeoutError as exc:
+            raise UpstreamTimeout from exc
+        except (AnswerMalformed, OSError) as exc:
+            raise UpstreamBadResponse from exc
 
     async def _read_whole(self, request: UpstreamRequest, *, bytes_max: int, deadline_s: float) -> Fetched:
         response = await self.send(request, before_send=_no_claim, head_deadline_s=deadline_s)
@@ -249,8 +240,8 @@ class Dialer:
         content_type = kinds[0].decode("latin-1") if kinds else ""
         return Fetched(status=response.status, content_type=content_type, body=bytes(body))
 
-    def _enter(self, origin: str) -> tuple[_Pool, Callable[[], None]]:
-        """One more call to this origin; whoever enters calls the second value once."""
+    def _enter(self, origin: str) -> None:
+        """One more call to this origin; whoever enters leaves once."""
         if self._is_closed:
             raise UpstreamUnreachable
         count = self._in_flight.get(origin, 0)
@@ -262,105 +253,26 @@ class Dialer:
                     retry_after_s=1,
                 )
             )
-        pool = self._current_pool()
         self._in_flight[origin] = count + 1
-        pool.in_flight += 1
-        return pool, partial(self._leave, origin, pool)
 
-    def _leave(self, origin: str, pool: _Pool) -> None:
-        pool.in_flight -= 1
-        self._in_flight[origin] -= 1
-        if not self._in_flight[origin]:
+    def _leave(self, origin: str, connection: Connection | None, *, is_untouched: bool = False) -> None:
+        count = self._in_flight[origin] - 1
+        if count:
+            self._in_flight[origin] = count
+        else:
             del self._in_flight[origin]
-
-    def _current_pool(self) -> _Pool:
-        """The pool of this generation. aiohttp knows no greatest age of a connection, so the pool has one."""
-        now = monotonic()
-        if self._pool is not None and now - self._pool.born_at >= self._limits.connection_age_s:
-            self._retired.append(self._pool)
-            self._pool = None
-        if self._pool is None:
-            self._pool = _Pool(self._open_session(reuse=True), self._open_session(reuse=False), now)
-        return self._pool
-
-    async def _close_drained(self) -> None:
-        """Closes retired pools whose last call is over; the next call does it, so no task has to live for it."""
-        while drained := next((pool for pool in self._retired if pool.in_flight == 0), None):
-            self._retired.remove(drained)
-            await drained.close()
-
-    def _open_session(self, *, reuse: bool) -> aiohttp.ClientSession:
-        limits = self._limits
-        connector = aiohttp.TCPConnector(
-            resolver=self._judge,
-            use_dns_cache=False,
-            socket_factory=self._judge.open_socket,
-            ssl=self._ssl_context or True,
-            limit=0,  # counted per origin in _enter, where a full house is refused and not queued
-            force_close=not reuse,
-            keepalive_timeout=POOLED_IDLE_S_MAX if reuse else None,
-        )
-        session = aiohttp.ClientSession(
-            connector=connector,
-            request_class=ClaimingRequest,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,
-            trust_env=False,
-            skip_auto_headers=_AUTO_HEADERS,
-            read_bufsize=limits.buffer_bytes,
-            max_line_size=limits.request_line_bytes_max,
-            max_field_size=UPSTREAM_HEADER_BYTES_MAX,
-            max_headers=UPSTREAM_HEADERS_MAX,
-            timeout=aiohttp.ClientTimeout(
-                total=None,
-                connect=limits.dns_deadline_s + limits.connect_deadline_s,
-                sock_connect=limits.connect_deadline_s,
-            ),
-        )
-        # aiohttp repeats idempotent methods by itself after a dropped connection: paid twice. Its own test client
-        # switches that off by this name; `ClaimingRequest` refuses a second send even if the name goes away.
-        session._retry_connection = False
-        return session
+        if connection is not None and (is_untouched or connection.finish()):
+            self._connections.give_back(connection)
 
 
-def _name_failure(sending: Sending, exc: Exception) -> Exception:
-    """aiohttp's failure in our words. A dial that failed never says why."""
-    if isinstance(sending.body_failure, BodyOffLength):
+def _name_upload_failure(reason: Exception) -> Exception:
+    if isinstance(reason, BodyOffLength):
         return Refusal(
             Problem(
                 code=Code.INVALID_REQUEST, detail="The request body is not as long as its Content-Length."
             )
         )
-    if sending.body_failure is not None:
-        return sending.body_failure
-    if not sending.progress.sent:
-        return UpstreamUnreachable()
-    if isinstance(exc, TimeoutError):
-        return UpstreamTimeout()
-    return UpstreamBadResponse()
-
-
-def _frame(request: UpstreamRequest) -> list[tuple[str, str]]:
-    length = len(request.body) if isinstance(request.body, bytes) else request.content_length
-    if not request.body or length is None:
-        return request.headers
-    return [*request.headers, ("Content-Length", str(length))]
-
-
-def _body(request: UpstreamRequest, sending: Sending) -> bytes | AsyncIterator[bytes] | None:
-    if not request.body:
-        return None
-    if isinstance(request.body, bytes):
-        if not sending.is_streamed:
-            return request.body
-        return sending.watch_body(_slice(request.body), content_length=len(request.body))
-    return sending.watch_body(request.body, content_length=request.content_length)
-
-
-async def _slice(body: bytes) -> AsyncIterator[bytes]:
-    """A large body in pieces: in one, it would wait in our memory for an upstream that does not read."""
-    for start in range(0, len(body), SLICE_BYTES):
-        yield body[start : start + SLICE_BYTES]
+    return reason
 
 
 async def _no_claim() -> None:

@@ -5,21 +5,15 @@ either direction.
 """
 
 import asyncio
-import errno
 import re
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
-import aiohttp
-from aiohttp.client_proto import ResponseHandler
-from aiohttp.client_reqrep import ClientResponse
-
 from tollway.errors import Code, Problem, Refusal, UpstreamBadResponse, UpstreamTimeout
+from tollway.outbound.answer_head import AnswerHead
+from tollway.outbound.connection import Connection
 from tollway.outbound.policy import Endpoint
 
-_BODILESS = (204, 304)
-_LOST = (errno.ECONNRESET, errno.EPIPE, errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
-"""Not a TLS connection that ends without a word of farewell: many servers end theirs so."""
 _BAD_VALUE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]")
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _TARGET = re.compile(r"/[^\x00-\x20\x7f#?\ud800-\udfff]*(?:\?[^\x00-\x20\x7f#\ud800-\udfff]*)?")
@@ -78,99 +72,63 @@ class Fetched:
 class UpstreamResponse:
     """An answer whose head is here and whose body is still on its way. One reader; `close` it in every case."""
 
-    __slots__ = ("_idle_s", "_leave", "_protocol", "_raw", "_transport", "headers", "progress", "status")
+    __slots__ = ("_connection", "_idle_s", "_is_ended", "_leave", "headers", "progress", "status")
 
     def __init__(
         self,
-        raw: ClientResponse,
+        head: AnswerHead,
         *,
-        protocol: ResponseHandler | None,
-        transport: asyncio.WriteTransport | None,
+        connection: Connection,
         progress: Progress,
         idle_s: float,
-        leave: Callable[[], None],
+        leave: Callable[[Connection], None],
     ) -> None:
-        self.status = raw.status
-        self.headers: tuple[tuple[bytes, bytes], ...] = raw.raw_headers
+        self.status = head.status
+        self.headers: tuple[tuple[bytes, bytes], ...] = head.headers
         self.progress = progress
-        self._raw = raw
-        self._protocol = protocol
-        self._transport = transport
+        self._connection: Connection | None = connection
         self._idle_s = idle_s
-        self._leave: Callable[[], None] | None = leave
+        self._is_ended = False
+        self._leave = leave
 
     @property
     def body_wholly_sent(self) -> bool:
         """True once the request's last byte was handed to the connection."""
         return self.progress.body_wholly_sent
 
+    @property
+    def is_read(self) -> bool:
+        """True once `read_chunk` has given out the last byte: the next one is b"", and the connection is free already."""
+        return self._is_ended
+
     async def read_chunk(self) -> bytes:
         """The next bytes of the body; b"" at its true end.
 
         Raises UpstreamBadResponse when the upstream breaks off, UpstreamTimeout when it falls silent.
         """
-        content = self._raw.content
+        connection = self._connection
+        if connection is None:
+            if self._is_ended:
+                return b""
+            raise UpstreamBadResponse("The answer was given up before its end.")
         try:
-            chunk = content.read_nowait()
-            if not chunk and not content.at_eof():
-                async with asyncio.timeout(self._idle_s):
-                    chunk = await content.readany()
+            chunk = await connection.read_chunk(self._idle_s)
         except TimeoutError as exc:
             self.close()
             raise UpstreamTimeout("The provider's API stopped in the middle of its answer.") from exc
-        except (aiohttp.ClientError, OSError, RuntimeError) as exc:
+        except Exception as exc:
             self.close()
             raise UpstreamBadResponse("The provider's API broke off in the middle of its answer.") from exc
         except asyncio.CancelledError:
             self.close()
             raise
-        if not chunk:
+        if connection.is_read:
+            self._is_ended = True
             self.close()
-            if self._was_reset():
-                raise UpstreamBadResponse("The provider's API broke off in the middle of its answer.")
         return chunk
-
-    def _was_reset(self) -> bool:
-        """Whether a body that goes on until its connection is closed was ended by something else. aiohttp takes every
-        loss for its end. All others tell their end themselves, and their connection may be lost afterwards."""
-        headers = self._raw.headers
-        is_told = "Content-Length" in headers or "chunked" in headers.get("Transfer-Encoding", "").lower()
-        if is_told or self._raw.method == "HEAD" or self.status in _BODILESS or self._protocol is None:
-            return False
-        loss = self._protocol.exception()
-        return isinstance(loss, OSError) and loss.errno in _LOST
 
     def close(self) -> None:
         """Ends this call's use of its connection: cut at once unless the whole body has arrived. Idempotent."""
-        leave, self._leave = self._leave, None
-        if leave is None:
-            return
-        self._raw.close()
-        cut(self._transport)
-        leave()
-
-
-def cut(transport: asyncio.WriteTransport | None) -> None:
-    """Aborts a transport that is closing: a mere close first waits for an upstream that takes no bytes.
-
-    A transport that went back to the pool is not closing and stays untouched.
-    """
-    if transport is not None and transport.is_closing():
-        transport.abort()
-
-
-class BodyOffLength(Exception):
-    """The streamed request body ended before, or went beyond, the length that was promised."""
-
-
-async def stream_body(body: AsyncIterator[bytes], *, content_length: int | None) -> AsyncIterator[bytes]:
-    """The body as promised, or BodyOffLength: aiohttp cuts a long one silently and waits for ever on a short one."""
-    count = 0
-    async for chunk in body:
-        count += len(chunk)
-        if content_length is not None and count > content_length:
-            raise BodyOffLength
-        if chunk:
-            yield chunk
-    if content_length is not None and count < content_length:
-        raise BodyOffLength
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            self._leave(connection)

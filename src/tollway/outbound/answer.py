@@ -1,0 +1,130 @@
+"""The way out, one answer as it arrives: bytes in, a head and the pieces of a body out.
+
+No I/O: whoever reads the connection feeds it. It never takes a cut body for a whole one, nor bytes behind the end for a
+part of it.
+"""
+
+from tollway.outbound.answer_head import (
+    HEAD_END,
+    AnswerHead,
+    AnswerMalformed,
+    ChunkedBody,
+    HeadLimits,
+    check_beginning,
+    parse_head,
+)
+
+
+class Answer:
+    """`head`: None until it is here. `buffered`: bytes that nobody has taken. `has_leftover`: there came more than the
+    answer, so nobody can tell whose answer the next bytes are."""
+
+    __slots__ = (
+        "_begun",
+        "_chunked",
+        "_head_bytes",
+        "_limits",
+        "_method",
+        "_pieces",
+        "_remaining",
+        "buffered",
+        "has_leftover",
+        "head",
+        "is_whole",
+    )
+
+    def __init__(self, method: str, limits: HeadLimits) -> None:
+        self._method = method
+        self._limits = limits
+        self._begun = b""  # of a head that is not whole
+        self._head_bytes = 0
+        self._pieces: list[bytes] = []
+        self._remaining: int | None = 0  # bytes of a body that has a length
+        self._chunked: ChunkedBody | None = None
+        self.head: AnswerHead | None = None
+        self.buffered = 0
+        self.is_whole = False
+        self.has_leftover = False
+
+    @property
+    def may_be_followed(self) -> bool:
+        """All of it is here, nothing else is, and the upstream did not say that this was the last one."""
+        return self.is_whole and not self.has_leftover and self.head is not None and self.head.is_lasting
+
+    def feed(self, data: bytes) -> None:
+        """The next bytes. Raises AnswerMalformed; what was good before them stays."""
+        if self.is_whole:
+            self.has_leftover = True
+        elif self.head is None:
+            self._take_head(data)
+        else:
+            self._take_body(data)
+
+    def end(self, *, is_broken: bool) -> None:
+        """The upstream says no more. A body that goes on until then is whole, unless the connection was broken."""
+        if self.head is not None and self._remaining is None and self._chunked is None and not is_broken:
+            self.is_whole = True
+
+    def take(self) -> bytes:
+        """All of the body that is here and was not taken; b"" when there is nothing."""
+        pieces = self._pieces
+        taken = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        pieces.clear()
+        self.buffered = 0
+        return taken
+
+    def _take_head(self, data: bytes) -> None:
+        begun = self._begun
+        seen = max(0, len(begun) - len(HEAD_END) + 1)
+        if begun:
+            data = begun + data
+        while self.head is None:
+            end = data.find(HEAD_END, seen)
+            # Interim heads count too: nobody may send them for ever.
+            if self._head_bytes + (end if end >= 0 else len(data)) > self._limits.head_bytes:
+                raise AnswerMalformed("the head is too long")
+            if end < 0:
+                if data:
+                    check_beginning(data, seen=seen)
+                self._begun = data
+                return
+            end += len(HEAD_END)
+            self._head_bytes += end
+            head = parse_head(data[:end], method=self._method, limits=self._limits)
+            data, seen = data[end:], 0
+            if not head.is_interim:
+                self._accept(head, data)
+
+    def _accept(self, head: AnswerHead, rest: bytes) -> None:
+        self.head = head
+        self._begun = b""
+        self._remaining = head.length
+        if head.length == 0:
+            self.is_whole = True
+            self.has_leftover = bool(rest)
+            return
+        if head.is_chunked:
+            self._chunked = ChunkedBody()
+        if rest:
+            self._take_body(rest)
+
+    def _take_body(self, data: bytes) -> None:
+        if self._chunked is not None:
+            for piece in self._chunked.feed(data):
+                self._put(piece)
+            self.is_whole = self._chunked.is_whole
+            self.has_leftover = self._chunked.has_leftover
+            return
+        if self._remaining is None:
+            self._put(data)
+            return
+        if len(data) > self._remaining:
+            self.has_leftover = True
+            data = data[: self._remaining]
+        self._put(data)
+        self._remaining -= len(data)
+        self.is_whole = not self._remaining
+
+    def _put(self, piece: bytes) -> None:
+        self._pieces.append(piece)
+        self.buffered += len(piece)

@@ -1,0 +1,174 @@
+"""The way out, how an answer begins and how its body is framed: what may pass for HTTP/1.1, and what is refused.
+
+No I/O. Characters are judged by llhttp in its strict form; what it lets through and could be read in two ways is refused
+here. Never guesses: a head that is not wholly right is none.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
+
+HEAD_END = b"\r\n\r\n"
+_BODILESS = (204, 304)
+_SWITCHING = 101
+_VERSIONS = (b"HTTP/1.1 ", b"HTTP/1.0 ")
+_BARE_LF = re.compile(rb"(?<!\r)\n")
+_CHUNKED_HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+Headers = tuple[tuple[bytes, bytes], ...]
+
+
+class AnswerMalformed(Exception):
+    """What came is no answer that can be trusted."""
+
+
+@dataclass(slots=True, kw_only=True)
+class HeadLimits:
+    """`head_bytes`: of one answer, the interim ones before it included. `field_bytes`: one name with its value."""
+
+    head_bytes: int
+    line_bytes: int
+    field_bytes: int
+    headers: int
+
+
+@dataclass(
+    slots=True, kw_only=True
+)  # not frozen: one is made on the path of every call, and freezing costs a third of it
+class AnswerHead:
+    """`length`: bytes of the body; None when it is chunked, or else goes on until the connection is closed.
+
+    `is_lasting`: this side of the wire may keep the connection once the body is here.
+    """
+
+    status: int
+    headers: Headers
+    length: int | None
+    is_chunked: bool
+    is_lasting: bool
+
+    @property
+    def is_interim(self) -> bool:
+        return self.status < 200
+
+
+class _Fields:
+    __slots__ = ("found",)
+
+    def __init__(self) -> None:
+        self.found: list[tuple[bytes, bytes]] = []
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.found.append((name, value.rstrip(b" \t")))
+
+
+def check_beginning(begun: bytes | bytearray, *, seen: int) -> None:
+    """Raises AnswerMalformed when no whole head can come of this any more; the first `seen` bytes were looked at."""
+    prefix = bytes(begun[:9])
+    if not any(version.startswith(prefix) for version in _VERSIONS) or _BARE_LF.search(begun, seen):
+        raise AnswerMalformed("this is not HTTP/1.1")
+
+
+def parse_head(head: bytes, *, method: str, limits: HeadLimits) -> AnswerHead:
+    """One whole head, final or interim, the empty line included. Raises AnswerMalformed."""
+    if not head.startswith(_VERSIONS):
+        raise AnswerMalformed("this is not HTTP/1.1")
+    if len(head) > limits.line_bytes and head.find(b"\r\n") > limits.line_bytes:
+        raise AnswerMalformed("the status line is too long")
+    fields = _Fields()
+    parser = HttpResponseParser(fields)  # a new one each time: nothing of one answer reaches the next
+    try:
+        parser.feed_data(head)
+    except (HttpParserError, HttpParserUpgrade) as exc:
+        raise AnswerMalformed(f"the head is not valid: {exc}") from exc
+    headers = tuple(fields.found)
+    status = parser.get_status_code()
+    if not 100 <= status <= 599 or status == _SWITCHING:
+        raise AnswerMalformed("the status is none that was asked for")
+    if len(headers) > limits.headers:
+        raise AnswerMalformed("there are too many headers")
+    if len(head) > limits.field_bytes:
+        _check_fields(headers, limits.field_bytes)
+    return _frame(status, headers, method=method, is_old=head[7:8] == b"0")
+
+
+def _check_fields(headers: Headers, bytes_max: int) -> None:
+    if any(len(name) + len(value) > bytes_max for name, value in headers):
+        raise AnswerMalformed("a header is too long")
+
+
+def _frame(status: int, headers: Headers, *, method: str, is_old: bool) -> AnswerHead:
+    """RFC 9112 §6.3 and §9.3. Two lengths, or a length beside chunks, have not come through the parser."""
+    length: int | None = None
+    is_chunked = is_closing = is_kept = False
+    for name, value in headers:
+        size = len(name)
+        if size == 14 and name.lower() == b"content-length":
+            length = int(value)
+        elif size == 10 and name.lower() == b"connection":
+            tokens = value.lower()
+            is_closing = is_closing or b"close" in tokens
+            is_kept = is_kept or b"keep-alive" in tokens
+        elif size == 17 and name.lower() == b"transfer-encoding":
+            # We never said that we take another coding (RFC 9112 §7.4), and could not pass it on.
+            if is_chunked or value.lower() != b"chunked":
+                raise AnswerMalformed("the transfer coding is not chunked")
+            is_chunked = True
+    if method == "HEAD" or status in _BODILESS or status < 200:
+        length, is_chunked, is_told = 0, False, True
+    else:
+        is_told = length is not None or is_chunked
+    # An old server that sends chunks knows not what it does (RFC 9112 §6.1).
+    is_lasting = is_told and not is_closing and (not is_old or (is_kept and not is_chunked))
+    return AnswerHead(
+        status=status, headers=headers, length=length, is_chunked=is_chunked, is_lasting=is_lasting
+    )
+
+
+class _Chunks:
+    __slots__ = ("is_whole", "messages", "on_body")
+
+    def __init__(self, pieces: list[bytes]) -> None:
+        self.on_body = pieces.append
+        self.is_whole = False
+        self.messages = 0
+
+    def on_message_begin(self) -> None:
+        self.messages += 1
+
+    def on_message_complete(self) -> None:
+        self.is_whole = True
+
+
+class ChunkedBody:
+    """Takes a chunked body apart. Trailers are dropped: nobody hears them, and nothing of them is kept."""
+
+    __slots__ = ("_chunks", "_parser", "_pieces")
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self._chunks = _Chunks(self._pieces)
+        self._parser = HttpResponseParser(self._chunks)
+        self._parser.feed_data(_CHUNKED_HEAD)
+
+    @property
+    def is_whole(self) -> bool:
+        return self._chunks.is_whole
+
+    @property
+    def has_leftover(self) -> bool:
+        """Bytes came after the end."""
+        return self._chunks.messages > 1
+
+    def feed(self, data: bytes) -> Sequence[bytes]:
+        """The pieces of the body in these bytes. Raises AnswerMalformed; then there are none."""
+        self._pieces.clear()
+        try:
+            self._parser.feed_data(data)
+        except (HttpParserError, HttpParserUpgrade) as exc:
+            if not self._chunks.is_whole:
+                raise AnswerMalformed(f"the chunks are not valid: {exc}") from exc
+            self._chunks.messages = 2
+        return self._pieces

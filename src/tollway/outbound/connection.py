@@ -1,0 +1,276 @@
+"""The way out, one connection to an upstream: one exchange at a time on it, and what came of the last one.
+
+It knows at once when it is no good any more: lost, or given bytes that nobody asked for. It never begins an exchange by
+itself, never carries one after another that was not whole, and never holds more of an answer than its limit.
+"""
+
+import asyncio
+import errno
+import socket
+from collections.abc import Callable
+from time import monotonic
+from typing import cast
+
+from tollway.outbound.answer import Answer
+from tollway.outbound.answer_head import AnswerHead, AnswerMalformed, HeadLimits
+
+_LOST = (errno.ECONNRESET, errno.EPIPE, errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
+"""Not a TLS connection that ends without a word of farewell: many servers end theirs so."""
+_PEEK = socket.MSG_PEEK | socket.MSG_DONTWAIT
+
+
+class Connection(asyncio.Protocol):
+    """One socket. One task asks and reads; one more may write a streamed body at the same time."""
+
+    __slots__ = (
+        "_answer",
+        "_buffer_bytes",
+        "_failure",
+        "_head_limits",
+        "_is_reading_paused",
+        "_is_writing_paused",
+        "_loop",
+        "_on_lost",
+        "_socket",
+        "_timer",
+        "_transport",
+        "_uploading",
+        "_wait_read",
+        "_wait_write",
+        "exchanges",
+        "idle_since",
+        "is_tls",
+        "opened_at",
+        "origin",
+    )
+
+    def __init__(
+        self,
+        *,
+        origin: str,
+        is_tls: bool,
+        handle: socket.socket,
+        head_limits: HeadLimits,
+        buffer_bytes: int,
+        on_lost: Callable[["Connection"], None],
+    ) -> None:
+        """`on_lost` hears once that the connection is gone."""
+        self.origin = origin
+        self.is_tls = is_tls
+        self.exchanges = 0
+        self.opened_at = self.idle_since = monotonic()
+        self._loop = asyncio.get_running_loop()
+        self._socket = handle
+        self._transport: asyncio.Transport | None = None
+        self._on_lost = on_lost
+        self._head_limits = head_limits
+        self._buffer_bytes = buffer_bytes
+        self._answer: Answer | None = None  # None: nothing was asked, and whatever comes is stray
+        self._failure: Exception | None = None
+        self._wait_read: asyncio.Future[None] | None = None
+        self._wait_write: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._uploading: asyncio.Task[None] | None = None
+        self._is_reading_paused = self._is_writing_paused = False
+
+    # ---- Between two exchanges.
+
+    @property
+    def is_open(self) -> bool:
+        transport = self._transport
+        return self._failure is None and transport is not None and not transport.is_closing()
+
+    def is_quiet(self) -> bool:
+        """The last look before the first byte: False for what the event loop has not seen yet, a FIN, a reset or stray
+        bytes in the kernel's buffer. They would become the answer to the next request.
+
+        A new TLS connection may hold the session tickets of its handshake.
+        """
+        if self.is_tls and not self.exchanges:
+            return True
+        try:
+            self._socket.recv(1, _PEEK)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
+
+    def begin(self, method: str, first_bytes: bytes) -> bool:
+        """Writes the head, with the body where it is here already; from now on an answer may come. True when the
+        connection has taken the bytes."""
+        transport = self._transport
+        assert self._answer is None, "one exchange at a time"
+        assert transport is not None, "begun once it is open"
+        self._answer = Answer(method, self._head_limits)
+        self.exchanges += 1
+        transport.write(first_bytes)
+        return not transport.is_closing()
+
+    def finish(self) -> bool:
+        """Ends the exchange. True when the connection may carry another one; else it is cut."""
+        answer = self._answer
+        if answer is None or not answer.may_be_followed or not self.is_open or not self._is_uploaded():
+            self.cut()
+            return False
+        self._answer = self._uploading = None
+        self._resume_reading()
+        self.idle_since = monotonic()
+        return True
+
+    def _is_uploaded(self) -> bool:
+        """An upstream that has answered before it took all of the request may read the rest as another one."""
+        if self._uploading is None:
+            return True
+        transport = self._transport
+        return self._uploading.done() and transport is not None and not transport.get_write_buffer_size()
+
+    def cut(self) -> None:
+        """Ends everything at once: a mere close would first wait for an upstream that takes no bytes."""
+        self.fail(ConnectionAbortedError("the connection was cut"))
+        if self._uploading is not None:
+            self._uploading.cancel()
+
+    def fail(self, exc: Exception) -> None:
+        """The exchange cannot go on, and `exc` is what its reader hears once it has read what is here. It then cuts."""
+        if self._failure is None:
+            self._failure = exc
+        if self._transport is not None:
+            self._transport.abort()
+        self.resume_writing()
+        self._wake()
+
+    # ---- Writing a streamed body.
+
+    def upload(self, uploading: asyncio.Task[None]) -> None:
+        """This task writes the body; it ends with the exchange."""
+        self._uploading = uploading
+
+    async def write(self, data: bytes) -> bool:
+        """Returns once there is room for more. False when the connection is lost."""
+        if not self.is_open or self._transport is None:
+            return False
+        self._transport.write(data)
+        if self._is_writing_paused:
+            self._wait_write = self._loop.create_future()
+            try:
+                await self._wait_write
+            finally:
+                self._wait_write = None
+        return self.is_open
+
+    def restart_deadline(self, deadline_s: float) -> None:
+        """Nothing to restart once the head is here, or the deadline has passed."""
+        if self._timer is not None and self._answer is not None and self._answer.head is None:
+            self._set_timer(deadline_s)
+
+    # ---- Reading.
+
+    async def read_head(self, deadline_s: float) -> AnswerHead:
+        """Raises AnswerMalformed, TimeoutError, OSError for a loss, and what `fail` was given."""
+        answer = self._answer
+        assert answer is not None, "nothing was asked"
+        if answer.head is None and self._failure is None:
+            await self._wait(deadline_s)
+        if answer.head is not None:
+            return answer.head
+        raise self._explain()
+
+    async def read_chunk(self, idle_s: float) -> bytes:
+        """All of the body that is here; waits when there is nothing. b"" at its true end. Raises as `read_head`."""
+        answer = self._answer
+        assert answer is not None, "nothing was asked"
+        if not answer.buffered and not answer.is_whole and self._failure is None:
+            await self._wait(idle_s)
+        if answer.buffered:
+            self._resume_reading()
+            return answer.take()
+        if answer.is_whole:
+            return b""
+        raise self._explain()
+
+    @property
+    def is_read(self) -> bool:
+        """The last byte of the answer has arrived, and was read."""
+        return self._answer is not None and self._answer.is_whole and not self._answer.buffered
+
+    def _explain(self) -> Exception:
+        return self._failure or ConnectionAbortedError("the connection was lost")
+
+    async def _wait(self, deadline_s: float) -> None:
+        self._set_timer(deadline_s)
+        self._wait_read = self._loop.create_future()
+        try:
+            await self._wait_read
+        finally:
+            self._wait_read = None
+            self._drop_timer()
+
+    def _wake(self) -> None:
+        self._drop_timer()  # what has come in time is not late because its reader is
+        if self._wait_read is not None and not self._wait_read.done():
+            self._wait_read.set_result(None)
+
+    def _set_timer(self, delay_s: float) -> None:
+        self._drop_timer()
+        self._timer = self._loop.call_later(delay_s, self._run_out)
+
+    def _drop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _run_out(self) -> None:
+        self.fail(TimeoutError("nothing came in time"))
+
+    def _resume_reading(self) -> None:
+        if self._is_reading_paused:
+            self._is_reading_paused = False
+            if self.is_open and self._transport is not None:
+                self._transport.resume_reading()
+
+    # ---- What arrives (asyncio.Protocol).
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are none by inheritance
+
+    def data_received(self, data: bytes) -> None:
+        answer = self._answer
+        if answer is None:
+            self.cut()
+            return
+        if self._failure is not None:
+            return
+        is_headless = answer.head is None
+        try:
+            answer.feed(data)
+        except AnswerMalformed as exc:
+            self.fail(exc)
+            return
+        if answer.buffered > self._buffer_bytes and not answer.is_whole and not self._is_reading_paused:
+            self._is_reading_paused = True
+            if self._transport is not None:
+                self._transport.pause_reading()
+        if answer.buffered or answer.is_whole or (is_headless and answer.head is not None):
+            self._wake()
+
+    def eof_received(self) -> None:
+        self._end(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end(exc)
+        self._transport = None
+        self._on_lost(self)
+
+    def _end(self, exc: Exception | None) -> None:
+        if self._answer is not None and self._failure is None:
+            self._answer.end(is_broken=isinstance(exc, OSError) and exc.errno in _LOST)
+        self.fail(exc if isinstance(exc, OSError) else ConnectionAbortedError("the upstream hung up"))
+
+    def pause_writing(self) -> None:
+        self._is_writing_paused = True
+
+    def resume_writing(self) -> None:
+        self._is_writing_paused = False
+        if self._wait_write is not None and not self._wait_write.done():
+            self._wait_write.set_result(None)

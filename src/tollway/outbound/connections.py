@@ -1,0 +1,192 @@
+"""The way out, the connections to all upstreams: opened to judged addresses only, kept while idle, closed in time.
+
+Which of them a request may take is asked here; what is done with it is not known here.
+"""
+
+import asyncio
+import socket
+import ssl
+from contextlib import suppress
+from functools import cache
+from time import monotonic
+
+from aiohappyeyeballs import AddrInfoType, start_connection
+
+from tollway.limits import Limits
+from tollway.outbound.answer_head import HeadLimits
+from tollway.outbound.connection import Connection
+from tollway.outbound.judge import Judge
+from tollway.outbound.policy import Endpoint, is_literal
+
+POOLED_IDLE_S_MAX = 4.0  # common servers close an idle connection after 5 s; be gone before they are
+UPSTREAM_HEADERS_MAX = 100
+UPSTREAM_HEADER_BYTES_MAX = 16 * 1024
+SWEEP_S = 0.5
+NEXT_ADDRESS_S = 0.25  # RFC 8305 §5: how long one address is waited for before the next is tried beside it
+_CLOSE_S = 1.0
+
+
+@cache
+def open_tls_context() -> ssl.SSLContext:
+    """The system's roots, names checked, HTTP/1.1 only. Made when the first https upstream is dialled."""
+    context = ssl.create_default_context()
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+class Connections:
+    """One per dialer. An origin's connections are given out latest first, so that the others grow old and go."""
+
+    def __init__(self, *, judge: Judge, limits: Limits, ssl_context: ssl.SSLContext | None) -> None:
+        self._judge = judge
+        self._limits = limits
+        self._ssl_context = ssl_context
+        self._head_limits = HeadLimits(
+            head_bytes=limits.upstream_head_bytes_max,
+            line_bytes=limits.request_line_bytes_max,
+            field_bytes=UPSTREAM_HEADER_BYTES_MAX,
+            headers=UPSTREAM_HEADERS_MAX,
+        )
+        self._idle: dict[str, list[Connection]] = {}
+        self._open: set[Connection] = set()
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._emptied: asyncio.Future[None] | None = None
+        self._is_closed = False
+
+    def take(self, origin: str, *, idle_s_max: float) -> Connection | None:
+        """An idle connection that was not idle for too long; None when a new one has to be opened."""
+        idle = self._idle.get(origin)
+        now = monotonic()
+        while idle:
+            connection = idle.pop()
+            if not self._is_good(connection, now):
+                connection.cut()
+            elif now - connection.idle_since < idle_s_max:
+                return connection
+            else:
+                idle.append(connection)
+                return None
+        return None
+
+    def give_back(self, connection: Connection) -> None:
+        """It is idle from now on, or still is."""
+        if self._is_closed or not connection.is_open:
+            connection.cut()
+            return
+        self._idle.setdefault(connection.origin, []).append(connection)
+        if self._sweeper is None:
+            self._sweeper = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
+
+    async def open(self, endpoint: Endpoint) -> Connection:
+        """A new connection, to an address that was judged a moment ago. Raises OSError and ValueError: a failed dial."""
+        async with asyncio.timeout(self._limits.dns_deadline_s + self._limits.connect_deadline_s):
+            addresses = await self._find_addresses(endpoint)
+            while True:
+                peer: object = None
+                try:
+                    async with asyncio.timeout(self._limits.connect_deadline_s):
+                        handle = await start_connection(
+                            addresses,
+                            happy_eyeballs_delay=NEXT_ADDRESS_S,
+                            interleave=1,
+                            socket_factory=self._judge.open_socket,
+                        )
+                        peer = _find_peer(handle)
+                        return await self._attach(endpoint, handle)
+                except OSError:  # connected, and no TLS: another address may do better
+                    others = [address for address in addresses if address[4][:2] != peer]
+                    if not others or len(others) == len(addresses):
+                        raise
+                    addresses = others
+
+    async def close(self) -> None:
+        """Cuts every connection, busy ones too."""
+        self._is_closed = True
+        self._idle.clear()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        for connection in list(self._open):
+            connection.cut()
+        if self._open:
+            self._emptied = asyncio.get_running_loop().create_future()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_CLOSE_S):
+                    await self._emptied
+
+    async def _find_addresses(self, endpoint: Endpoint) -> list[AddrInfoType]:
+        host, port = endpoint.host.strip("[]"), endpoint.port
+        if is_literal(endpoint.host):
+            found = [host]
+        else:
+            found = [record["host"] for record in await self._judge.resolve(host, port)]
+        return [
+            (socket.AF_INET6, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (ip, port, 0, 0))
+            if ":" in ip
+            else (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (ip, port))
+            for ip in found
+        ]
+
+    async def _attach(self, endpoint: Endpoint, handle: socket.socket) -> Connection:
+        is_tls = endpoint.scheme == "https"
+        connection = Connection(
+            origin=endpoint.origin,
+            is_tls=is_tls,
+            handle=handle,
+            head_limits=self._head_limits,
+            buffer_bytes=self._limits.buffer_bytes,
+            on_lost=self._forget,
+        )
+        self._open.add(connection)
+        try:
+            await asyncio.get_running_loop().create_connection(
+                lambda: connection,
+                sock=handle,
+                ssl=(self._ssl_context or open_tls_context()) if is_tls else None,
+                server_hostname=endpoint.host.strip("[]").rstrip(".") if is_tls else None,
+            )
+            if self._is_closed:
+                raise ConnectionAbortedError("this gateway is closing")
+        except BaseException:
+            connection.cut()
+            self._forget(connection)
+            handle.close()
+            raise
+        return connection
+
+    def _forget(self, connection: Connection) -> None:
+        self._open.discard(connection)
+        if not self._open and self._emptied is not None and not self._emptied.done():
+            self._emptied.set_result(None)
+
+    def _is_good(self, connection: Connection, now: float) -> bool:
+        return (
+            connection.is_open
+            and now - connection.idle_since < POOLED_IDLE_S_MAX
+            and now - connection.opened_at < self._limits.connection_age_s
+        )
+
+    def _sweep(self) -> None:
+        """Closes what was idle for too long or has grown old, whether or not anybody calls its origin again."""
+        self._sweeper = None
+        now = monotonic()
+        for origin, idle in list(self._idle.items()):
+            kept = []
+            for connection in idle:
+                if self._is_good(connection, now):
+                    kept.append(connection)
+                else:
+                    connection.cut()
+            if kept:
+                self._idle[origin] = kept
+            else:
+                del self._idle[origin]
+        if self._idle:
+            self._sweeper = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
+
+
+def _find_peer(handle: socket.socket) -> object:
+    try:
+        return handle.getpeername()[:2]
+    except OSError:
+        handle.close()
+        raise
