@@ -396,7 +396,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, help="5; short: 3")
     parser.add_argument("--seconds", type=int, help="for each figure in each round: 4; short: 1")
     parser.add_argument("--connections", type=int, default=32)
-    parser.add_argument("--payers", type=int, default=32, help="each with a payment of its own")
+    parser.add_argument("--payers", type=int, help="each with payments of its own: 32; short: 16")
     parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES))
     parser.add_argument("--no-postgres", action="store_true")
     parser.add_argument("--plain", action="store_true", help="as if nginx and wrk were not to be had")
@@ -405,6 +405,7 @@ def read_options() -> argparse.Namespace:
     options = parser.parse_args()
     options.rounds = options.rounds or (3 if options.short else 5)
     options.seconds = options.seconds or (1 if options.short else 4)
+    options.payers = options.payers or (16 if options.short else 32)
     options.delay_rounds = min(options.rounds, 2) if options.short else options.rounds
     options.starts = 1 if options.short else 5
     options.idle_seconds = 2.0 if options.short else 10.0
