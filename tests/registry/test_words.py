@@ -33,6 +33,12 @@ def test_splits(text: str, words: tuple[str, ...]) -> None:
     assert split_words(text) == words
 
 
+@pytest.mark.parametrize("char", map(chr, range(128)))
+def test_splits_a_plain_text_as_it_splits_any_other(char: str) -> None:
+    plain = f"x{char}y z9"
+    assert split_words(plain) == split_words(plain + " ж")[:-1]
+
+
 def test_long_words_are_cut_alike_in_texts_and_queries() -> None:
     assert split_words("a" * 1_000) == ("a" * WORD_LENGTH_MAX,)
     assert query_words("a" * 2_000) == ("a" * WORD_LENGTH_MAX,)

@@ -28,7 +28,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import TSQUERY, TSVECTOR
 
-from tollway.registry.catalog import ListingQuery, Market
+from tollway.registry.catalog import TOTAL_EXACT_MAX, ListingQuery, Market
 from tollway.registry.words import fold
 from tollway.storage.catalog_rows import NO_OPERATIONS
 from tollway.storage.catalog_tables import listing_table, network_table, tag_table
@@ -46,7 +46,8 @@ vector_table = table("listing_search", column("listing_seq", BigInteger), column
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facet:
     """`index`: the one that it is walked by. `rank`: the order of relevance, where there is one. Where that index holds
-    the set in another order: `by_age` is the same set newest first, and `asked` finds one listing of it."""
+    the set in another order: `by_age` is the same set newest first, and `asked` finds one listing of it. `few`: how to
+    read it when it is known to be small."""
 
     source: FromClause
     seq: ColumnElement[int]
@@ -55,16 +56,18 @@ class Facet:
     rank: ColumnElement[Any] | None = None
     by_age: "Facet | None" = None
     asked: "Facet | None" = None
+    few: "Facet | None" = None
 
     def select(self, *others: ColumnElement[bool]) -> Select[Any]:
         """The numbers of its listings, in no order, of which `others` hold."""
         return select(self.seq).select_from(self.source).where(*self.where, *others)
 
     def holds(self, seq: ColumnElement[int]) -> ColumnElement[bool]:
-        """Whether a listing of another facet is in this one too."""
+        """Whether a listing of another facet is in this one too. A look for each: as an EXISTS, PostgreSQL would rather
+        read the whole set than look a few times."""
         asked = self.asked or self
-        one: Select[Any] = select(literal_column("1")).select_from(asked.source)
-        return exists(one.where(*asked.where, asked.seq == seq))
+        look: Select[Any] = select(literal_column("1")).select_from(asked.source)
+        return look.where(*asked.where, asked.seq == seq).limit(1).scalar_subquery().is_not(None)
 
     def is_within(self, other: "Facet") -> bool:
         """Whether `other`, of the same query, holds all of it."""
@@ -128,11 +131,9 @@ def sold_in(markets: Sequence[Market], seq: ColumnElement[int]) -> ColumnElement
         )
     )
     costs = or_(sold.c.price_nano > 0, sold.c.operations != NO_OPERATIONS)
-    return exists(
-        select(literal_column("1"))
-        .select_from(sold)
-        .where(sold.c.seq == seq, sold.c.status == "active", costs, is_there)
-    )
+    look: Select[Any] = select(literal_column("1")).select_from(sold)
+    look = look.where(sold.c.seq == seq, sold.c.status == "active", costs, is_there)
+    return look.limit(1).scalar_subquery().is_not(None)
 
 
 def _priced(query: ListingQuery) -> Facet:
@@ -174,4 +175,7 @@ def _match_vectors(words: Sequence[str]) -> Facet:
     columns = vector_table.c
     condition = columns.words.op("@@", is_comparison=True)(wanted)
     rank = desc(func.ts_rank(columns.words, wanted))
-    return Facet(source=vector_table, seq=columns.listing_seq, where=(condition,), rank=rank)
+    # Its numbers say little about rare words: without a fence it would walk all listings by age for a few of them.
+    fenced = select(columns.listing_seq).where(condition).limit(TOTAL_EXACT_MAX).subquery("matched")
+    few = Facet(source=fenced, seq=fenced.c.listing_seq, where=())
+    return Facet(source=vector_table, seq=columns.listing_seq, where=(condition,), rank=rank, few=few)

@@ -29,12 +29,13 @@ _WORD_POSITION_MAX = 16_383  # of a tsvector
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Hits:
     """The listings that a query finds, before order and page. `lead` is the smallest of `facets`, and `lead_size` its
-    size as far as it was counted."""
+    size as far as it was counted. `matched`: those in which the words stand, if the query has any."""
 
     facets: Sequence[Facet]
     lead: Facet
     lead_size: int
     query: ListingQuery
+    matched: Facet | None = None
 
     def select(self) -> Select[Any]:
         return self.select_by(self.lead)
@@ -74,7 +75,12 @@ def _begin_with_smallest(connection: Connection, query: ListingQuery, facets: Se
         return _Hits(facets=facets, lead=facets[0], lead_size=TOTAL_EXACT_MAX + 1, query=query)
     sizes = [_count_up_to_cap(connection, facet.select()) for facet in facets]
     smallest = min(range(len(facets)), key=sizes.__getitem__)
-    return _Hits(facets=facets, lead=facets[smallest], lead_size=sizes[smallest], query=query)
+    size, lead = sizes[smallest], facets[smallest]
+    others = [facet for facet in facets if facet is not lead]
+    if lead.few is not None and size <= TOTAL_EXACT_MAX:
+        lead = lead.few
+    matched = next((facet for facet in facets if facet.rank is not None), None)
+    return _Hits(facets=[lead, *others], lead=lead, lead_size=size, query=query, matched=matched)
 
 
 def _count(connection: Connection, hits: _Hits) -> tuple[int, bool]:
@@ -98,8 +104,8 @@ def _is_unfiltered(query: ListingQuery) -> bool:
 
 def _page(connection: Connection, hits: _Hits) -> list[int]:
     query = hits.query
-    if query.sort == "relevance" and any(facet.rank is not None for facet in hits.facets):
-        return _ranked_page(connection, hits)
+    if query.sort == "relevance" and hits.matched is not None:
+        return _ranked_page(connection, hits, hits.matched)
     found = _newest(hits) if query.sort in ("newest", "relevance") else _sorted(hits)
     return list(connection.scalars(found.limit(query.limit).offset(query.start)))
 
@@ -122,13 +128,13 @@ def _sorted(hits: _Hits) -> Select[Any]:
     return select(columns.seq).join(few, few.c[0] == columns.seq).order_by(*order)
 
 
-def _ranked_page(connection: Connection, hits: _Hits) -> list[int]:
+def _ranked_page(connection: Connection, hits: _Hits, matched: Facet) -> list[int]:
     """The newest hits by rank, and after them the others by age."""
     offset, limit = hits.query.start, hits.query.limit
     newest = _newest(hits)
     seqs: list[int] = []
     if offset < RANKED_MAX:
-        ranked = _rank(connection, hits, newest.limit(RANKED_MAX))
+        ranked = _rank(connection, hits, matched, newest.limit(RANKED_MAX))
         seqs += connection.scalars(ranked.limit(min(limit, RANKED_MAX - offset)).offset(offset))
     if offset + limit > RANKED_MAX:
         start = max(offset, RANKED_MAX)
@@ -136,14 +142,13 @@ def _ranked_page(connection: Connection, hits: _Hits) -> list[int]:
     return seqs
 
 
-def _rank(connection: Connection, hits: _Hits, newest: Select[Any]) -> Select[Any]:
-    matched = next(facet for facet in hits.facets if facet.rank is not None)
-    assert matched.rank is not None
+def _rank(connection: Connection, hits: _Hits, matched: Facet, newest: Select[Any]) -> Select[Any]:
     if hits.is_one_set:
         oldest = connection.scalar(newest.limit(1).offset(RANKED_MAX - 1))
         found = matched.select() if oldest is None else matched.select(matched.seq >= oldest)
     else:
         found = matched.select(matched.seq.in_(list(connection.scalars(newest))))
+    assert matched.rank is not None
     return found.order_by(matched.rank, desc(matched.seq))
 
 
