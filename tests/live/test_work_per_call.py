@@ -7,9 +7,12 @@ can say what the caller got for it.
 
 import asyncio
 import contextlib
+import gc
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from types import CoroutineType, GeneratorType
 from typing import Any
 
 import pytest
@@ -190,6 +193,7 @@ receipt. `round_trips` to PostgreSQL, here and above it: a statement that is new
 
 PLENTY = 500
 """Calls that a payment here is worth: some are made more often than they count."""
+MANY = 100
 REPEATS = 8
 """How often a call on credit is made here: what each connection has to learn once is learnt."""
 
@@ -268,6 +272,41 @@ async def test_a_signed_authorisation(served: Served, dialect: str) -> None:
 
     again = await served.count_alone(ask_again, finishes=0)
     assert (again.commits, again.rpc_requests, again.recoveries) == (0, 0, 0), again.told
+
+
+async def test_a_call_that_is_over_leaves_no_object_behind(served: Served) -> None:
+    """Nothing of ours, no task and no coroutine. A few calls live on in timers that were cancelled, until the loop clears
+    them away; what every other call kept would be seen."""
+    tx_hash = await served.pay(PLENTY)
+    headers = plain(served.caller, tx_hash)
+
+    async def count_alive() -> Counter[str]:
+        await served.count(lambda: ask_many(served, headers), finishes=MANY)
+        served.upstream.arrived.clear()
+        gc.collect()
+        return Counter(name for one in gc.get_objects() if (name := name_kind(one)) is not None)
+
+    await count_alive()  # whatever fills once is full
+    before = await count_alive()
+    left = await count_alive() - before
+    assert max(left.values(), default=0) < MANY / 2, left
+
+
+def name_kind(one: object) -> str | None:
+    kind = type(one)
+    if kind is asyncio.TimerHandle:
+        return None
+    if kind.__module__.startswith(("tollway.", "asyncio", "_asyncio")) or kind in (
+        CoroutineType,
+        GeneratorType,
+    ):
+        return f"{kind.__module__}.{kind.__qualname__}"
+    return None
+
+
+async def ask_many(served: Served, headers: Any) -> None:
+    for _ in range(MANY):
+        await ask_ok(served, headers)
 
 
 async def test_a_crowd_on_one_payment_is_one_commit(served: Served) -> None:
