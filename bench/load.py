@@ -28,7 +28,7 @@ from machine import LOAD_CORE, prepare_child
 END = b"\0"
 SPARE_S = 30
 QUIET_S_MAX = 10
-LAST_ANSWERS_S = 0.5
+LAST_ANSWERS_S = 0.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
