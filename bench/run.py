@@ -287,7 +287,7 @@ async def measure_throughput(run: Run) -> None:
 def measure_latency(run: Run) -> None:
     cells = [*proxy_cells(run), *paid_cells(run)]
     delays = Delays(cells, {f"bare commit, {name}": url for name, url in bare_urls(run).items()})
-    delays.run_rounds(run.folder, rounds=run.options.rounds, seconds=run.options.seconds, tell=run.tell)
+    delays.run_rounds(run.folder, rounds=run.options.delay_rounds, seconds=run.options.seconds, tell=run.tell)
     run.found["latency"] = delays.tell()
     over = "upstream directly"
     run.found["added"] = {
