@@ -246,6 +246,10 @@ PG_END = "UPDATE call SET state = 1, closed_ms = $2 WHERE id = $1 AND state = 0"
 PG_CLOSE = PG_END + " RETURNING id"
 PG_DEBIT = "UPDATE payment SET taken = taken + $1 WHERE id = $2"
 PG_INSERT = "INSERT INTO call (id, payment_id, price, state, claimed_ms) VALUES ($1, $2, $3, 0, $4)"
+PG_LOCK_PAYMENTS = (
+    "SELECT id, value - taken FROM payment WHERE id = ANY($1::bigint[]) ORDER BY id FOR NO KEY UPDATE"
+)
+PG_LOCK_CALLS = "SELECT id FROM call WHERE id = ANY($1::bigint[]) AND state = 0 ORDER BY id FOR NO KEY UPDATE"
 PG_BATCH = """
 WITH closed AS (UPDATE call SET state = 1, closed_ms = $4 FROM unnest($1::bigint[]) AS c(id)
     WHERE call.id = c.id AND call.state = 0 RETURNING call.id),
@@ -290,6 +294,8 @@ class Line:
         self._claim = await self.connection.prepare(PG_CLAIM)
         self._close = await self.connection.prepare(PG_CLOSE)
         self._batch = await self.connection.prepare(PG_BATCH)
+        self._payments = await self.connection.prepare(PG_LOCK_PAYMENTS)
+        self._calls = await self.connection.prepare(PG_LOCK_CALLS)
         return self
 
     async def write(self, entry: Entry) -> bool:
@@ -306,19 +312,27 @@ class Line:
         ids = {row[0] for row in done}
         return [entry.call_id in ids for entry in batch]
 
-    async def write_many(self, batch: Sequence[Entry]) -> Sequence[bool]:
-        """Does not learn which entry did what it should: `executemany` throws away what the server tells."""
-        closes = [(entry.call_id, NOW_MS) for entry in batch if isinstance(entry, Close)]
+    async def write_decided(self, batch: Sequence[Entry]) -> Sequence[bool]:
+        """As the books do it: lock the rows, decide in Python, write by `executemany`."""
+        closes = [entry.call_id for entry in batch if isinstance(entry, Close)]
         claims = [entry for entry in batch if isinstance(entry, Claim)]
-        counts = sorted(Counter(claim.payment_id for claim in claims).items())
         async with self.connection.transaction():
-            if closes:
-                await self.connection.executemany(PG_END, closes)
-            if claims:
-                await self.connection.executemany(PG_DEBIT, [(PRICE * n, id_) for id_, n in counts])
-                rows = [(claim.call_id, claim.payment_id, PRICE, NOW_MS) for claim in claims]
-                await self.connection.executemany(PG_INSERT, rows)
-        return [True] * len(batch)
+            payment_ids = list({claim.payment_id for claim in claims})
+            rests = {row[0]: row[1] for row in await self._payments.fetch(payment_ids)} if claims else {}
+            done = {row[0] for row in await self._calls.fetch(closes)} if closes else set()
+            debits: Counter[int] = Counter()
+            granted = []
+            for claim in claims:
+                if rests[claim.payment_id] - debits[claim.payment_id] >= PRICE:
+                    debits[claim.payment_id] += PRICE
+                    granted.append((claim.call_id, claim.payment_id, PRICE, NOW_MS))
+            if done:
+                await self.connection.executemany(PG_END, [(call_id, NOW_MS) for call_id in done])
+            if granted:
+                await self.connection.executemany(PG_DEBIT, [(sum_, id_) for id_, sum_ in debits.items()])
+                await self.connection.executemany(PG_INSERT, granted)
+        done.update(row[0] for row in granted)
+        return [entry.call_id in done for entry in batch]
 
 
 async def open_lines(url: str, count: int) -> Any:
@@ -360,10 +374,10 @@ async def open_asyncpg_statement(url: str) -> Any:
 
 
 @asynccontextmanager
-async def open_asyncpg_many(url: str) -> Any:
-    """`executemany` in one transaction for all that wait."""
+async def open_asyncpg_decided(url: str) -> Any:
+    """One transaction for all that wait."""
     (line,) = await open_lines(url, 1)
-    async with gathering(line.write_many) as submit:
+    async with gathering(line.write_decided) as submit:
         yield submit
     await line.connection.close()
 
@@ -409,7 +423,7 @@ SQLITE = {
 POSTGRES = {
     "asyncpg": open_asyncpg,
     "asyncpg-lines": open_asyncpg_lines,
-    "asyncpg-many": open_asyncpg_many,
+    "asyncpg-decided": open_asyncpg_decided,
     "asyncpg-statement": open_asyncpg_statement,
     "pipeline": open_pipeline,
     "pipeline-batches": open_pipeline_batches,
