@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
+from operator import sub
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from machine import (
     GATEWAY_CORE,
     LOAD_CORE,
     ROOT,
+    count_busy_s,
     describe_commit,
     describe_machine,
     find_free_port,
@@ -79,8 +81,17 @@ WRITERS = {
 KEPT = {"proxies": "ASGI + our client", "sqlite": "thread-batches", "postgres": "asyncpg-decided"}
 """What the gateway is made of. Every ratio is over it."""
 CALLERS = (1, 32)
-FIGURES = ("pairsPerSecond", "cpuUsPerPair", "serverCpuUsPerPair", "claimP50Ms", "claimP99Ms")
+FIGURES = (
+    "pairsPerSecond",
+    "cpuUsPerPair",
+    "serverCpuUsPerPair",
+    "claimP50Ms",
+    "claimP99Ms",
+    "othersOnItsCore",
+)
 WRITER_DEADLINE_S = 60
+QUIET_WINDOW_S = 2.0
+QUIET_SHARE_MAX = 0.15
 STAGES = ("proxies", "sqlite", "postgres")
 Tell = Callable[[str], None]
 
@@ -99,6 +110,20 @@ def check_versions() -> dict[str, str]:
     if any(ours[name] != theirs[name] for name in SHARED):
         raise RuntimeError(f"the virtualenvs differ: {ours} and {theirs}")
     return {**theirs, **ours, **tell_versions(RIVALS_PYTHON, "part_writers.py")}
+
+
+def wait_quiet(longest_s: float, tell: Tell) -> None:
+    """Until nobody else has anything to do, or for so long."""
+    end = time.monotonic() + longest_s
+    while time.monotonic() < end:
+        before = [count_busy_s(core) for core in (GATEWAY_CORE, LOAD_CORE)]
+        time.sleep(QUIET_WINDOW_S)
+        now = [count_busy_s(core) for core in (GATEWAY_CORE, LOAD_CORE)]
+        busiest = max(map(sub, now, before)) / QUIET_WINDOW_S
+        if busiest < QUIET_SHARE_MAX:
+            return
+    if longest_s:
+        tell(f"not quiet within {longest_s} s")
 
 
 async def measure_proxies(options: argparse.Namespace, folder: Path, tell: Tell) -> dict[str, Any]:
@@ -124,16 +149,18 @@ async def measure_proxies(options: argparse.Namespace, folder: Path, tell: Tell)
             cells.append(
                 Cell(name=name, port=port, child=child, prepare=lambda _, request=request: [request])
             )
-        run_rounds(
-            cells,
-            generator,
-            folder,
-            rounds=options.rounds,
-            connections=options.connections,
-            seconds=options.seconds,
-            warm=cells,
-            tell=tell,
-        )
+        for number in range(options.rounds):
+            wait_quiet(options.wait, tell)
+            run_rounds(
+                cells if number % 2 == 0 else cells[::-1],
+                generator,
+                folder,
+                rounds=1,
+                connections=options.connections,
+                seconds=options.seconds,
+                warm=() if number else cells,
+                tell=tell,
+            )
     kept = next(cell for cell in cells if cell.name == KEPT["proxies"])
     return {
         "load": generator.kind,
@@ -170,6 +197,7 @@ def measure_writers(kind: str, options: argparse.Namespace, folder: Path, tell: 
     samples: dict[tuple[str, int], list[dict[str, Any]]] = {cell: [] for cell in cells}
     try:
         for number in range(options.rounds):
+            wait_quiet(options.wait, tell)
             for writer, callers in cells if number % 2 == 0 else reversed(cells):
                 url = f"sqlite:{folder}/{writer}-{callers}-{number}" if server is None else server.url
                 sample = run_writer(
@@ -255,8 +283,8 @@ def write_proxies(proxies: dict[str, Any]) -> list[str]:
         "",
         f"## Plain proxies (load by {proxies['load']}, upstream {proxies['upstream']})",
         "",
-        "| | answers/s | over what is kept | CPU us an answer | p50 ms | p99 ms | its core | load's core |",
-        "|---|---|---|---|---|---|---|---|",
+        "| | answers/s | over what is kept | CPU us an answer | p50 ms | p99 ms | its core | others on it | load's core |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, told in proxies["cells"].items():
         ratio = proxies["ratios"].get(name)
@@ -264,6 +292,7 @@ def write_proxies(proxies: dict[str, Any]) -> list[str]:
         lines.append(
             f"| {name} | {told['perSecond']:,.0f} ({told['min']:,.0f} to {told['max']:,.0f}) | {over} "
             f"| {told['cpuUsPerAnswer']:.0f} | {told['p50Ms']:.2f} | {told['p99Ms']:.2f} | {told['ownCore']:.2f} "
+            f"| {told['othersOnItsCore']:.2f} "
             f"| {told['loadCore']:.2f} |"
         )
     return lines
@@ -276,8 +305,8 @@ def write_writers(kind: str, by_callers: dict[str, Any]) -> list[str]:
             "",
             f"## Writers on {kind}, callers: {callers}",
             "",
-            "| | pairs/s | over what is kept | CPU us a pair | server's CPU us a pair | claim p50 ms | claim p99 ms |",
-            "|---|---|---|---|---|---|---|",
+            "| | pairs/s | over what is kept | CPU us a pair | server's CPU us a pair | claim p50 ms | claim p99 ms | others on its core |",
+            "|---|---|---|---|---|---|---|---|",
         ]
         for title, told in writers.items():
             rate, ratio = told["pairsPerSecond"], told["ratio"]
@@ -285,7 +314,8 @@ def write_writers(kind: str, by_callers: dict[str, Any]) -> list[str]:
             lines.append(
                 f"| {title} | {rate['median']:,.0f} ({rate['min']:,.0f} to {rate['max']:,.0f}) "
                 f"| {ratio['median']:.2f} ({show_spread(ratio)}) | {told['cpuUsPerPair']['median']:.0f} | {server} "
-                f"| {told['claimP50Ms']['median']:.2f} | {told['claimP99Ms']['median']:.2f} |"
+                f"| {told['claimP50Ms']['median']:.2f} | {told['claimP99Ms']['median']:.2f} "
+                f"| {told['othersOnItsCore']['median']:.2f} |"
             )
     return lines
 
@@ -309,14 +339,16 @@ def read_options() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--short", action="store_true", help="about a minute")
-    parser.add_argument("--rounds", type=int, help="5; short: 2")
-    parser.add_argument("--seconds", type=int, help="for each proxy in each round: 2; short: 1")
+    parser.add_argument("--rounds", type=int, help="7; short: 2")
+    parser.add_argument("--seconds", type=int, default=1, help="for each proxy in each round")
     parser.add_argument("--connections", type=int, default=32)
     parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES))
     parser.add_argument("--folder", help="where databases are made; not on tmpfs")
+    parser.add_argument(
+        "--wait", type=float, default=0.0, help="seconds, at most, for a quiet machine before a round"
+    )
     options = parser.parse_args()
-    options.rounds = options.rounds or (2 if options.short else 5)
-    options.seconds = options.seconds or (1 if options.short else 2)
+    options.rounds = options.rounds or (2 if options.short else 7)
     options.writer_seconds = 0.5 if options.short else 1.0
     return options
 
