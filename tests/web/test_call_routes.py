@@ -160,6 +160,17 @@ async def test_a_streamed_answer_is_flushed_before_its_first_byte(gate: SmallGat
     assert (exchange.body, exchange.is_ended) == (b"ok", True)
 
 
+async def test_a_large_answer_reaches_the_server_in_small_pieces(gate: SmallGateway) -> None:
+    """The server keeps several of them for a caller who is slow."""
+    body = bytes(range(256)) * 4096  # 1 MiB
+    gate.upstream.answer = plain(body)
+    await gate.publish(price=FREE)
+    answer = await gate.ask()
+    sizes = [len(message["body"]) for message in answer.sent if message["type"] == "http.response.body"]
+    assert answer.body == body
+    assert max(sizes) <= gate.limits.buffer_bytes
+
+
 async def test_a_writer_that_is_never_done_is_given_up() -> None:
     async with open_gateway(write_stall_s=0.05) as gate:
         await gate.publish(price=FREE)

@@ -196,9 +196,13 @@ class CallRoutes:
             stream.delivery = Delivery.COMPLETE
 
     async def _send_chunk(self, send: Send, chunk: bytes, stream: "_Stream") -> None:
-        async with asyncio.timeout(self._limits.write_stall_s):
-            await send({"type": "http.response.body", "body": chunk, "more_body": True})
-        stream.sent += len(chunk)
+        # The server queues five messages or so for a caller who is slow, whatever their size: each of them is small.
+        most = self._limits.buffer_bytes
+        for start in range(0, len(chunk) or 1, most):
+            piece = chunk if len(chunk) <= most else chunk[start : start + most]
+            async with asyncio.timeout(self._limits.write_stall_s):
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            stream.sent += len(piece)
 
     async def _decline(
         self, scope: Scope, body: "IncomingBody", send: Send, request_id: str, declined: Declined
