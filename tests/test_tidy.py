@@ -86,12 +86,7 @@ TESTED_ELSEWHERE: dict[str, tuple[str, ...]] = {
     "client/test_payer.py": ("client/checkout.py", "client/steps.py", "client/transfer.py"),
     "gateway/test_forward.py": ("gateway/exchange.py", "gateway/trip.py"),
     "outbound/test_answer.py": ("outbound/answer_head.py",),
-    "outbound/test_dialer.py": (
-        "outbound/connection.py",
-        "outbound/connections.py",
-        "outbound/request_writer.py",
-        "outbound/upstream.py",
-    ),
+    "outbound/test_dialer.py": ("outbound/upstream.py",),
     "test_settings.py": ("setting_values.py", "network_settings.py"),
     "web/test_health_routes.py": ("web/problem_pages.py",),
     "web/test_listing_routes.py": ("web/listing_query.py", "web/listing_wire.py"),

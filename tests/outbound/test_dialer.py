@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
@@ -571,7 +572,7 @@ async def test_stray_bytes_on_an_idle_connection_answer_nobody(
             for _ in range(20):
                 await asyncio.sleep(0)
         else:
-            upstream.writers[0].get_extra_info("socket")._sock.send(evil)
+            os.write(upstream.writers[0].get_extra_info("socket").fileno(), evil)
         assert await call(dialer, get(upstream, method)) == (200, b"ok")
         assert upstream.accepted == 2
 

@@ -13,6 +13,7 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 HEAD_END = b"\r\n\r\n"
 _BODILESS = (204, 304)
 _SWITCHING = 101
+_FRAMING_SIZES = frozenset(map(len, (b"content-length", b"connection", b"transfer-encoding")))
 _VERSIONS = (b"HTTP/1.1 ", b"HTTP/1.0 ")
 _BARE_LF = re.compile(rb"(?<!\r)\n")
 _CHUNKED_HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -104,14 +105,16 @@ def _frame(status: int, headers: Headers, *, method: str, is_old: bool) -> Answe
     length: int | None = None
     is_chunked = is_closing = is_kept = False
     for name, value in headers:
-        size = len(name)
-        if size == 14 and name.lower() == b"content-length":
+        if len(name) not in _FRAMING_SIZES:
+            continue
+        name = name.lower()
+        if name == b"content-length":
             length = int(value)
-        elif size == 10 and name.lower() == b"connection":
+        elif name == b"connection":
             tokens = value.lower()
             is_closing = is_closing or b"close" in tokens
             is_kept = is_kept or b"keep-alive" in tokens
-        elif size == 17 and name.lower() == b"transfer-encoding":
+        elif name == b"transfer-encoding":
             # We never said that we take another coding (RFC 9112 §7.4), and could not pass it on.
             if is_chunked or value.lower() != b"chunked":
                 raise AnswerMalformed("the transfer coding is not chunked")

@@ -6,6 +6,7 @@ itself, never carries one after another that was not whole, and never holds more
 
 import asyncio
 import errno
+import select
 import socket
 from collections.abc import Callable
 from time import monotonic
@@ -16,7 +17,7 @@ from tollway.outbound.answer_head import AnswerHead, AnswerMalformed, HeadLimits
 
 _LOST = (errno.ECONNRESET, errno.EPIPE, errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 """Not a TLS connection that ends without a word of farewell: many servers end theirs so."""
-_PEEK = socket.MSG_PEEK | socket.MSG_DONTWAIT
+_ANY_NEWS = select.POLLIN | select.POLLERR | select.POLLHUP
 
 
 class Connection(asyncio.Protocol):
@@ -88,13 +89,11 @@ class Connection(asyncio.Protocol):
         """
         if self.is_tls and not self.exchanges:
             return True
-        try:
-            self._socket.recv(1, _PEEK)
-        except BlockingIOError:
-            return True
-        except OSError:
+        if self._socket.fileno() < 0:
             return False
-        return False
+        look = select.poll()
+        look.register(self._socket, _ANY_NEWS)
+        return not look.poll(0)
 
     def begin(self, method: str, first_bytes: bytes) -> bool:
         """Writes the head, with the body where it is here already; from now on an answer may come. True when the

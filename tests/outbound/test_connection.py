@@ -1,0 +1,309 @@
+"""One connection on a pair of sockets: when it may be used, what it carries after what, and that nobody waits for ever."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from tollway.outbound.answer_head import AnswerMalformed, HeadLimits
+from tollway.outbound.connection import Connection
+from tollway.testing.loopback import until
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+ASKED = b"GET / HTTP/1.1\r\n\r\n"
+BUFFER_BYTES = 64 * 1024
+LONG_S = 5.0
+
+
+@dataclass
+class Wire:
+    """A connection and the far end of it. `lost`: how often it was told that it is gone."""
+
+    connection: Connection
+    far: socket.socket
+    lost: list[Connection] = field(default_factory=list)
+
+    async def say(self, data: bytes) -> None:
+        await asyncio.get_running_loop().sock_sendall(self.far, data)
+
+    async def hear(self) -> bytes:
+        return await asyncio.get_running_loop().sock_recv(self.far, 65_536)
+
+    async def ask(self, answer: bytes) -> None:
+        """One exchange up to its last byte."""
+        self.connection.begin("GET", ASKED)
+        assert await self.hear() == ASKED
+        await self.say(answer)
+        await self.connection.read_head(LONG_S)
+        while not self.connection.is_read:
+            await self.connection.read_chunk(LONG_S)
+
+
+@contextlib.asynccontextmanager
+async def wired(*, is_tls: bool = False) -> AsyncIterator[Wire]:
+    near, far = socket.socketpair()
+    near.setblocking(False)
+    far.setblocking(False)
+    lost: list[Connection] = []
+    connection = Connection(
+        origin="http://a.example",
+        is_tls=is_tls,
+        handle=near,
+        head_limits=HeadLimits(head_bytes=65_536, line_bytes=8_192, field_bytes=8_192, headers=100),
+        buffer_bytes=BUFFER_BYTES,
+        on_lost=lost.append,
+    )
+    await asyncio.get_running_loop().create_connection(lambda: connection, sock=near)
+    try:
+        yield Wire(connection, far, lost)
+    finally:
+        connection.cut()
+        await until(lambda: lost == [connection])
+        far.close()
+
+
+# ---------------------------------------------------------------------- may it be used?
+
+
+async def test_begins_one_exchange_at_a_time() -> None:
+    async with wired() as wire:
+        wire.connection.begin("GET", ASKED)
+        with pytest.raises(AssertionError):
+            wire.connection.begin("GET", ASKED)
+        assert await wire.hear() == ASKED
+        with pytest.raises(BlockingIOError):
+            wire.far.recv(1)
+
+
+@pytest.mark.parametrize("exchanges", [0, 1])
+async def test_bytes_that_nobody_asked_for_end_it_at_once(exchanges: int) -> None:
+    async with wired() as wire:
+        for _ in range(exchanges):
+            await wire.ask(OK)
+            assert wire.connection.finish()
+        assert wire.connection.is_open
+        await wire.say(b"H")
+        await until(lambda: not wire.connection.is_open)
+
+
+async def test_a_farewell_ends_it_at_once() -> None:
+    async with wired() as wire:
+        wire.far.close()
+        await until(lambda: not wire.connection.is_open)
+        assert not wire.connection.is_quiet()
+
+
+async def test_the_last_look_sees_what_the_loop_has_not() -> None:
+    async with wired() as wire:
+        assert wire.connection.is_quiet()
+        wire.far.send(b"H")
+        assert (wire.connection.is_open, wire.connection.is_quiet()) == (True, False)
+    async with wired() as wire:
+        wire.far.close()
+        assert (wire.connection.is_open, wire.connection.is_quiet()) == (True, False)
+
+
+async def test_tickets_of_a_new_tls_connection_are_no_stray_bytes() -> None:
+    async with wired(is_tls=True) as wire:
+        wire.far.send(b"ticket")
+        assert wire.connection.is_quiet()
+    async with wired(is_tls=True) as wire:
+        await wire.ask(OK)
+        assert wire.connection.finish()
+        wire.far.send(b"stray")
+        assert not wire.connection.is_quiet()
+
+
+HEAD = b"HTTP/1.1 200 OK\r\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_reusable"),
+    [
+        (OK, True),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n", True),
+        (b"HTTP/1.1 204 No\r\n\r\n", True),
+        (b"HTTP/1.1 100 C\r\n\r\n" + OK, True),
+        (OK + b"H", False),
+        (OK + OK, False),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\nH", False),
+        (b"HTTP/1.1 204 No\r\n\r\nH", False),
+        (HEAD + b"Connection: close\r\nContent-Length: 2\r\n\r\nok", False),
+        (b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nok", False),
+    ],
+)
+async def test_carries_another_exchange_only_after_a_clean_one(answer: bytes, is_reusable: bool) -> None:
+    async with wired() as wire:
+        await wire.ask(answer)
+        assert wire.connection.finish() is is_reusable
+        assert wire.connection.is_open is is_reusable
+        if is_reusable:
+            await wire.ask(OK)
+            assert wire.connection.finish()
+
+
+@pytest.mark.parametrize(
+    "answer", [b"", HEAD, OK[:-1], HEAD + b"Transfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0"]
+)
+async def test_an_exchange_that_is_given_up_cuts_it(answer: bytes) -> None:
+    async with wired() as wire:
+        wire.connection.begin("GET", ASKED)
+        await wire.hear()
+        await wire.say(answer)
+        assert not wire.connection.finish()
+        with contextlib.suppress(ConnectionResetError):  # what it had not read yet makes a reset of it
+            assert await wire.hear() == b""
+
+
+async def test_a_whole_answer_that_nobody_read_leaves_nothing_behind() -> None:
+    async with wired() as wire:
+        wire.connection.begin("GET", ASKED)
+        await wire.hear()
+        await wire.say(OK)
+        await wire.connection.read_head(LONG_S)
+        assert wire.connection.finish()
+        wire.connection.begin("GET", ASKED)
+        await wire.hear()
+        await wire.say(OK.replace(b"ok", b"no"))
+        await wire.connection.read_head(LONG_S)
+        assert await wire.connection.read_chunk(LONG_S) == b"no"
+
+
+# ---------------------------------------------------------------------- reading
+
+
+async def test_a_head_that_comes_in_drops_is_late_all_the_same() -> None:
+    async with wired() as wire:
+        wire.connection.begin("GET", ASKED)
+
+        async def drip() -> None:
+            with contextlib.suppress(OSError):
+                for byte in HEAD + b"X: 1\r\n" * 10_000:
+                    await wire.say(bytes([byte]))
+                    await asyncio.sleep(0.001)
+
+        async with asyncio.TaskGroup() as group:
+            dripping = group.create_task(drip())
+            with pytest.raises(TimeoutError):
+                await wire.connection.read_head(0.05)
+            dripping.cancel()
+        assert not wire.connection.is_open
+
+
+async def test_a_head_that_is_none_is_known_at_once() -> None:
+    async with wired() as wire:
+        wire.connection.begin("GET", ASKED)
+        await wire.say(b"SSH-2.0-OpenSSH_9.9\r\n")
+        with pytest.raises(AnswerMalformed):
+            await wire.connection.read_head(LONG_S)
+        assert not wire.connection.is_open
+
+
+@pytest.mark.parametrize("said", [b"", HEAD, HEAD[:5]])
+async def test_a_farewell_instead_of_a_head_is_a_loss(said: bytes) -> None:
+    async with wired() as wire:
+        wire.connection.begin("GET", ASKED)
+        await wire.hear()
+        await wire.say(said)
+        wire.far.close()
+        with pytest.raises(OSError, match="hung up"):
+            await wire.connection.read_head(LONG_S)
+
+
+async def test_what_came_before_the_loss_is_read_first() -> None:
+    async with wired() as wire:
+        wire.connection.begin("GET", ASKED)
+        await wire.hear()
+        await wire.say(HEAD + b"Content-Length: 9\r\n\r\nshort")
+        await wire.connection.read_head(LONG_S)
+        wire.far.close()
+        await until(lambda: not wire.connection.is_open)
+        assert await wire.connection.read_chunk(LONG_S) == b"short"
+        with pytest.raises(OSError, match="hung up"):
+            await wire.connection.read_chunk(LONG_S)
+        assert not wire.connection.is_read
+
+
+async def test_a_reader_that_waits_hears_of_a_cut() -> None:
+    async with wired() as wire:
+        wire.connection.begin("GET", ASKED)
+
+        async def read() -> None:
+            with pytest.raises(OSError, match="cut"):
+                await wire.connection.read_head(LONG_S)
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(read())
+            await wire.hear()
+            wire.connection.cut()
+
+
+async def test_holds_no_more_of_an_answer_than_its_limit() -> None:
+    whole = 32 * 1024 * 1024
+    async with wired() as wire:
+        wire.connection.begin("GET", ASKED)
+        await wire.hear()
+        await wire.say(HEAD + b"Content-Length: %d\r\n\r\n" % whole)
+        await wire.connection.read_head(LONG_S)
+
+        async def flood() -> None:
+            await wire.say(b"x" * whole)
+
+        async with asyncio.TaskGroup() as group:
+            flooding = group.create_task(flood())
+            for _ in range(200):
+                await asyncio.sleep(0)
+            assert not flooding.done()
+            first = await wire.connection.read_chunk(LONG_S)
+            assert BUFFER_BYTES < len(first) < 8 * BUFFER_BYTES
+            count = len(first)
+            while not wire.connection.is_read:
+                count += len(await wire.connection.read_chunk(LONG_S))
+        assert count == whole
+        assert wire.connection.finish()
+
+
+# ---------------------------------------------------------------------- writing
+
+
+async def test_a_writer_waits_for_an_upstream_that_takes_nothing_until_it_is_cut() -> None:
+    async with wired() as wire:
+        wire.connection.begin("POST", b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n")
+        written = 0
+
+        async def write() -> None:
+            nonlocal written
+            while await wire.connection.write(b"x" * 65_536):
+                written += 1
+
+        async with asyncio.TaskGroup() as group:
+            writing = group.create_task(write())
+            for _ in range(200):
+                await asyncio.sleep(0)
+            assert not writing.done()
+            assert written < 100
+            wire.connection.cut()
+        assert not await wire.connection.write(b"x")
+
+
+async def test_an_answer_before_the_end_of_the_request_is_the_last() -> None:
+    """Its upstream may take the rest of the body for the next request."""
+    async with wired() as wire:
+        wire.connection.begin("POST", b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n")
+        never = asyncio.Event()
+
+        async def upload() -> None:
+            await never.wait()
+
+        async with asyncio.TaskGroup() as group:
+            uploading = group.create_task(upload())
+            wire.connection.upload(uploading)
+            await wire.hear()
+            await wire.say(OK)
+            await wire.connection.read_head(LONG_S)
+            assert await wire.connection.read_chunk(LONG_S) == b"ok"
+            assert not wire.connection.finish()
+        assert uploading.cancelled()
