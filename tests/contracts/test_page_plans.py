@@ -1,0 +1,288 @@
+"""Pages of calls and listings find their rows by an index, in the order of the page, on both databases."""
+
+from collections.abc import Callable
+from typing import Any
+
+import asyncpg
+import pytest
+from sqlalchemy import Connection, event, insert, text
+
+from tollway.identifiers import Address, CallId, ChainId, ListingId
+from tollway.ledger.statement import HistoryQuery
+from tollway.registry.catalog import ListingQuery
+from tollway.storage.book_tables import call_table
+from tollway.storage.catalog_rows import listing_values
+from tollway.storage.catalog_search import find_page, write_search
+from tollway.storage.catalog_tables import listing_table, network_table, tag_table, total_table
+from tollway.storage.database import Database
+from tollway.storage.history_page import history
+from tollway.testing.book_samples import NOW_MS, PAYER, PROVIDER
+from tollway.testing.listing_samples import sample_listing
+
+CALLS, LISTINGS = 3_000, 1_500
+STATES = {0: ("released", 503), 1: ("consumed", 404), 2: ("unknown", None), 3: ("forwarding", None)}
+
+
+def plans_of(connection: Connection, work: Callable[[Connection], object]) -> list[str]:
+    """The plan of each statement that `work` runs, on one line."""
+    asked: list[tuple[str, Any]] = []
+
+    def note(_connection: object, _cursor: object, sql: str, values: Any, *_rest: object) -> None:
+        asked.append((sql, values))
+
+    event.listen(connection, "before_cursor_execute", note)
+    work(connection)
+    event.remove(connection, "before_cursor_execute", note)
+    is_sqlite = connection.dialect.name == "sqlite"
+    words = "EXPLAIN QUERY PLAN " if is_sqlite else "EXPLAIN (COSTS OFF) "
+    return [
+        "; ".join(str(row[-1]).strip() for row in connection.exec_driver_sql(words + sql, values))
+        for sql, values in asked
+    ]
+
+
+def is_sorted(plan: str) -> bool:
+    return "TEMP B-TREE" in plan or "Sort" in plan
+
+
+def call_rows() -> list[dict[str, Any]]:
+    """Most calls are PAYER's and all are PROVIDER's; few fail, few are unknown, few run."""
+    rows = []
+    for number in range(CALLS):
+        state, status = STATES.get(number % 100, ("consumed", 200))
+        if state == "forwarding" and number < CALLS - 200:
+            state, status = "consumed", 200
+        payer = PAYER if number % 10 else Address(number.to_bytes(20, "big"))
+        rows.append(
+            {
+                "id": CallId(f"call_{number:026}"),
+                "listing_id": f"api_{number % 7}",
+                "listing_name": "Quotes",
+                "provider": PROVIDER,
+                "payer": payer,
+                "method": "GET",
+                "path": "/",
+                "digest": b"",
+                "rail": "credit",
+                "state": state,
+                "upstream_status": status,
+                "price": "1",
+                "price_units": 1,
+                "currency": "USDC",
+                "taken_units": 0,
+                "decimals": 6,
+                "request_id": "r",
+                "owner_id": "one",
+                "epoch": 1,
+                "attempts": 1,
+                "cut": "",
+                "clock_releases": True,
+                "created_ms": NOW_MS + number,
+                "moved_ms": NOW_MS,
+            }
+        )
+    return rows
+
+
+async def settle_down(request: pytest.FixtureRequest, database: Database) -> None:
+    """PostgreSQL learns how many rows there are, and which it need not look at to count them."""
+    if database.dialect == "postgresql":
+        connection = await asyncpg.connect(request.getfixturevalue("postgres_url"))
+        await connection.execute("VACUUM ANALYZE")
+        await connection.close()
+
+
+def as_if_large(connection: Connection) -> None:
+    """PostgreSQL would rather read a short table than its index."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SET LOCAL enable_seqscan = off"))
+
+
+@pytest.fixture
+async def of_calls(database: Database, request: pytest.FixtureRequest) -> Database:
+    def fill(connection: Connection) -> None:
+        connection.execute(insert(call_table), call_rows())
+
+    await database.write(fill)
+    await settle_down(request, database)
+    return database
+
+
+# what is asked -> on SQLite and on PostgreSQL, the search of the page
+TIME = "ix_call_payer_time (payer=?", "ix_call_payer_time on call"
+HISTORIES: list[tuple[dict[str, Any], str, str]] = [
+    ({}, *TIME),
+    (
+        {"offset": 1_000},
+        "COVERING INDEX ix_call_payer_time (payer=?",
+        "Index Only Scan Backward using ix_call_payer_time",
+    ),
+    ({"from_ms": NOW_MS + 9}, "ix_call_payer_time (payer=? AND created_ms>?", TIME[1]),
+    ({"to_ms": NOW_MS + 999}, "ix_call_payer_time (payer=? AND created_ms<?", TIME[1]),
+    ({"before": CallId(f"call_{77:026}")}, "ix_call_payer_time (payer=? AND", TIME[1]),
+    ({"status": "succeeded"}, *TIME),
+    ({"status": "failed"}, "ix_call_payer_failed (payer=?", "using ix_call_payer_failed"),
+    ({"status": "unknown"}, "ix_call_payer_unknown (payer=?", "using ix_call_payer_unknown"),
+    ({"status": "pending"}, "ix_call_forwarding", "ix_call_forwarding"),
+    (
+        {"listing_id": ListingId("api_1")},
+        "ix_call_payer_listing (payer=? AND listing_id=?",
+        "using ix_call_payer_listing",
+    ),
+    (
+        {"listing_id": ListingId("api_1"), "status": "failed"},
+        "ix_call_payer_failed (payer=?",
+        "using ix_call_payer_",
+    ),
+]
+
+
+async def test_a_history_is_read_by_its_index(of_calls: Database) -> None:
+    for asked, on_sqlite, on_postgresql in HISTORIES:
+        for role, wallet in (("payer", PAYER), ("provider", PROVIDER)):
+            query = HistoryQuery(wallet=wallet, role=role, limit=5, **asked)  # type: ignore[arg-type]
+            wanted = (on_sqlite if of_calls.dialect == "sqlite" else on_postgresql).replace("payer", role)
+
+            def ask(connection: Connection, query: HistoryQuery = query) -> list[str]:
+                as_if_large(connection)
+                return plans_of(connection, lambda it: history(it, query))
+
+            pages = await of_calls.read(ask)
+            page = pages[1 if query.before else 0]
+            assert wanted in page, (asked, page)
+            assert not [plan for plan in pages if "Seq Scan" in plan or "SCAN call;" in plan], (asked, pages)
+            if not query.offset and query.status != "pending":
+                assert not is_sorted(page), (asked, page)
+
+
+async def test_the_total_of_a_wallet_is_kept_and_filtered_ones_are_counted_in_indexes(
+    of_calls: Database,
+) -> None:
+    for asked in ({}, *({"status": status} for status in ("succeeded", "failed", "unknown"))):
+        query = HistoryQuery(wallet=PAYER, limit=5, **asked)  # type: ignore[arg-type]
+
+        def ask(connection: Connection, query: HistoryQuery = query) -> list[str]:
+            as_if_large(connection)
+            return plans_of(connection, lambda it: history(it, query))[1:]
+
+        for plan in await of_calls.read(ask):
+            if not asked:
+                assert "call_total" in plan, plan
+                assert "ix_call" not in plan, plan
+            else:
+                assert (
+                    "COVERING INDEX ix_call_" in plan or "Index Only Scan" in plan or "forwarding" in plan
+                ), plan
+
+
+@pytest.fixture
+async def of_listings(database: Database, request: pytest.FixtureRequest) -> Database:
+    """Half of the listings have one tag and one network, one in a hundred another; and so with words."""
+
+    def fill(connection: Connection) -> None:
+        for number in range(1, LISTINGS + 1):
+            is_rare = number % 100 == 0
+            one = sample_listing(
+                id=ListingId(f"api_{number}"),
+                name=f"Weather {number} {'zeppelin' if is_rare else ''}",
+                provider=PROVIDER if number % 2 else Address(number.to_bytes(20, "big")),
+                pay_to=PROVIDER if number % 2 else Address(number.to_bytes(20, "big")),
+            )
+            connection.execute(insert(listing_table).values(**listing_values(one), seq=number))
+            write_search(connection, number, one)
+        tags = [
+            {
+                "tag": "rare" if seq % 100 == 0 else f"other {seq % 7}" if seq % 3 else "often",
+                "listing_seq": seq,
+            }
+            for seq in range(1, LISTINGS)
+        ]
+        connection.execute(insert(tag_table), tags)
+        networks = [
+            {"chain_id": 10 if seq % 100 == 0 else seq % 3, "listing_seq": seq} for seq in range(1, LISTINGS)
+        ]
+        connection.execute(insert(network_table), networks)
+        connection.execute(total_table.update().values(shown=LISTINGS))
+
+    await database.write(fill)
+    await settle_down(request, database)
+    return database
+
+
+PAGES: list[tuple[dict[str, Any], str, str]] = [
+    ({}, "COVERING INDEX ix_listing_shown", "using ix_listing_shown"),
+    ({"sort": "name"}, "COVERING INDEX ix_listing_name", "using ix_listing_name"),
+    (
+        {"provider": PROVIDER},
+        "COVERING INDEX ix_listing_provider (provider=? AND is_shown=?",
+        "using ix_listing_provider",
+    ),
+    (
+        {"pay_to": PROVIDER},
+        "COVERING INDEX ix_listing_payee (pay_to=? AND is_shown=?",
+        "using ix_listing_payee",
+    ),
+    (
+        {"currency": "USDC"},
+        "COVERING INDEX ix_listing_currency (currency=? AND is_shown=?",
+        "using ix_listing_currency",
+    ),
+    (
+        {"currency": "USDC", "sort": "price"},
+        "COVERING INDEX ix_listing_price (currency=?",
+        "using ix_listing_price",
+    ),
+    (
+        {"currency": "USDC", "sort": "-price"},
+        "COVERING INDEX ix_listing_price (currency=?",
+        "using ix_listing_price",
+    ),
+    ({"tag": "often"}, "(tag=?", "using pk_listing_tag"),
+    ({"network": ChainId(1)}, "(chain_id=?", "using pk_listing_network"),
+    ({"tag": "rare", "provider": PROVIDER}, "SEARCH tagged USING COVERING INDEX", "using pk_listing_tag"),
+    (
+        {"tag": "often", "network": ChainId(10)},
+        "SEARCH networked USING COVERING INDEX",
+        "using pk_listing_network",
+    ),
+    ({"words": "zeppelin"}, "listing_search VIRTUAL TABLE INDEX", "on ix_listing_search_words"),
+    ({"words": "weather", "tag": "rare"}, "SEARCH tagged USING COVERING INDEX", "using pk_listing_tag"),
+]
+
+
+async def test_a_list_begins_with_the_smallest_set_in_its_index(of_listings: Database) -> None:
+    for asked, on_sqlite, on_postgresql in PAGES:
+        query = ListingQuery(**asked)
+
+        def ask(connection: Connection, query: ListingQuery = query) -> list[str]:
+            as_if_large(connection)
+            return plans_of(connection, lambda it: find_page(it, query))
+
+        *counts, page = await of_listings.read(ask)
+        wanted = on_sqlite if of_listings.dialect == "sqlite" else on_postgresql
+        assert wanted in page, (asked, page)
+        one_row = "listing_total"
+        scans = [plan for plan in (*counts, page) if "Seq Scan" in plan and one_row not in plan]
+        assert not scans, (asked, scans)
+        if "words" not in asked:
+            assert not is_sorted(page), (asked, page)
+
+
+async def test_sets_that_are_too_large_to_sort_are_walked_in_the_order_of_the_page(
+    of_listings: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tollway.storage.catalog_search.TOTAL_EXACT_MAX", 50)
+    for sort, index in (
+        ("name", "ix_listing_name"),
+        ("price", "ix_listing_price"),
+        ("newest", "ix_listing_currency"),
+    ):
+        query = ListingQuery(tag="often", currency="USDC", price_nano_max=10**9, sort=sort)  # type: ignore[arg-type]
+
+        def ask(connection: Connection, query: ListingQuery = query) -> list[str]:
+            as_if_large(connection)
+            return plans_of(connection, lambda it: find_page(it, query))
+
+        page = (await of_listings.read(ask))[-1]
+        assert f" {index}" in page or (sort == "newest" and "tag" in page), page
+        assert not is_sorted(page), page
