@@ -61,7 +61,8 @@ class Relay:
         try:
             first = await body.read_chunk() if length else b""
             if len(first) == length:
-                await body.read_chunk()  # the end, which frees the connection for the next call
+                if keeper is not None or not response.is_read:
+                    await body.read_chunk()  # the end, which frees the connection for the next call
                 body.end(Delivery.COMPLETE, length)
                 return Answer(status=response.status, headers=_without_length(headers), first=first)
         except (UpstreamBadResponse, UpstreamTimeout):
