@@ -323,7 +323,9 @@ def write_writers(kind: str, by_callers: dict[str, Any]) -> list[str]:
 def write_results(found: dict[str, Any]) -> Path:
     commit = found["commit"]
     day = found["run"]["startedAt"].split(" ")[0]
-    name = f"{day}-{(commit['commit'] or 'nowhere')[:9]}-parts"
+    missing = [stage for stage in STAGES if stage not in found]
+    stages = "".join(f"-{stage}" for stage in STAGES if stage in found) if missing else ""
+    name = f"{day}-{(commit['commit'] or 'nowhere')[:9]}-parts{stages}"
     name += ("-dirty" if commit["isDirty"] else "") + (
         "-short" if found["run"]["mode"] == "short form" else ""
     )
