@@ -1,0 +1,121 @@
+"""How many calls a wallet has is kept as they are written, by whoever writes them, and is never counted for a page."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, func, insert, select
+from sqlalchemy.util import await_only
+
+from tollway.identifiers import Address, CallId
+from tollway.ledger.statement import HistoryQuery
+from tollway.storage.book_reader import BookReader
+from tollway.storage.book_tables import call_table, call_total_table
+from tollway.storage.database import Database
+from tollway.storage.migrate import upgrade
+from tollway.testing.book_samples import NOW_MS, PAYER, PROVIDER, claim_on, close_of, new_payment
+
+OTHER = Address(b"\x0c" * 20)
+
+
+def call_row(number: int, payer: Address | None = PAYER, provider: Address = PROVIDER) -> dict[str, Any]:
+    """A call as any release writes it."""
+    return {
+        "id": CallId(f"call_{number}"),
+        "listing_id": "api_1",
+        "listing_name": "Quotes",
+        "provider": provider,
+        "payer": payer,
+        "method": "GET",
+        "path": "/quote",
+        "digest": b"",
+        "state": "consumed",
+        "rail": "credit",
+        "price": "1",
+        "price_units": 1,
+        "currency": "USDC",
+        "taken_units": 0,
+        "decimals": 6,
+        "request_id": "r",
+        "owner_id": "one",
+        "epoch": 1,
+        "attempts": 1,
+        "cut": "",
+        "clock_releases": True,
+        "created_ms": NOW_MS + number,
+        "moved_ms": NOW_MS,
+    }
+
+
+async def add(database: Database, *rows: dict[str, Any]) -> None:
+    await database.write(lambda connection: connection.execute(insert(call_table), list(rows)))
+
+
+async def totals(database: Database) -> dict[str, int]:
+    reader = BookReader(database, now_ms=lambda: NOW_MS)
+    asked = {
+        "payer": HistoryQuery(wallet=PAYER),
+        "provider": HistoryQuery(wallet=PROVIDER, role="provider"),
+        "other": HistoryQuery(wallet=OTHER),
+        "nobody": HistoryQuery(wallet=PROVIDER),
+    }
+    return {name: (await reader.history(query)).total for name, query in asked.items()}
+
+
+async def test_whoever_writes_calls_they_are_counted_for_payer_and_provider(database: Database) -> None:
+    """Gateways of the release before write them without a word about totals."""
+    await add(database, call_row(1), call_row(2), call_row(3, payer=None), call_row(4, payer=OTHER))
+    await add(database, call_row(5, provider=OTHER))
+    assert await totals(database) == {"payer": 3, "provider": 4, "other": 1, "nobody": 0}
+
+
+async def test_what_is_rolled_back_is_not_counted(database: Database) -> None:
+    def fail(connection: Connection) -> None:
+        connection.execute(insert(call_table), [call_row(1)])
+        raise LookupError
+
+    with pytest.raises(LookupError):
+        await database.write(fail)
+    assert (await totals(database))["payer"] == 0
+
+
+async def test_calls_that_were_there_before_the_totals_are_counted_once(empty_database: Database) -> None:
+    await upgrade(empty_database, revision="0008_rolling")
+    await add(empty_database, call_row(1), call_row(2), call_row(3, payer=None))
+    before = await totals(empty_database)
+    await upgrade(empty_database)
+    assert await totals(empty_database) == before == {"payer": 2, "provider": 3, "other": 0, "nobody": 0}
+    await add(empty_database, call_row(4))
+    assert (await totals(empty_database))["payer"] == 3
+
+
+async def test_moving_a_call_changes_no_total(books: Any) -> None:
+    book = await books.gateway("one")
+    (payment,) = await book.record_payments([new_payment(10)], now_ms=NOW_MS)
+    claim = claim_on(payment)
+    await book.claim(claim)
+    await book.close(close_of(claim))
+    await book.claim(claim_on(payment, 100))  # refused: more than there is
+    assert (await book.history(HistoryQuery(wallet=PAYER))).total == 1
+
+
+@pytest.mark.postgres
+async def test_sessions_that_count_for_one_wallet_do_not_wait_for_each_other(
+    postgres_url: str, open_database: Any
+) -> None:
+    async with open_database(postgres_url) as database:
+        both = asyncio.Barrier(2)
+
+        def work(number: int) -> Any:
+            def write(connection: Connection) -> None:
+                connection.execute(insert(call_table), [call_row(number)])
+                # Neither has committed when both have counted.
+                await_only(both.wait())
+
+            return write
+
+        async with asyncio.timeout(10):
+            await asyncio.gather(*(database.write(work(number)) for number in (1, 2)))
+        assert (await totals(database))["payer"] == 2
+        slots = select(func.count()).select_from(call_total_table).where(call_total_table.c.wallet == PAYER)
+        assert await database.read(lambda connection: connection.scalar(slots)) == 2
