@@ -96,6 +96,10 @@ class Answer:
                 self._accept(head, data)
 
     def _accept(self, head: AnswerHead, rest: bytes) -> None:
+        """More bytes than the answer has, in one piece with its head: its length is wrong, or it was split. What comes
+        later than that only ends the connection."""
+        if head.length is not None and rest[head.length :].strip(b"\r\n"):
+            raise AnswerMalformed("there is more than the answer")
         self.head = head
         self._begun = b""
         self._remaining = head.length

@@ -1,6 +1,6 @@
 """The way out, how an answer begins and how its body is framed: what may pass for HTTP/1.1, and what is refused.
 
-No I/O. Characters are judged by llhttp in its strict form; what it lets through and could be read in two ways is refused
+No I/O. Names, line ends and framing are judged by llhttp; what it lets through and could be read in two ways is refused
 here. Never guesses: a head that is not wholly right is none.
 """
 
@@ -15,6 +15,8 @@ _BODILESS = (204, 304)
 _SWITCHING = 101
 _FRAMING_SIZES = frozenset(map(len, (b"content-length", b"connection", b"transfer-encoding")))
 _VERSIONS = (b"HTTP/1.1 ", b"HTTP/1.0 ")
+_CONTROLS = bytes(code for code in (*range(1, 32), 127) if code not in b"\t\r\n")
+_SHOWN = bytes.maketrans(_CONTROLS, b"@" * len(_CONTROLS))  # which is not for names, lengths and codings
 _BARE_LF = re.compile(rb"(?<!\r)\n")
 _CHUNKED_HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
@@ -78,14 +80,10 @@ def parse_head(head: bytes, *, method: str, limits: HeadLimits) -> AnswerHead:
         raise AnswerMalformed("this is not HTTP/1.1")
     if len(head) > limits.line_bytes and head.find(b"\r\n") > limits.line_bytes:
         raise AnswerMalformed("the status line is too long")
-    fields = _Fields()
-    parser = HttpResponseParser(fields)  # a new one each time: nothing of one answer reaches the next
     try:
-        parser.feed_data(head)
+        status, headers = _run_parser(head)
     except (HttpParserError, HttpParserUpgrade) as exc:
         raise AnswerMalformed(f"the head is not valid: {exc}") from exc
-    headers = tuple(fields.found)
-    status = parser.get_status_code()
     if not 100 <= status <= 599 or status == _SWITCHING:
         raise AnswerMalformed("the status is none that was asked for")
     if len(headers) > limits.headers:
@@ -93,6 +91,25 @@ def parse_head(head: bytes, *, method: str, limits: HeadLimits) -> AnswerHead:
     if len(head) > limits.field_bytes:
         _check_fields(headers, limits.field_bytes)
     return _frame(status, headers, method=method, is_old=head[7:8] == b"0")
+
+
+def _run_parser(head: bytes, *, is_lenient: bool = False) -> tuple[int, Headers]:
+    """Control characters in values are let through, all but NUL, CR and LF (RFC 9110 §5.5). llhttp can be lenient about
+    them only together with worse; so such a head has to be valid to its strict form with other characters in their place.
+    """
+    fields = _Fields()
+    parser = HttpResponseParser(fields)  # a new one each time: nothing of one answer reaches the next
+    if is_lenient:
+        parser.set_dangerous_leniencies(lenient_headers=True)
+    try:
+        parser.feed_data(head)
+    except HttpParserError:
+        shown = head.translate(_SHOWN)
+        if is_lenient or shown == head:
+            raise
+        _run_parser(shown)
+        return _run_parser(head, is_lenient=True)
+    return parser.get_status_code(), tuple(fields.found)
 
 
 def _check_fields(headers: Headers, bytes_max: int) -> None:
@@ -131,28 +148,31 @@ def _frame(status: int, headers: Headers, *, method: str, is_old: bool) -> Answe
 
 
 class _Chunks:
-    __slots__ = ("is_whole", "messages", "on_body")
+    __slots__ = ("is_whole", "last", "messages", "on_body", "pieces")
 
-    def __init__(self, pieces: list[bytes]) -> None:
-        self.on_body = pieces.append
+    def __init__(self) -> None:
+        self.pieces: list[bytes] = []
+        self.on_body = self.pieces.append
         self.is_whole = False
+        self.last = 0  # how many of the pieces were there at the end: those behind it are of another message
         self.messages = 0
 
     def on_message_begin(self) -> None:
         self.messages += 1
 
     def on_message_complete(self) -> None:
-        self.is_whole = True
+        if not self.is_whole:
+            self.is_whole = True
+            self.last = len(self.pieces)
 
 
 class ChunkedBody:
     """Takes a chunked body apart. Trailers are dropped: nobody hears them, and nothing of them is kept."""
 
-    __slots__ = ("_chunks", "_parser", "_pieces")
+    __slots__ = ("_chunks", "_parser")
 
     def __init__(self) -> None:
-        self._pieces: list[bytes] = []
-        self._chunks = _Chunks(self._pieces)
+        self._chunks = _Chunks()
         self._parser = HttpResponseParser(self._chunks)
         self._parser.feed_data(_CHUNKED_HEAD)
 
@@ -167,11 +187,12 @@ class ChunkedBody:
 
     def feed(self, data: bytes) -> Sequence[bytes]:
         """The pieces of the body in these bytes. Raises AnswerMalformed; then there are none."""
-        self._pieces.clear()
+        chunks = self._chunks
+        chunks.pieces.clear()
         try:
             self._parser.feed_data(data)
         except (HttpParserError, HttpParserUpgrade) as exc:
-            if not self._chunks.is_whole:
+            if not chunks.is_whole:
                 raise AnswerMalformed(f"the chunks are not valid: {exc}") from exc
-            self._chunks.messages = 2
-        return self._pieces
+            chunks.messages = 2
+        return chunks.pieces[: chunks.last] if chunks.is_whole else chunks.pieces
