@@ -54,6 +54,7 @@ HELD_S = 20.0
 READ_EVERY_S = 1.0
 READ_BYTES = 8_192
 READ_AHEAD = 16_384
+WINDOW_BYTES = 131_072
 CALLS_A_ROUND_MIN_S, CALLS_A_ROUND_MAX_S = 2, 60
 
 SETTINGS = {
@@ -142,7 +143,7 @@ async def count_calls(gateway: Gateway, folder: Path, *, calls: int, form: str, 
 def dial(port: int) -> socket.socket:
     """With a small window: what waits is to wait at the gateway, not in this process's end of the line."""
     line = socket.socket()
-    line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, READ_AHEAD)
+    line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, WINDOW_BYTES)
     line.connect(("127.0.0.1", port))
     line.setblocking(False)
     return line

@@ -669,20 +669,39 @@ async def test_starting_frees_no_lock_that_this_process_has_on_a_file(tmp_path: 
     assert other.stdout == b"held\n"
 
 
-async def test_a_connection_from_before_the_timer_has_it_too() -> None:
+async def test_a_connection_from_before_the_kernel_was_told_has_it_too() -> None:
     """Every socket on the port, not only those that inherit it from the listening one."""
     async with open_gateway() as gate, serving(gate) as port, Street(gate=gate, port=port).line() as line:
         await line.send(ask())
         await line.told()
-        timers = []
+        told = []
         for entry in os.listdir("/proc/self/fd"):
             with contextlib.suppress(OSError):
                 if stat.S_ISSOCK(os.fstat(int(entry)).st_mode):
                     with socket.socket(fileno=os.dup(int(entry))) as sock:
                         if sock.family == socket.AF_INET and sock.getsockname()[1] == port:
-                            timers.append(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT))
-    assert len(timers) >= 2
-    assert set(timers) == {31_000}
+                            options = (socket.TCP_USER_TIMEOUT, socket.TCP_NOTSENT_LOWAT)
+                            told.append(tuple(sock.getsockopt(socket.IPPROTO_TCP, one) for one in options))
+    assert len(told) >= 2
+    assert set(told) == {(31_000, gate.limits.buffer_bytes)}
+
+
+async def test_a_caller_who_takes_little_at_a_time_is_not_cut_off() -> None:
+    """Slower than the kernel would let the next byte in by itself: it takes 4 MiB ahead."""
+    body = bytes(8 * 1024 * 1024)
+    async with open_gateway(write_stall_s=1.0) as gate, serving(gate) as port:
+        gate.upstream.answer = plain(body)
+        await gate.publish(price=FREE)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=16 * 1024)
+        writer.write(b"GET /api/v2/gateway/api_quotes HTTP/1.1\r\nHost: x\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        got = 0
+        for _ in range(30):
+            got += len(await reader.readexactly(32 * 1024))
+            await asyncio.sleep(0.1)  # 320 KiB a second: that is what is tried
+        got += len(await reader.readexactly(len(body) - got))
+        writer.close()
+    assert got == len(body)
 
 
 async def nothing(scope: object, receive: object, send: object) -> None:
