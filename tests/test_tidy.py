@@ -43,9 +43,14 @@ TESTED_ELSEWHERE: dict[str, tuple[str, ...]] = {
         "storage/payment_store.py",
         "storage/posting.py",
         "storage/recovery.py",
-        "storage/history_page.py",
         "storage/statement_store.py",
     ),
+    "contracts/test_page_plans.py": (
+        "storage/catalog_facets.py",
+        "storage/history_page.py",
+        "storage/named_index.py",
+    ),
+    "contracts/test_kept_totals.py": ("storage/call_totals.py",),
     "contracts/test_authorizations.py": (
         "ledger/authorization.py",
         "storage/authorization_store.py",

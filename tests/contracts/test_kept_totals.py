@@ -10,7 +10,9 @@ from sqlalchemy.util import await_only
 from tollway.identifiers import Address, CallId
 from tollway.ledger.statement import HistoryQuery
 from tollway.storage.book_reader import BookReader
+from tollway.storage.book_store import BookStore
 from tollway.storage.book_tables import call_table, call_total_table
+from tollway.storage.call_totals import count_lot
 from tollway.storage.database import Database
 from tollway.storage.migrate import upgrade
 from tollway.testing.book_samples import NOW_MS, PAYER, PROVIDER, claim_on, close_of, new_payment
@@ -67,6 +69,32 @@ async def test_whoever_writes_calls_they_are_counted_for_payer_and_provider(data
     await add(database, call_row(1), call_row(2), call_row(3, payer=None), call_row(4, payer=OTHER))
     await add(database, call_row(5, provider=OTHER))
     assert await totals(database) == {"payer": 3, "provider": 4, "other": 1, "nobody": 0}
+
+
+async def test_on_sqlite_calls_are_counted_in_lots_each_of_them_once(
+    sqlite_url: str, open_database: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tollway.storage.call_totals.LOT", 2)
+    async with open_database(sqlite_url) as database:
+        await add(database, *(call_row(number) for number in range(3)), call_row(3, payer=None))
+        expected = {"payer": 3, "provider": 4, "other": 0, "nobody": 0}
+        assert await totals(database) == expected
+        for is_more in (True, False, False):
+            assert await database.write(count_lot) is is_more
+            assert await totals(database) == expected
+        await add(database, call_row(4))
+        assert await totals(database) == {**expected, "payer": 4, "provider": 5}
+
+
+async def test_on_sqlite_whoever_renews_its_lease_counts_what_was_written(
+    sqlite_url: str, open_database: Any
+) -> None:
+    async with open_database(sqlite_url) as database:
+        book = BookStore(database, owner_id="one", now_ms=lambda: NOW_MS)
+        await add(database, call_row(1), call_row(2))
+        await book.renew_ownership(now_ms=NOW_MS)
+        kept = select(call_total_table.c.calls).where(call_total_table.c.wallet == PAYER)
+        assert await database.read(lambda connection: connection.scalar(kept)) == 2
 
 
 async def test_what_is_rolled_back_is_not_counted(database: Database) -> None:

@@ -10,13 +10,15 @@ HistoryStatus = Literal["pending", "succeeded", "failed", "unknown"]
 """`pending`: forwarding or settling; `succeeded`: consumed, upstream below 400; `failed`: consumed otherwise, or
 released; `unknown`. A reorged call keeps the status its answer gave it."""
 
+HistoryRole = Literal["payer", "provider"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryQuery:
     """Calls of one wallet, newest first by (createdAt, id). `to_ms` is inclusive; `before` goes on after that call."""
 
     wallet: Address
-    role: Literal["payer", "provider"] = "payer"
+    role: HistoryRole = "payer"
     listing_id: ListingId | None = None
     status: HistoryStatus | None = None
     from_ms: int | None = None

@@ -25,6 +25,7 @@ from tollway.storage import (
     spent_store,
     statement_store,
 )
+from tollway.storage.call_totals import has_totals
 from tollway.storage.database import Database, Work
 from tollway.storage.gathering import Gathering
 
@@ -86,7 +87,7 @@ class BookReader:
 
     async def history(self, query: HistoryQuery) -> HistoryPage:
         def work(connection: Connection) -> HistoryPage:
-            self._has_totals = self._has_totals or history_page.has_totals(connection)
+            self._has_totals = self._has_totals or has_totals(connection)
             return history_page.history(connection, query, is_totalled=self._has_totals)
 
         return await self._database.read(work)

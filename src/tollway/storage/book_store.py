@@ -41,6 +41,7 @@ from tollway.storage import (
 )
 from tollway.storage.audit import audit
 from tollway.storage.book_reader import BookReader
+from tollway.storage.call_totals import count_lot
 from tollway.storage.database import Database, Work, is_retryable
 from tollway.storage.gathering import Gathering
 from tollway.storage.group_commit import GroupCommit, OpenKey
@@ -245,6 +246,9 @@ class BookStore(BookReader):
         if silent_ms is not None and self._database.dialect == "postgresql":
             _log.warning("owner_lease_lapsed", silent_s=silent_ms / 1000)
             self._on_lapse()
+        if self._database.dialect == "sqlite":
+            while await self._database.write(count_lot, flush=False):
+                pass
 
     async def _renew(self, work: Work[int]) -> int:
         try:

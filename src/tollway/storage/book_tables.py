@@ -207,8 +207,7 @@ call_total_table = Table(
     Column("calls", BigInteger, nullable=False),
     sqlite_with_rowid=False,
 )
-"""How many calls a wallet has as payer and as provider: the sum over its slots. A trigger counts each call as it is
-inserted, in a slot of the session that inserts it, so that nobody waits for anybody's count."""
+"""How many calls a wallet has as payer and as provider: the sum over its slots (see `call_totals.py`)."""
 
 owner_table = Table(
     "gateway_owner",

@@ -17,7 +17,6 @@ from sqlalchemy import (
     Subquery,
     and_,
     func,
-    inspect,
     select,
     text,
     tuple_,
@@ -27,7 +26,8 @@ from sqlalchemy import (
 from tollway.ledger.call import CallState
 from tollway.ledger.statement import HistoryPage, HistoryQuery, HistoryStatus
 from tollway.storage.book_rows import parse_call
-from tollway.storage.book_tables import FAILED, UNKNOWN, call_table, call_total_table
+from tollway.storage.book_tables import FAILED, UNKNOWN, call_table
+from tollway.storage.call_totals import total_of
 from tollway.storage.named_index import ReadBy
 
 TOTAL_MAX = 10_000
@@ -54,11 +54,6 @@ def history(connection: Connection, query: HistoryQuery, *, is_totalled: bool = 
     calls = tuple(map(parse_call, connection.execute(page)))
     total, is_beyond = _total(connection, query, is_totalled=is_totalled)
     return HistoryPage(calls=calls, total=total, is_lower_bound=is_beyond)
-
-
-def has_totals(connection: Connection) -> bool:
-    """False on the tables of the release before: there all calls of a wallet are counted for its total."""
-    return inspect(connection).has_table(call_total_table.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,15 +145,10 @@ def _total(connection: Connection, query: HistoryQuery, *, is_totalled: bool) ->
     """How many there are, and whether there are more than that."""
     filters = (query.listing_id, query.status, query.from_ms, query.to_ms)
     if all(one is None for one in filters):
-        return _kept_total(connection, query) if is_totalled else _count(connection, query), False
+        total = total_of(connection, query.wallet, query.role) if is_totalled else _count(connection, query)
+        return total, False
     total = _count_up_to(connection, query, TOTAL_MAX + 1)
     return min(total, TOTAL_MAX), total > TOTAL_MAX
-
-
-def _kept_total(connection: Connection, query: HistoryQuery) -> int:
-    kept = call_total_table.c
-    whose = (kept.wallet == bytes(query.wallet), kept.role == query.role)
-    return int(connection.scalar(select(func.coalesce(func.sum(kept.calls), 0)).where(*whose)) or 0)
 
 
 def _count_up_to(connection: Connection, query: HistoryQuery, at_most: int) -> int:
