@@ -219,7 +219,11 @@ BAD_HEADS = {
     "long_name": OK + b"X" * 501 + b": \r\n\r\n",
     "many_headers": OK + b"X: 1\r\n" * 11 + b"\r\n",
     "long_head": OK + b"".join(b"X-%d: %s\r\n" % (n, b"x" * 400) for n in range(6)) + b"\r\n",
-    "long_interim": b"HTTP/1.1 100 C\r\n\r\n" * 200,
+    "long_interim": b"HTTP/1.1 100 C\r\n\r\n" * 200 + OK + b"Content-Length: 2\r\n\r\n",
+    "switching_and_then_an_answer": b"HTTP/1.1 101 S\r\n\r\n" + OK + b"Content-Length: 2\r\n\r\n",
+    "control_and_space_before_colon": OK + b"X: \x01\r\nContent-Length : 2\r\n\r\n",
+    "control_and_folded": OK + b"X: \x01\r\n b\r\nContent-Length: 2\r\n\r\n",
+    "control_and_nul": OK + b"X: \x01\x00\r\nContent-Length: 2\r\n\r\n",
 }
 
 

@@ -882,6 +882,34 @@ async def test_a_response_closed_early_cuts_the_upstream() -> None:
         assert dialer._in_flight == {}
 
 
+@pytest.mark.parametrize(
+    "raw",
+    [
+        head("200 OK", b"Content-Length: 2\r\n") + b"ok",
+        head("200 OK", b"Transfer-Encoding: chunked\r\n") + b"2\r\nok\r\n0\r\n\r\n",
+    ],
+)
+async def test_the_last_byte_frees_the_connection(raw: bytes) -> None:
+    async with running(answer(raw)) as upstream, dialing() as dialer:
+        first = await dialer.send(get(upstream), before_send=no_claim, head_deadline_s=2)
+        assert (first.is_read, dialer._in_flight) == (False, {upstream.endpoint().origin: 1})
+        assert (await first.read_chunk(), first.is_read, dialer._in_flight) == (b"ok", True, {})
+        second = await dialer.send(get(upstream), before_send=no_claim, head_deadline_s=2)
+        first.close()  # has nothing to do with the connection any more
+        assert await first.read_chunk() == b""
+        assert await read_all(second) == b"ok"
+        assert upstream.accepted == 1
+
+
+async def test_an_answer_that_was_given_up_has_no_end() -> None:
+    async with running(answer(OK)) as upstream, dialing() as dialer:
+        response = await dialer.send(get(upstream), before_send=no_claim, head_deadline_s=2)
+        response.close()
+        with pytest.raises(UpstreamBadResponse):
+            await response.read_chunk()
+        assert not response.is_read
+
+
 async def test_closing_an_unread_answer_leaves_its_pooled_connection_alone() -> None:
     async with running(answer(OK)) as upstream, dialing() as dialer:
         response = await dialer.send(get(upstream), before_send=no_claim, head_deadline_s=2)
