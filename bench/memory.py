@@ -52,9 +52,9 @@ SETTLED_S, SETTLED_S_MAX, SETTLED_KIB = 4.0, 120.0, 1_024
 READERS = 1_000
 HELD_S = 20.0
 READ_EVERY_S = 1.0
-READ_BYTES = 8_192
-READ_AHEAD = 16_384
-WINDOW_BYTES = 131_072
+READ_BYTES = 32_768
+READ_AHEAD = 32_768
+WINDOW_BYTES = 262_144
 CALLS_A_ROUND_MIN_S, CALLS_A_ROUND_MAX_S = 2, 60
 
 SETTINGS = {
@@ -150,7 +150,7 @@ def dial(port: int) -> socket.socket:
 
 
 async def read_slowly(gateway: Gateway, headers: Mapping[str, str], path: str, until: "asyncio.Event") -> int:
-    """One caller who takes 8 KiB a second of an endless answer. The status."""
+    """One caller who takes 32 KiB a second of an endless answer. The status."""
     reader, writer = await asyncio.open_connection(sock=dial(gateway.port), limit=READ_AHEAD)
     try:
         writer.write(format_request(gateway.port, gateway.path + path, headers.items()))
