@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 STAMPS := .stamps
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test torture mutants check format bench lock clean
+.PHONY: help install demo test torture mutants check format bench scale lock clean
 
 help:            ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -61,6 +61,9 @@ $(STAMPS)/bench: requirements/bench.txt
 
 bench: install $(STAMPS)/bench   ## beside Envoy, nginx and the x402 middleware, eleven minutes (options: ARGS="--short")
 	@exec $(BIN)/python bench/run.py $(ARGS)
+
+scale: install   ## the same pages over a thousand rows and over many (options: ARGS="--database postgresql --calls 10000000")
+	@exec $(BIN)/python bench/scale.py $(ARGS)
 
 lock: $(STAMPS)/python   ## resolve the requirements anew (needs uv)
 	for name in runtime dev bench; do uv pip compile --universal --python-version 3.11 --generate-hashes \
