@@ -5,7 +5,7 @@
 
 A pair is a claim with its close and its finish. CPU is that of this process, its writer thread included, without what the
 same callers take against books that do nothing (`load_us`); a PostgreSQL server's own is beside it. Statements and commits
-are counted in a round of their own: SQLite's by its trace, PostgreSQL's by its driver. Everything is flushed as in life.
+are counted in a round of their own: SQLite's by its trace, PostgreSQL's by its log. Everything is flushed as in life.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import contextlib
 import cProfile
 import itertools
 import json
+import re
 import resource
 import tempfile
 import time
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
-from machine import describe_machine
+from machine import GATEWAY_CORE, LOAD_CORE, describe_machine, pin
 from nodes import Server, cpu_ticks, postgres_pids
 
 from tollway.identifiers import keccak256
@@ -129,16 +130,22 @@ def traced(tally: Tally) -> Iterator[None]:
         module.connect = connect
 
 
-def listen(database: Any, tally: Tally) -> None:
-    """New connections to PostgreSQL tell the tally. A list of executions counts as one."""
-    dial = database.line.dial
-
-    async def dial_heard(**options: Any) -> Any:
-        connection = await dial(**options)
-        connection.add_query_logger(lambda record: tally.note(record.query))
-        return connection
-
-    database.line.dial = dial_heard
+@contextlib.asynccontextmanager
+async def logged(server: Server | None, tally: Tally) -> AsyncIterator[None]:
+    """What is in the server's log of this time goes to the tally."""
+    if server is None:
+        yield
+        return
+    await server.ask("ALTER SYSTEM SET log_statement = 'all'")
+    await server.ask("SELECT pg_reload_conf()")
+    await asyncio.sleep(0.5)  # until every backend has heard of it
+    path = server.folder / "log"
+    start = path.stat().st_size
+    yield
+    with path.open(errors="replace") as log:
+        log.seek(start)
+        for sql in re.findall(r"LOG:  (?:statement|execute [^:]*): (.*)", log.read()):
+            tally.note(sql)
 
 
 @contextlib.asynccontextmanager
@@ -195,24 +202,22 @@ def _where_written(database: Any, do: Any) -> None:
         do()
 
 
-async def count(make: Any, options: argparse.Namespace) -> dict[str, Any]:
-    """A round that is not timed."""
+async def count(make: Any, server: Server | None, options: argparse.Namespace) -> dict[str, Any]:
+    """A round that is not timed. A row of a statement for many rows is a statement of its own."""
     tally = Tally()
     with traced(tally):
-        database = make()
-        if database.dialect == "postgresql":
-            listen(database, tally)
-        async with opened(database) as book:
+        async with opened(make()) as book:
             crowd = Crowd(book, await pay(book, options.payments, "counted"), options)
             await crowd.run(seconds=0.5)
             tally.is_on = True
-            await crowd.run(seconds=1.0)
+            async with logged(server, tally):
+                await crowd.run(seconds=1.0)
             tally.is_on = False
     words = tally.words
     return {
         "statements_per_pair": round(words["STATEMENT"] / crowd.pairs, 2),
         "commits_per_pair": round(words["COMMIT"] / crowd.pairs, 2),
-        "statements_per_commit": round(words["STATEMENT"] / words["COMMIT"], 1),
+        "statements_per_commit": round(words["STATEMENT"] / max(words["COMMIT"], 1), 1),
     }
 
 
@@ -235,15 +240,17 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
             url = f"sqlite:///{folder}/books.sqlite3"
         elif url is None:
             (Path(folder) / "pg").mkdir()
+            pin(LOAD_CORE)
             server = Server(Path(folder) / "pg")
             stack.callback(server.close)
             url = server.url
+        pin(GATEWAY_CORE)
         database = connect_database(url)
         await database.open()
         await upgrade(database)
         await database.close()
         timed = await measure(lambda: connect_database(url), server, options)
-        counted = await count(lambda: connect_database(url), options)
+        counted = await count(lambda: connect_database(url), server, options)
         told = {name: getattr(options, name) for name in ("kind", "tasks", "payments", "shape", "pause_ms")}
         return {**told, **timed, **counted, "machine": describe_machine(Path(folder))}
 

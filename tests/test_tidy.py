@@ -57,6 +57,8 @@ TESTED_ELSEWHERE: dict[str, tuple[str, ...]] = {
         "storage/authorization_tables.py",
     ),
     "contracts/test_leadership.py": ("storage/leadership.py",),
+    "contracts/test_outages.py": ("storage/postgres_trust.py",),
+    "contracts/test_statements.py": ("storage/statements.py",),
     "contracts/test_recovery.py": ("storage/generation.py",),
     "contracts/test_setback.py": ("storage/setback.py",),
     "contracts/test_open_calls.py": ("ledger/open_calls.py", "storage/open_call_store.py"),

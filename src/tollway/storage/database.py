@@ -18,13 +18,11 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
-from weakref import WeakSet
 
 import asyncpg
 from sqlalchemy import (
     Connection,
     Engine,
-    ExceptionContext,
     Executable,
     MetaData,
     create_engine,
@@ -32,14 +30,17 @@ from sqlalchemy import (
     make_url,
     text,
 )
-from sqlalchemy.exc import DBAPIError, DisconnectionError, IntegrityError, SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
+from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool, QueuePool, StaticPool
+from sqlalchemy.util import greenlet_spawn
 
 from tollway.errors import StorageUnavailable
-from tollway.storage.outage import ENDED, READ_ONLY, CommitInDoubt, OutageLog, Use, name_state
+from tollway.storage.outage import CommitInDoubt, OutageLog, Use
 from tollway.storage.postgres_address import PostgresAddress
 from tollway.storage.postgres_line import PostgresLine
+from tollway.storage.postgres_trust import FOREIGN, Trust, cut_silent
+from tollway.storage.statements import tell
 
 try:  # a newer SQLite than most systems have, where its wheel exists
     import pysqlite3.dbapi2 as sqlite_module
@@ -136,6 +137,7 @@ class SqliteDatabase:
 
     def _create_engine(self, *, is_writer: bool) -> Engine:
         # The pool classes differ: the writer keeps its one connection for life.
+        # Whatever is begun is ended below: nothing is left to be taken back when a connection is given back.
         pool: dict[str, Any] = (
             {"poolclass": StaticPool} if is_writer else {"poolclass": QueuePool, "pool_size": READERS}
         )
@@ -143,6 +145,7 @@ class SqliteDatabase:
             f"sqlite+pysqlite:///{self.path}",
             module=sqlite_module,
             connect_args={"check_same_thread": False, "timeout": BUSY_TIMEOUT_MS / 1000},
+            pool_reset_on_return=None,
             **pool,
         )
 
@@ -159,7 +162,7 @@ class SqliteDatabase:
 
         @event.listens_for(engine, "begin")
         def begin(connection: Connection) -> None:
-            connection.exec_driver_sql("BEGIN IMMEDIATE" if is_writer else "BEGIN")
+            tell(connection, "BEGIN IMMEDIATE" if is_writer else "BEGIN")
 
         return engine
 
@@ -210,9 +213,6 @@ class SqliteDatabase:
         return f"sqlite:{self.path} (SQLite {sqlite_module.sqlite_version})"
 
 
-_FOREIGN = (SQLAlchemyError, OSError, TimeoutError, asyncpg.InternalClientError)
-
-
 class PostgresDatabase:
     """PostgreSQL through asyncpg. Many gateways may share it. `line` makes its connections; other rooms may dial there
     for one of their own.
@@ -227,10 +227,8 @@ class PostgresDatabase:
         address = PostgresAddress.parse(url)
         self.line = PostgresLine(address)
         self._outages = OutageLog(self.listen_address())
-        self._era = 0
-        self._doubts = 0
+        self._trust = Trust()
         self._settled_doubts = 0
-        self._warned: WeakSet[Any] = WeakSet()
         dial = partial(self._dial, statement_deadline_s=COMMAND_TIMEOUT_S)
         dial_long = partial(self._dial, statement_deadline_s=None)
         self._engine = create_async_engine(
@@ -246,10 +244,9 @@ class PostgresDatabase:
         self._lone_engine = create_async_engine(
             "postgresql+asyncpg://", async_creator=dial, poolclass=NullPool
         )
-        event.listen(self._engine.sync_engine, "connect", self._stamp)
-        event.listen(self._engine.sync_engine, "checkout", self._check_fresh)
+        self._trust.watch_pool(self._engine.sync_engine)
         for engine in (self._engine, self._long_engine, self._lone_engine):
-            event.listen(engine.sync_engine, "handle_error", _cut_silent)
+            event.listen(engine.sync_engine, "handle_error", cut_silent)
 
     async def open(self) -> None:
         await self.read(lambda connection: connection.execute(text("SELECT 1")).scalar())
@@ -258,30 +255,30 @@ class PostgresDatabase:
         await self._engine.dispose()
 
     async def read(self, work: Work[T], *, is_long: bool = False) -> T:
-        async with self._connected("read", is_long=is_long) as connection:
-            await connection.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
-            await connection.begin()
-            result = await connection.run_sync(work)
-            await connection.rollback()
-            return result
+        return await self._run(lambda connection: _read(connection, work), use="read", is_long=is_long)
 
     async def write(self, work: Work[T], *, flush: bool = True, is_long: bool = False) -> T:
-        doubts = self._doubts
-        async with self._connected("write", is_long=is_long) as connection:
-            await connection.begin()
-            if not flush:
-                await connection.exec_driver_sql("SET LOCAL synchronous_commit = off")
-            elif doubts != self._settled_doubts:
-                # What this transaction finds there may be on the primary alone. Its own commit then has to wait for the
-                # standby, and it does so only when it has written something.
-                await connection.exec_driver_sql("SELECT pg_logical_emit_message(true, 'tollway', '')")
-            result = await connection.run_sync(work)
-            driver = (await connection.get_raw_connection()).driver_connection
-            await connection.commit()
-            if driver in self._warned:
-                raise CommitInDoubt("the server committed without its standby")
-        if flush and self._doubts == doubts:
+        doubts = self._trust.doubts
+        is_doubtful = flush and doubts != self._settled_doubts
+        write = partial(self._write, work=work, flush=flush, is_doubtful=is_doubtful)
+        result = await self._run(write, use="write", is_long=is_long)
+        if flush and self._trust.doubts == doubts:
             self._settled_doubts = doubts
+        return result
+
+    def _write(self, connection: Connection, *, work: Work[T], flush: bool, is_doubtful: bool) -> T:
+        connection.begin()
+        if not flush:
+            tell(connection, "SET LOCAL synchronous_commit = off")
+        elif is_doubtful:
+            # What this transaction finds there may be on the primary alone. Its own commit then has to wait for the
+            # standby, and it does so only when it has written something.
+            connection.exec_driver_sql("SELECT pg_logical_emit_message(true, 'tollway', '')")
+        result = work(connection)
+        driver = connection.connection.driver_connection
+        connection.commit()
+        if self._trust.is_warned(driver):
+            raise CommitInDoubt("the server committed without its standby")
         return result
 
     @contextlib.asynccontextmanager
@@ -295,19 +292,29 @@ class PostgresDatabase:
 
             async def ask(question: Executable) -> Any:
                 with self._translated("read"):
-                    async with self._watched(alone, "read"):
+                    try:
                         return await alone.scalar(question)
+                    except FOREIGN as exc:
+                        await alone.run_sync(self._trust.note_touched, "read", exc)
+                        raise
 
             yield ask
 
-    @contextlib.asynccontextmanager
-    async def _connected(self, use: Use, *, is_long: bool) -> AsyncIterator[AsyncConnection]:
-        """A connection, let go of again."""
+    async def _run(self, job: Callable[[Connection], T], *, use: Use, is_long: bool) -> T:
+        """The whole of a transaction, from a connection to letting go of it, in one greenlet: each costs."""
         engine = self._long_engine if is_long else self._engine
         with self._translated(use):
-            async with engine.connect() as connection, self._watched(connection, use):
-                yield connection
+            result: T = await greenlet_spawn(self._run_in_greenlet, engine.sync_engine, job, use)
         self._outages.note_success(use)
+        return result
+
+    def _run_in_greenlet(self, engine: Engine, job: Callable[[Connection], T], use: Use) -> T:
+        with engine.connect() as connection:
+            try:
+                return job(connection)
+            except FOREIGN as exc:
+                self._trust.note_touched(connection, use, exc)
+                raise
 
     @contextlib.contextmanager
     def _translated(self, use: Use) -> Iterator[None]:
@@ -315,64 +322,25 @@ class PostgresDatabase:
             yield
         except IntegrityError:
             raise
-        except _FOREIGN as exc:
+        except FOREIGN as exc:
             self._outages.note_failure(use, exc)
             raise StorageUnavailable from exc
 
-    @contextlib.asynccontextmanager
-    async def _watched(self, connection: AsyncConnection, use: Use) -> AsyncIterator[None]:
-        try:
-            yield
-        except _FOREIGN as exc:
-            await self._note_touched(connection, use, exc)
-            raise
-
-    async def _note_touched(self, connection: AsyncConnection, use: Use, exc: Exception) -> None:
-        """Throws the connection away where it cannot be trusted any more, at once: a polite end would be waited for."""
-        is_lost = isinstance(exc, DBAPIError) and exc.connection_invalidated
-        is_cut = not isinstance(exc, SQLAlchemyError) or (name_state(exc) or "").startswith(ENDED)
-        is_read_only = use == "write" and name_state(exc) == READ_ONLY
-        if not (is_lost or is_cut or is_read_only):
-            return
-        self._era += 1
-        if use == "write":
-            self._doubts += 1
-        if not connection.invalidated:
-            driver = (await connection.get_raw_connection()).driver_connection
-            assert driver is not None
-            driver.terminate()
-            await connection.invalidate()
-
     async def _dial(self, *, statement_deadline_s: float | None) -> asyncpg.Connection:
         connection = await self.line.dial(statement_deadline_s=statement_deadline_s)
-        connection.add_log_listener(self._note_warning)
+        connection.add_log_listener(self._trust.note_warning)
         return connection
-
-    def _note_warning(self, connection: Any, message: Any) -> None:
-        """A commit whose wait for the standby was cancelled says so in a warning, and nowhere else. Called before the
-        answer to the statement is given out: both are queued, in the order in which they came."""
-        if message.severity_en == "WARNING" and message.query in ("COMMIT", "COMMIT;"):
-            self._warned.add(connection)
-
-    def _stamp(self, _connection: Any, record: Any) -> None:
-        record.info["era"] = self._era
-
-    def _check_fresh(self, connection: Any, record: Any, _fairy: Any) -> None:
-        if record.info.get("era") != self._era or connection.driver_connection.is_closed():
-            connection.driver_connection.terminate()
-            raise DisconnectionError("made before the last outage")
 
     def listen_address(self) -> str:
         return f"postgresql:{self.line.address}"
 
 
-def _cut_silent(context: ExceptionContext) -> None:
-    """Before SQLAlchemy lets go of the connection: it would take its leave of a server that says nothing, and wait."""
-    connection = context.connection
-    if isinstance(context.original_exception, TimeoutError) and connection is not None:
-        driver = connection.connection.driver_connection
-        assert driver is not None
-        driver.terminate()
+def _read(connection: Connection, work: Work[T]) -> T:
+    still = connection.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+    still.begin()
+    result = work(still)
+    still.rollback()
+    return result
 
 
 def is_retryable(exc: StorageUnavailable) -> bool:

@@ -37,6 +37,12 @@ SINGLY_MS_MAX = 10_000
 """For the entries of a failed batch, one by one: a few that wait for a lock must not hold up all that come after."""
 
 
+# Of what every call asks twice. Tuples: a union would be built anew for each question, and asked slowly.
+_MOVES_IN = (Claim, Reopen)
+_GRANTS = (Claimed, Reopened)
+_DURABLE = (Claim, Reopen, Settle, Conclude)
+
+
 class OpenKey(NamedTuple):
     call_id: CallId
     epoch: int
@@ -117,7 +123,7 @@ class GroupCommit:
         """Writes the entry with the next batch. Cancelling the caller before the batch has begun withdraws a claim
         or a reopen; later it is undone as soon as it is written. A close is written in any case, and so is what
         settles or concludes, until `run` has ended: then nobody would write it, and recovery finds the call."""
-        if self._has_ended or (self._is_stopping and isinstance(entry, Claim | Reopen)):
+        if self._has_ended or (self._is_stopping and isinstance(entry, _MOVES_IN)):
             raise StorageUnavailable("the books are closing")
         waiting = _Waiting(entry=entry, future=asyncio.get_running_loop().create_future())
         assert waiting.future is not None
@@ -129,7 +135,7 @@ class GroupCommit:
             if not waiting.future.cancelled() and waiting.future.exception() is None:
                 self._undo(entry, waiting.future.result())
             raise
-        if isinstance(outcome, Claimed | Reopened) and self._ticks_ms() - asked_ms > self._grant_ms_max:
+        if isinstance(outcome, _GRANTS) and self._ticks_ms() - asked_ms > self._grant_ms_max:
             self._undo(entry, outcome)
             raise StorageUnavailable("the books took too long")
         return outcome
@@ -153,7 +159,7 @@ class GroupCommit:
     def _enqueue(self, waiting: _Waiting) -> None:
         key = _opened_key(waiting.entry)
         if key is not None:
-            self._open[key] += 1
+            self._open[key] = self._open.get(key, 0) + 1
             self._all_closed.clear()
         self._queue.append(waiting)
         self._wake.set()
@@ -167,8 +173,7 @@ class GroupCommit:
         while self._queue and len(batch) < self._batch_max:
             waiting = self._queue.popleft()
             call_id = waiting.entry.call_id
-            is_finish = isinstance(waiting.entry, Finish)
-            if call_id in later or (call_id in seen and not is_finish):
+            if call_id in later or (call_id in seen and not isinstance(waiting.entry, Finish)):
                 later.add(call_id)
                 rest.append(waiting)
                 continue
@@ -232,7 +237,7 @@ class GroupCommit:
 
     async def _write(self, entries: list[Entry], *, is_retry: bool) -> list[Outcome]:
         posting = replace(self._posting(), is_retry=is_retry, others=self._find_others(entries))
-        is_durable = any(isinstance(entry, Claim | Reopen | Settle | Conclude) for entry in entries)
+        is_durable = any(isinstance(entry, _DURABLE) for entry in entries)
         for attempt in range(ROLLBACKS_MAX):
             work = partial(self._post, entries=entries, posting=posting, is_durable=is_durable)
             try:
@@ -260,7 +265,7 @@ class GroupCommit:
         return frozenset(key.call_id for key in keys if key in self._reopened or key in self.doubtful)
 
     def _answer(self, waiting: _Waiting, outcome: Outcome) -> None:
-        if isinstance(outcome, Claimed | Reopened):
+        if isinstance(outcome, _GRANTS):
             self._note_granted(waiting.entry)
         if not _leaves_open(waiting.entry, outcome):
             self._forget(waiting.entry)
@@ -352,12 +357,12 @@ def _leaves_open(entry: Entry, outcome: Outcome) -> bool:
     """Somebody here still has to end this call."""
     if isinstance(entry, Settle):
         return isinstance(outcome, Closed | LaneTaken)
-    return isinstance(outcome, Claimed | Reopened)
+    return isinstance(outcome, _GRANTS)
 
 
 def _is_withdrawn(waiting: _Waiting) -> bool:
-    is_move_in = isinstance(waiting.entry, Claim | Reopen)
-    return is_move_in and waiting.future is not None and waiting.future.cancelled()
+    future = waiting.future
+    return future is not None and future.cancelled() and isinstance(waiting.entry, _MOVES_IN)
 
 
 def _close_unsent(call_id: CallId, epoch: int, after: CallState) -> Close:

@@ -4,10 +4,23 @@ On PostgreSQL claims under one key take turns by an advisory lock, taken after t
 `find_named` reads in the same transaction then stays true until its end. Who is granted is decided in `ledger/claims`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, literal_column, select, text, tuple_
+from sqlalchemy import (
+    Connection,
+    LargeBinary,
+    Select,
+    String,
+    and_,
+    bindparam,
+    func,
+    literal_column,
+    select,
+    text,
+    tuple_,
+)
+from sqlalchemy.dialects.postgresql import ARRAY
 
 from tollway.identifiers import Address, CallId, ChainId, ListingId
 from tollway.ledger.authorization import AuthorizationKey
@@ -18,11 +31,10 @@ from tollway.ledger.keyed_calls import KeyedCall, KeyName
 from tollway.storage.answer_store import has_answer
 from tollway.storage.authorization_tables import authorization_table
 from tollway.storage.book_tables import call_table
+from tollway.storage.statements import Prepared
 from tollway.storage.turns import take_turns
 
 _LOCK_SPACE = 0x6B657973  # any constant of ours
-_NAMES_AT_ONCE = 256
-"""PostgreSQL plans a search for each."""
 
 
 def lock_keys(connection: Connection, claims: Iterable[Claim]) -> None:
@@ -36,36 +48,34 @@ def find_named(
 ) -> dict[KeyName, KeyedCall]:
     """What the keys of these claims have named. Their locks are taken."""
     names = sorted({name for name in map(key_name, claims) if name is not None})
-    columns = call_table.c
-    found: dict[KeyName, KeyedCall] = {}
-    for start in range(0, len(names), _NAMES_AT_ONCE):
-        some = [(bytes(name.payer), name.key) for name in names[start : start + _NAMES_AT_ONCE]]
-        query = (
-            _keyed_query(since_ms, answered_since_ms)
-            .where(tuple_(columns.payer, columns.idempotency_key).in_(some))
-            .order_by(columns.created_ms, columns.id)  # of several the newest stays
-        )
-        for row in connection.execute(query):
-            found[KeyName(Address(row.payer), row.idempotency_key)] = _parse_keyed(row)
-    return found
+    if not names:
+        return {}
+    times = {"since_ms": since_ms, "answered_since_ms": answered_since_ms}
+    if connection.dialect.name == "sqlite":
+        rows = _LISTED.fetch(connection, names=[(name.payer, name.key) for name in names], **times)
+    else:
+        payers, keys = map(list, zip(*names, strict=True))
+        rows = _JOINED.fetch(connection, payers=payers, keys=keys, **times)
+    # They come in order of time: of several the newest stays.
+    return {KeyName(call_payer, call_key): call for call_payer, call_key, call in map(_parse_named, rows)}
 
 
 def find_keyed(
     connection: Connection, payer: Address, idempotency_key: str, *, since_ms: int, answered_since_ms: int
 ) -> KeyedCall | None:
-    columns = call_table.c
-    query = (
-        _keyed_query(since_ms, answered_since_ms)
-        .where(columns.payer == payer, columns.idempotency_key == idempotency_key)
-        .order_by(columns.created_ms.desc(), columns.id.desc())
-        .limit(1)
+    rows = _NEWEST.fetch(
+        connection,
+        payer=payer,
+        idempotency_key=idempotency_key,
+        since_ms=since_ms,
+        answered_since_ms=answered_since_ms,
     )
-    row = connection.execute(query).first()
-    return None if row is None else _parse_keyed(row)
+    return _parse_named(rows[0])[2] if rows else None
 
 
-def _keyed_query(since_ms: int, answered_since_ms: int) -> Select[Any]:
+def _keyed_query() -> Select[Any]:
     columns, authorizations = call_table.c, authorization_table.c
+    answered_since_ms: Any = bindparam("answered_since_ms")
     return (
         select(
             columns.id,
@@ -88,34 +98,79 @@ def _keyed_query(since_ms: int, answered_since_ms: int) -> Select[Any]:
         )
         .outerjoin(authorization_table, authorizations.call_id == columns.id)
         .where(
-            columns.created_ms >= since_ms,
+            columns.created_ms >= bindparam("since_ms"),
             columns.state != literal_column("'released'"),
             text("idempotency_key IS NOT NULL"),  # literal, for the index
         )
     )
 
 
-def _parse_keyed(row: Row[Any]) -> KeyedCall:
-    state, authorization = CallState(row.state), None
-    if row.authorized_nonce is not None:
-        authorization = AuthorizationKey(
-            ChainId(row.authorized_chain),
-            row.authorized_asset,
-            Address(row.payer),
-            bytes(row.authorized_nonce),
-        )
-    return KeyedCall(
-        call_id=CallId(row.id),
-        listing_id=ListingId(row.listing_id),
-        digest=bytes(row.digest),
-        state=state,
-        epoch=row.epoch,
-        price=row.price,
-        price_units=row.price_units,
-        payment_id=row.payment_id,
-        moved_ms=row.moved_ms,
-        authorization=authorization,
-        has_answer=bool(row.has_answer),
-        is_lost=state is CallState.CONSUMED and row.cut == "cut",
-        is_delivered=row.delivery is not None,
+def _joined_query() -> Select[Any]:
+    """PostgreSQL would plan a search for each member of a list; a join it plans once."""
+    columns = call_table.c
+    given = func.unnest(
+        bindparam("payers", type_=ARRAY(LargeBinary)), bindparam("keys", type_=ARRAY(String))
+    ).table_valued("payer", "key", name="named")
+    named = given.render_derived()
+    is_named = and_(named.c.payer == columns.payer, named.c.key == columns.idempotency_key)
+    return _keyed_query().join(named, is_named)
+
+
+_IN_TIME = (call_table.c.created_ms, call_table.c.id)
+_LISTED = Prepared(
+    _keyed_query()
+    .where(tuple_(call_table.c.payer, call_table.c.idempotency_key).in_(bindparam("names", expanding=True)))
+    .order_by(*_IN_TIME)
+)
+_JOINED = Prepared(_joined_query().order_by(*_IN_TIME))
+_NEWEST = Prepared(
+    _keyed_query()
+    .where(
+        call_table.c.payer == bindparam("payer"),
+        call_table.c.idempotency_key == bindparam("idempotency_key"),
     )
+    .order_by(*(column.desc() for column in _IN_TIME))
+    .limit(literal_column("1"))
+)
+
+
+def _parse_named(row: Sequence[Any]) -> tuple[Address, str, KeyedCall]:
+    (
+        call_id,
+        payer_bytes,
+        key,
+        listing_id,
+        digest,
+        state_name,
+        epoch,
+        price,
+        price_units,
+        payment_id,
+        cut,
+        delivery,
+        moved_ms,
+        chain_id,
+        asset,
+        nonce,
+        is_answered,
+    ) = row
+    payer, state = Address(payer_bytes), CallState(state_name)
+    authorization = None
+    if nonce is not None:
+        authorization = AuthorizationKey(ChainId(chain_id), asset, payer, bytes(nonce))
+    call = KeyedCall(
+        call_id=CallId(call_id),
+        listing_id=ListingId(listing_id),
+        digest=bytes(digest),
+        state=state,
+        epoch=epoch,
+        price=price,
+        price_units=price_units,
+        payment_id=payment_id,
+        moved_ms=moved_ms,
+        authorization=authorization,
+        has_answer=bool(is_answered),
+        is_lost=state is CallState.CONSUMED and cut == "cut",
+        is_delivered=delivery is not None,
+    )
+    return payer, key, call

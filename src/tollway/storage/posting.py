@@ -57,6 +57,7 @@ class Reopened:
 
 
 Move = Close | Reopen | Settle | Conclude
+_MOVES = (Close, Reopen, Settle, Conclude)
 Entry = Claim | Move | Finish
 Outcome = ClaimOutcome | Closed | Fenced | Reopened | LaneTaken | CallState | None
 
@@ -107,7 +108,7 @@ class _Post:
         self._outcomes: dict[CallId, Outcome] = {}
 
     def run(self, entries: Sequence[Entry]) -> list[Outcome]:
-        moves = [entry for entry in entries if isinstance(entry, Move)]
+        moves = [entry for entry in entries if isinstance(entry, _MOVES)]
         claims = [entry for entry in entries if isinstance(entry, Claim)]
         calls = self._lock(moves, claims)
         for move in moves:

@@ -57,7 +57,7 @@ class Witness:
 
     def note_claimed(self, call_id: CallId) -> None:
         """Its row is never deleted."""
-        self._promised = replace(self._promised, call_id=call_id)
+        self._promised = _Promised(seen_ms_min=self._promised.seen_ms_min, call_id=call_id)
 
     def forget(self) -> None:
         """What the database had forgotten was dealt with."""

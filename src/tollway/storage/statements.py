@@ -107,6 +107,19 @@ class Prepared:
         return text
 
 
+def tell(connection: Connection, sql: str) -> None:
+    """Runs a text of ours that asks nothing and gives nothing."""
+    if connection.engine.dispatch.before_cursor_execute:
+        connection.exec_driver_sql(sql)
+        return
+    cursor = connection.connection.cursor()
+    try:
+        cursor.execute(sql, ())
+    except BaseException as exc:  # noqa: BLE001 - raised again, always
+        _raise(connection, exc, sql)
+    cursor.close()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Text:
     """`arrange`: values by name, to those that the text asks for in turn. `pick`: the same of a row without lists."""
