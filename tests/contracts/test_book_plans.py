@@ -64,6 +64,7 @@ PLANS = {
     "call.owner_id = ? AND call.state = 'forwarding'": "ix_call_forwarding (owner_id=?",
     "AND call.clock_releases": "ix_call_unknown (moved_ms<?",
     "FROM call_total": "PRIMARY KEY (wallet=? AND role=?)",
+    "FROM call NOT INDEXED": "SEARCH call USING INTEGER PRIMARY KEY (rowid>?",
     "payment.payee = ?": "(tx_hash=? AND chain_id=? AND asset=? AND payer=? AND payee=?",
     "UPDATE payment SET taken_units": "PRIMARY KEY",
 }

@@ -19,7 +19,7 @@ _MARK = {"wallet": b"", "role": "mark", "slot": 0}
 
 _ADD = """
 INSERT INTO call_total (wallet, role, slot, calls)
-SELECT {role}, '{role}', 0, count(*) FROM call
+SELECT {role}, '{role}', 0, count(*) FROM call NOT INDEXED
 WHERE rowid > :mark AND rowid <= :upto AND {role} IS NOT NULL GROUP BY {role}
 ON CONFLICT (wallet, role, slot) DO UPDATE SET calls = calls + excluded.calls
 """
