@@ -115,10 +115,7 @@ class Connections:
 
     async def _find_addresses(self, endpoint: Endpoint) -> list[AddrInfoType]:
         host, port = endpoint.host.strip("[]"), endpoint.port
-        if is_literal(endpoint.host):
-            found = [host]
-        else:
-            found = [record["host"] for record in await self._judge.resolve(host, port)]
+        found = [host] if is_literal(endpoint.host) else await self._judge.resolve(host, port)
         return [
             (socket.AF_INET6, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (ip, port, 0, 0))
             if ":" in ip

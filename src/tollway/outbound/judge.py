@@ -1,7 +1,7 @@
 """The way out, the judge at work: resolves names under a deadline, judges every record and every single socket.
 
-A name whose answer holds one denied record is refused whole. aiohttp asks the resolver once per new connection and
-the socket factory for each address that it dials, literal ones included; both ask here.
+A name whose answer holds one denied record is refused whole. The resolver is asked once per new connection, the socket
+factory for each address that is dialled, literal ones included; no socket to an upstream is made anywhere else.
 """
 
 import asyncio
@@ -10,8 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from aiohttp.abc import AbstractResolver, ResolveResult
-from aiohttp.connector import AddrInfoType
+from aiohappyeyeballs import AddrInfoType
 
 from tollway.outbound.policy import Denied, Endpoint, is_dialable_port, is_literal, judge_address
 
@@ -26,8 +25,8 @@ def lookup_host(host: str, port: int) -> list[str]:
     return list(dict.fromkeys(str(row[4][0]) for row in found))
 
 
-class Judge(AbstractResolver):
-    """Resolver and socket factory of every connector. What it denies it raises as OSError: a failed dial."""
+class Judge:
+    """Resolver and socket factory of every connection. What it denies it raises as OSError: a failed dial."""
 
     def __init__(
         self,
@@ -49,26 +48,14 @@ class Judge(AbstractResolver):
         self._threads = ThreadPoolExecutor(RESOLVER_THREADS_MAX, thread_name_prefix="resolver")
         self._lookups: dict[tuple[str, int], asyncio.Future[list[str]]] = {}
 
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
-    ) -> list[ResolveResult]:
+    async def resolve(self, host: str, port: int) -> list[str]:
         """Every address of `host`, all of them judged. Raises OSError when there is none or one is denied."""
         ips = await self._look_up(host, port)
         if not 0 < len(ips) <= RECORDS_MAX:
             raise OSError("name resolution gave no usable answer")
         for ip in ips:
             self.judge(ip, port)
-        return [
-            ResolveResult(
-                hostname=host,
-                host=ip,
-                port=port,
-                family=socket.AF_INET6 if ":" in ip else socket.AF_INET,
-                proto=0,
-                flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV,
-            )
-            for ip in ips
-        ]
+        return ips
 
     async def _look_up(self, host: str, port: int) -> list[str]:
         # Calls that need the same name at once share one look-up; nothing is remembered after it.
@@ -125,9 +112,6 @@ class Judge(AbstractResolver):
             self.judge(endpoint.host.strip("[]"), endpoint.port)
         else:
             await self.resolve(endpoint.host, endpoint.port)
-
-    async def close(self) -> None:
-        """aiohttp closes the resolver with each connector; ours outlives them."""
 
     def stop(self) -> None:
         """Lets the threads go; a look-up that hangs ends by itself."""
