@@ -86,6 +86,28 @@ async def test_closes_and_claims_of_one_batch_see_each_other(desk: Desk) -> None
     assert (isinstance(claimed, Claimed), isinstance(closed, Closed)) == (True, True)
 
 
+async def test_a_finish_waits_for_company_and_costs_no_commit_of_its_own(desk: Desk) -> None:
+    payment = await desk.pay(2)
+    first = claim_on(payment, 1)
+    await desk.book.claim(first)
+    await desk.book.close(close_of(first))
+    desk.book.finish(finish_of(first))
+    await desk.book.claim(claim_on(payment, 1))
+    assert desk.sizes == [1, 1, 2]
+
+
+async def test_a_finish_without_company_is_written_all_the_same(desk: Desk) -> None:
+    payment = await desk.pay(2)
+    first = claim_on(payment, 1)
+    await desk.book.claim(first)
+    await desk.book.close(close_of(first))
+    desk.book.finish(finish_of(first))
+    await until(lambda: desk.sizes == [1, 1, 1])
+    record = await desk.book.find_call(first.call_id)
+    assert record is not None
+    assert record.delivery is not None
+
+
 # Callers who leave
 
 

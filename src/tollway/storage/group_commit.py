@@ -1,4 +1,5 @@
-"""One queue, one writer: whatever waits when the last batch is done is written as the next one. No timer.
+"""One queue, one writer: whatever waits when the last batch is done is written as the next one. No timer for anything that
+somebody waits for.
 
 Callers wait on a future; the writer is `run`, a task of the house. Five things must never happen here: a claim that
 was committed and that nobody waits for stays open; one bad entry fails the others; a close is lost because the
@@ -31,6 +32,7 @@ _log = structlog.get_logger(__name__)
 
 ROLLBACKS_MAX = 8
 """How often a batch that the database rolled back (deadlock) is tried again."""
+COMPANY_S = 0.02
 DOUBTFUL_MAX = 10_000
 REOPENED_MAX = 10_000
 SINGLY_MS_MAX = 10_000
@@ -84,6 +86,7 @@ class GroupCommit:
         self._queue: deque[_Waiting] = deque()
         self._in_flight: list[_Waiting] = []
         self._wake = asyncio.Event()
+        self._company: asyncio.TimerHandle | None = None
         self._is_stopping = False
         self._has_ended = False
         self._late: dict[CallId, Close] = {}
@@ -97,10 +100,9 @@ class GroupCommit:
         """Writes until `stop` was called and the queue is empty. Run it once, as a task of the house."""
         try:
             while self._queue or not self._is_stopping:
-                if not self._queue:
+                if not self._is_hurried():
                     self._wake.clear()
                     await self._wake.wait()
-                    continue
                 self._in_flight = self._take()
                 await self._commit(self._in_flight)
                 self._in_flight = []
@@ -162,10 +164,20 @@ class GroupCommit:
             self._open[key] = self._open.get(key, 0) + 1
             self._all_closed.clear()
         self._queue.append(waiting)
-        self._wake.set()
+        if not isinstance(waiting.entry, Finish):
+            self._wake.set()
+        elif self._company is None:
+            self._company = asyncio.get_running_loop().call_later(COMPANY_S, self._wake.set)
+
+    def _is_hurried(self) -> bool:
+        """A finish is in no hurry, and alone it would cost a commit: it waits a moment for others to go with."""
+        return self._is_stopping or any(not isinstance(waiting.entry, Finish) for waiting in self._queue)
 
     def _take(self) -> list[_Waiting]:
         """The next batch, in order. A second entry for the same call waits for the next one."""
+        if self._company is not None:
+            self._company.cancel()
+            self._company = None
         batch: list[_Waiting] = []
         rest: deque[_Waiting] = deque()
         seen: set[CallId] = set()
