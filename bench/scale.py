@@ -92,7 +92,10 @@ class Side:
         return small if self.is_small else large
 
     def any_listing(self) -> int:
-        return self.chance.randrange(1, self.scale.listings + 1)
+        """One that lists show."""
+        while listing(self.scale, number := self.chance.randrange(1, self.scale.listings + 1)).retired_ms:
+            pass
+        return number
 
     def any_pair(self) -> int:
         return self.chance.randrange(self.scale.payments // 2) // 100 * 100 + 13

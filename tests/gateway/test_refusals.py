@@ -4,7 +4,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from aiohttp import ClientPayloadError, ServerDisconnectedError
 
 from tollway.errors import (
     ChainUnavailable,
@@ -194,8 +193,7 @@ def bad_response(cause: Exception | None) -> UpstreamBadResponse:
         (UpstreamUnreachable(), Code.UPSTREAM_UNREACHABLE, "destination_unavailable"),
         (UpstreamTimeout(), Code.UPSTREAM_TIMEOUT, "http_response_timeout"),
         (bad_response(None), Code.UPSTREAM_BAD_RESPONSE, "http_protocol_error"),
-        (bad_response(ClientPayloadError()), Code.UPSTREAM_BAD_RESPONSE, "http_protocol_error"),
-        (bad_response(ServerDisconnectedError()), Code.UPSTREAM_TIMEOUT, "connection_terminated"),
+        (bad_response(ValueError()), Code.UPSTREAM_BAD_RESPONSE, "http_protocol_error"),
         (bad_response(ConnectionResetError()), Code.UPSTREAM_TIMEOUT, "connection_terminated"),
         (StorageUnavailable(), Code.STORAGE_UNAVAILABLE, "proxy_internal_error"),
         (ChainUnavailable(), Code.CHAIN_UNAVAILABLE, "proxy_internal_error"),

@@ -322,6 +322,23 @@ async def test_does_not_read_beside_another_reader() -> None:
         reading.cancel()
 
 
+async def test_does_not_read_on_where_a_reader_was_cut_off() -> None:
+    reads = 0
+
+    async def receive() -> Any:
+        nonlocal reads
+        reads += 1
+        await asyncio.Event().wait()
+
+    incoming = IncomingBody(receive, sized(5), replace(DEFAULT_LIMITS, body_rate_grace_s=0.02))
+    async with asyncio.TaskGroup() as group:
+        reading = group.create_task(incoming.read_chunk())
+        await asyncio.sleep(0)
+        reading.cancel()
+    assert not await incoming.drop_rest()
+    assert reads == 1
+
+
 async def test_knows_when_the_caller_has_left() -> None:
     incoming = body(part(b"", is_last=True), GONE)
     await incoming.wait_gone()

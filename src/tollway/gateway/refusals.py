@@ -5,8 +5,6 @@ here; which of them may carry terms (the law about 402) is.
 import re
 from collections.abc import Callable, Sequence
 
-from aiohttp import ServerDisconnectedError
-
 from tollway.errors import Code, FieldError, Problem, TollwayError, UpstreamBadResponse
 from tollway.gateway.exchange import BodyRefused, CallerGone, Declined, IncomingCall, Offer
 from tollway.identifiers import IDEMPOTENCY_KEY_MAX, Address, CallId, is_idempotency_key, read_idempotency_key
@@ -300,7 +298,7 @@ def explain_failure(exc: TollwayError | CallerGone | BodyRefused) -> Problem:
         return exc.problem
     if isinstance(exc, CallerGone):
         return Problem(code=Code.INVALID_REQUEST, detail="The caller left before the request was whole.")
-    if isinstance(exc, UpstreamBadResponse) and isinstance(exc.__cause__, ServerDisconnectedError | OSError):
+    if isinstance(exc, UpstreamBadResponse) and isinstance(exc.__cause__, OSError):
         return Problem(
             code=Code.UPSTREAM_TIMEOUT,
             detail="The provider's API broke the connection before it answered.",

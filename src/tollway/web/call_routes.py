@@ -336,13 +336,14 @@ class IncomingBody:
         self._is_reading = True
         try:
             async with asyncio.timeout(max(patience_s, 0.001)):
-                return await self._receive()
+                message = await self._receive()
         except TimeoutError as exc:
             self.is_broken = True
             raise BodyRefused(_TOO_SLOW) from exc
         finally:
-            self._is_reading = False
             self._waited_s += time.monotonic() - started
+        self._is_reading = False  # not after a read that was cut off: what it would have brought is nobody's
+        return message
 
 
 def _name_outcome(outcome: Outcome) -> str:
