@@ -82,6 +82,12 @@ class _Session:
             self._counter.end(self._open)
             self._open = None
 
+    def end(self) -> None:
+        """The connection is gone, and with it whatever it had begun."""
+        if self._open is not None:
+            self._open = None
+            self._counter.open -= 1
+
     def note_round_trip(self) -> None:
         if self._open is not None:
             self._open.round_trips += 1
@@ -244,12 +250,14 @@ async def count_postgres(url: str, counter: WorkCounter) -> AsyncIterator[str]:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal running
         running += 1
+        session = _Session(counter)
         try:
             server_reader, server_writer = await asyncio.open_unix_connection(f"{folder}/.s.PGSQL.5432")
             await asyncio.gather(
-                _pipe(reader, server_writer, _Wire(_Session(counter))), _pipe(server_reader, writer, None)
+                _pipe(reader, server_writer, _Wire(session)), _pipe(server_reader, writer, None)
             )
         finally:
+            session.end()
             running -= 1
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
