@@ -1,4 +1,4 @@
-"""The parts that Tollway is made of, beside those that it could be made of: docs/decisions/0019-parts-compared.md.
+"""The parts that Tollway is made of, beside those that it could be made of: docs/decisions/0020-parts-compared.md.
 
     python bench/parts.py [--short] [--stages proxies sqlite postgres]
 
