@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from tollway.errors import StorageUnavailable
 from tollway.ledger.book import Claimed, Closed, Exhausted, Fenced, NonceUsed
 from tollway.ledger.call import CallState
 from tollway.limits import DEFAULT_LIMITS, Limits
+from tollway.storage import group_commit
 from tollway.storage.database import Database
 from tollway.testing.book_samples import (
     NOW_MS,
@@ -94,6 +96,16 @@ async def test_a_finish_waits_for_company_and_costs_no_commit_of_its_own(desk: D
     desk.book.finish(finish_of(first))
     await desk.book.claim(claim_on(payment, 1))
     assert desk.sizes == [1, 1, 2]
+
+
+async def test_a_finish_that_tells_of_a_cut_answer_waits_for_nobody(desk: Desk, monkeypatch: Any) -> None:
+    monkeypatch.setattr(group_commit, "COMPANY_S", 3_600)
+    payment = await desk.pay(2)
+    first = claim_on(payment, 1)
+    await desk.book.claim(first)
+    await desk.book.close(close_of(first))
+    desk.book.finish(replace(finish_of(first), is_cut=True))
+    await until(lambda: desk.sizes == [1, 1, 1])
 
 
 async def test_a_finish_without_company_is_written_all_the_same(desk: Desk) -> None:

@@ -164,14 +164,13 @@ class GroupCommit:
             self._open[key] = self._open.get(key, 0) + 1
             self._all_closed.clear()
         self._queue.append(waiting)
-        if not isinstance(waiting.entry, Finish):
+        if _is_hurried(waiting.entry):
             self._wake.set()
         elif self._company is None:
             self._company = asyncio.get_running_loop().call_later(COMPANY_S, self._wake.set)
 
     def _is_hurried(self) -> bool:
-        """A finish is in no hurry, and alone it would cost a commit: it waits a moment for others to go with."""
-        return self._is_stopping or any(not isinstance(waiting.entry, Finish) for waiting in self._queue)
+        return self._is_stopping or any(_is_hurried(waiting.entry) for waiting in self._queue)
 
     def _take(self) -> list[_Waiting]:
         """The next batch, in order. A second entry for the same call waits for the next one."""
@@ -345,6 +344,12 @@ def _note(keys: dict[OpenKey, None], key: OpenKey, *, at_most: int) -> None:
     keys[key] = None
     while len(keys) > at_most:
         del keys[next(iter(keys))]
+
+
+def _is_hurried(entry: Entry) -> bool:
+    """A finish is in no hurry, and alone it would cost a commit: it waits a moment for others to go with. Unless it says that
+    the answer was cut: whoever was served so may call again at once."""
+    return not isinstance(entry, Finish) or entry.is_cut
 
 
 def _opened_key(entry: Entry) -> OpenKey | None:
