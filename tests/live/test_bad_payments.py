@@ -28,7 +28,7 @@ from tollway_live_hand_payer import (
     encode_text,
     undress,
 )
-from tollway_live_street import PRICE_UNITS, plain
+from tollway_live_street import PRICE_UNITS, plain, poll
 from yarl import URL
 
 from tollway.identifiers import Address
@@ -83,8 +83,19 @@ class Shop:
             await self.balance(self.provider.address),
             await self.gas_nonces(),
             self.street.provider.seen_total,
-            await self.street.history(self.gateway, payer.signer),
+            await self.finished_history(payer),
         )
+
+    async def finished_history(self, payer: HandPayer) -> list[dict[str, Any]]:
+        """Once it is written how the answers ended, which is a moment after they have."""
+
+        async def find() -> tuple[list[dict[str, Any]]] | None:
+            calls = await self.street.history(self.gateway, payer.signer)
+            charged = (call for call in calls if call["payment"]["state"] == "charged")
+            return (calls,) if all(call["completedAt"] is not None for call in charged) else None
+
+        (calls,) = await poll(find, deadline_s=30, what="the end of every answer")
+        return calls
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
