@@ -85,7 +85,7 @@ TRAPS = (
         tests=(
             "web/test_server.py::test_a_slow_body_is_refused_and_the_connection_ends",
             "web/test_server.py::test_a_reader_that_takes_nothing_is_cut_off",
-            "web/test_server.py::test_a_connection_from_before_the_timer_has_it_too",
+            "web/test_server.py::test_a_connection_from_before_the_kernel_was_told_has_it_too",
         ),
     ),
 )
