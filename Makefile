@@ -36,7 +36,7 @@ WORKERS ?= 2
 test: install    ## all tests (options: WORKERS=0 ARGS="-k replay")
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
-torture: install ## the worst days, long form, ten to twenty minutes on two cores (options: TORTURE_SEED=7 ARGS="-k kill")
+torture: install ## the worst days, long form, less than ten minutes on two quiet cores (options: TORTURE_SEED=7 ARGS="-k kill")
 	TORTURE=long $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --timeout=1200 tests/live/torture $(ARGS)
 
 mutants: install ## five deliberate breakages, each caught by its named test
