@@ -261,8 +261,15 @@ async def test_a_transaction_shown_first_and_then_as_credit(
 @pytest.mark.parametrize("dialect", [V2, V1, MPP])
 async def test_a_signed_authorisation(served: Served, dialect: str) -> None:
     payer = HandPayer(street=served.street, gateway=served, api_id=served.api_id, signer=served.caller)
-    shown = payer.show(await payer.quote("/quote/ETH"), dialect)
-    work = await served.count_alone(lambda: ask_ok(served, [shown]))
+    quote = await payer.quote("/quote/ETH")
+    shown = payer.show(quote, dialect)
+
+    async def ask() -> None:
+        nonlocal shown
+        shown = payer.show(quote, dialect)  # each is for one call
+        await ask_ok(served, [shown])
+
+    work = await served.count_alone(ask)
     AUTHORIZED.check(work, dialect)
     assert work.rpc_methods["eth_sendRawTransaction"] == 1
 

@@ -689,14 +689,19 @@ async def test_a_connection_from_before_the_kernel_was_told_has_it_too() -> None
 async def test_a_caller_who_takes_little_at_a_time_is_not_cut_off() -> None:
     """Slower than the kernel would let the next byte in by itself: it takes 4 MiB ahead."""
     body = bytes(8 * 1024 * 1024)
-    async with open_gateway(write_stall_s=1.0) as gate, serving(gate) as port:
+    async with open_gateway(write_stall_s=2.0) as gate, serving(gate) as port:
         gate.upstream.answer = plain(body)
         await gate.publish(price=FREE)
-        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=16 * 1024)
+        handle = socket.socket()
+        handle.setsockopt(
+            socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * 1024
+        )  # so that it asks for more in small steps
+        handle.connect(("127.0.0.1", port))
+        reader, writer = await asyncio.open_connection(sock=handle, limit=16 * 1024)
         writer.write(b"GET /api/v2/gateway/api_quotes HTTP/1.1\r\nHost: x\r\n\r\n")
         await reader.readuntil(b"\r\n\r\n")
         got = 0
-        for _ in range(30):
+        for _ in range(45):
             got += len(await reader.readexactly(32 * 1024))
             await asyncio.sleep(0.1)  # 320 KiB a second: that is what is tried
         got += len(await reader.readexactly(len(body) - got))
