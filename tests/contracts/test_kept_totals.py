@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import Connection, func, insert, select
 from sqlalchemy.util import await_only
 
-from tollway.identifiers import Address, CallId
+from tollway.identifiers import Address
 from tollway.ledger.statement import HistoryQuery
 from tollway.storage.book_reader import BookReader
 from tollway.storage.book_store import BookStore
@@ -15,38 +15,9 @@ from tollway.storage.book_tables import call_table, call_total_table
 from tollway.storage.call_totals import count_lot
 from tollway.storage.database import Database
 from tollway.storage.migrate import upgrade
-from tollway.testing.book_samples import NOW_MS, PAYER, PROVIDER, claim_on, close_of, new_payment
+from tollway.testing.book_samples import NOW_MS, PAYER, PROVIDER, call_row, claim_on, close_of, new_payment
 
 OTHER = Address(b"\x0c" * 20)
-
-
-def call_row(number: int, payer: Address | None = PAYER, provider: Address = PROVIDER) -> dict[str, Any]:
-    """A call as any release writes it."""
-    return {
-        "id": CallId(f"call_{number}"),
-        "listing_id": "api_1",
-        "listing_name": "Quotes",
-        "provider": provider,
-        "payer": payer,
-        "method": "GET",
-        "path": "/quote",
-        "digest": b"",
-        "state": "consumed",
-        "rail": "credit",
-        "price": "1",
-        "price_units": 1,
-        "currency": "USDC",
-        "taken_units": 0,
-        "decimals": 6,
-        "request_id": "r",
-        "owner_id": "one",
-        "epoch": 1,
-        "attempts": 1,
-        "cut": "",
-        "clock_releases": True,
-        "created_ms": NOW_MS + number,
-        "moved_ms": NOW_MS,
-    }
 
 
 async def add(database: Database, *rows: dict[str, Any]) -> None:

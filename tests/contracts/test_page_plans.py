@@ -16,7 +16,7 @@ from tollway.storage.catalog_search import find_page, write_search
 from tollway.storage.catalog_tables import listing_table, network_table, tag_table, total_table
 from tollway.storage.database import Database
 from tollway.storage.history_page import history
-from tollway.testing.book_samples import NOW_MS, PAYER, PROVIDER
+from tollway.testing.book_samples import NOW_MS, PAYER, PROVIDER, call_row
 from tollway.testing.listing_samples import sample_listing
 
 CALLS, LISTINGS = 3_000, 1_500
@@ -53,34 +53,8 @@ def call_rows() -> list[dict[str, Any]]:
         if state == "forwarding" and number < CALLS - 200:
             state, status = "consumed", 200
         payer = PAYER if number % 10 else Address(number.to_bytes(20, "big"))
-        rows.append(
-            {
-                "id": CallId(f"call_{number:026}"),
-                "listing_id": f"api_{number % 7}",
-                "listing_name": "Quotes",
-                "provider": PROVIDER,
-                "payer": payer,
-                "method": "GET",
-                "path": "/",
-                "digest": b"",
-                "rail": "credit",
-                "state": state,
-                "upstream_status": status,
-                "price": "1",
-                "price_units": 1,
-                "currency": "USDC",
-                "taken_units": 0,
-                "decimals": 6,
-                "request_id": "r",
-                "owner_id": "one",
-                "epoch": 1,
-                "attempts": 1,
-                "cut": "",
-                "clock_releases": True,
-                "created_ms": NOW_MS + number,
-                "moved_ms": NOW_MS,
-            }
-        )
+        told = {"state": state, "upstream_status": status, "listing_id": f"api_{number % 7}"}
+        rows.append(call_row(number, id=CallId(f"call_{number:026}"), payer=payer, **told))
     return rows
 
 

@@ -101,6 +101,7 @@ class Prepared:
         if text is None:
             compiled = self._compiled.get(dialect.name)
             if compiled is None:
+                # Every statement of Core has it; `Executable` alone does not say so.
                 compiled = self._statement.compile(dialect=dialect)  # type: ignore[attr-defined]
                 self._compiled[dialect.name] = compiled
             text = self._texts[key] = _expand(compiled, values)
