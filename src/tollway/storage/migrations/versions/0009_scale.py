@@ -1,7 +1,7 @@
 """What a history of many calls is read by: indexes for its filters, and kept totals. On PostgreSQL a trigger counts them,
 so that gateways of the release before keep them as well; on SQLite they are counted in lots, up to a mark. And the listings that pay one wallet, by age.
 
-Everything that adds calls waits while this runs: about 25 s for ten million calls on SQLite, longer on PostgreSQL.
+Everything that adds calls waits while this runs: by estimate some ten seconds for each million calls.
 """
 
 import sqlalchemy as sa
