@@ -14,8 +14,9 @@ import pytest
 from prometheus_client import generate_latest
 from sqlalchemy import text
 
+from tollway.clocks import now_ms
 from tollway.errors import EndpointNotAllowed, SettingsInvalid
-from tollway.house import House, now_ms
+from tollway.house import House
 from tollway.identifiers import ListingId
 from tollway.ledger.book import Claimed, UnfinalLimit
 from tollway.money import Price

@@ -31,6 +31,7 @@ from tollway.payments.sighting import Lookout
 from tollway.payments.till import Till
 from tollway.rates import Rates
 from tollway.registry.draft_rules import DraftRules
+from tollway.reputation import Reputation
 from tollway.settings import Settings
 from tollway.storage.book_store import BookStore
 from tollway.storage.catalog_store import CatalogStore
@@ -74,6 +75,7 @@ class Rooms:
     rates: Rates
     till: Till
     treasury: Treasury
+    reputation: Reputation
     desk: FrontDesk
     metrics: Metrics
     gauge: LoadGauge

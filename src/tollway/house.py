@@ -25,6 +25,7 @@ from tollway.chain.rpc import ChainEndpoints, RpcReader
 from tollway.chain.rules import ChainRules
 from tollway.chain.watcher import Watcher
 from tollway.chores import Chores
+from tollway.clocks import now_ms, ticks_ms
 from tollway.errors import SettingsInvalid, StorageUnavailable
 from tollway.frontage import Frontage, Rooms
 from tollway.gateway.meters import Meters
@@ -39,6 +40,7 @@ from tollway.payments.settlement_rules import SettlementRules
 from tollway.payments.till import Till
 from tollway.rates import Rates
 from tollway.registry.listing import Shelf
+from tollway.reputation import Reputation
 from tollway.settings import Settings, ensure_secret_key
 from tollway.storage.book_store import BookStore
 from tollway.storage.catalog_store import CatalogStore
@@ -114,6 +116,7 @@ class House:
         self.roll_call = RollCall(self.chains, self.rules, limits=limits)
         self.dialer = self._make_dialer(origin)
         self.inquirer = Inquirer(self.dialer)
+        self.reputation = Reputation(database=self.database, dialer=self.dialer, limits=limits, now_ms=now_ms)
         self.meters = Meters(limits=limits, rates=self.rates)
         judge = SignatureJudge(self.chains, limits=limits)
         self.till = Till(
@@ -174,6 +177,7 @@ class House:
             rates=self.rates,
             till=self.till,
             treasury=self.treasury,
+            reputation=self.reputation,
             desk=self.desk,
             metrics=self.metrics,
             gauge=self.gauge,
@@ -287,6 +291,7 @@ class House:
         chores.every(READY_NOTE_INTERVAL_S, self._note_ready)
         chores.start(self._leadership(Duty.WATCHER).lead(self.watcher.run))
         self.treasury.start(chores, sweeping=self._leadership(Duty.SWEEPER))
+        self.reputation.start(chores, lead=self._leadership)
         writing = chores.start(self.book.run())
         self._stack.push_async_callback(self._stop_writing, writing)
 
@@ -379,16 +384,6 @@ class House:
     async def _note_ready(self) -> None:
         if all((await self.check_ready()).values()):
             await self.book.note_ready(now_ms=now_ms())
-
-
-def now_ms() -> int:
-    """The process clock, in milliseconds since the epoch."""
-    return time.time_ns() // 1_000_000
-
-
-def ticks_ms() -> int:
-    """Milliseconds of a clock that nobody sets. It goes on while the machine sleeps, where there is such a clock."""
-    return time.clock_gettime_ns(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)) // 1_000_000
 
 
 async def run(settings: Settings) -> None:
