@@ -19,6 +19,8 @@ from urllib.parse import parse_qsl
 
 from aiohttp import web
 
+from tollway.sandbox.provider_document import SAMPLE_DOCUMENT
+
 _CHUNK = bytes(range(256)) * 256
 """64 KiB of a pattern that shows a shifted or torn stream."""
 
@@ -34,7 +36,16 @@ _STATUS = re.compile(r"[2-5][0-9]{2}")
 _WHOLE = re.compile(r"0|[1-9][0-9]{0,9}")
 _SECONDS = re.compile(r"[0-9]{1,3}(\.[0-9]{1,6})?")
 _BODILESS = (HTTPStatus.NO_CONTENT, HTTPStatus.RESET_CONTENT, HTTPStatus.NOT_MODIFIED)
-_INDEX = ("/quote/{symbol}", "/echo", "/stream", "/status/{code}", "/slow", "/bytes/{n}", "/log")
+_INDEX = (
+    "/openapi.json",
+    "/quote/{symbol}",
+    "/echo",
+    "/stream",
+    "/status/{code}",
+    "/slow",
+    "/bytes/{n}",
+    "/log",
+)
 
 _Clock = Callable[[], float]
 
@@ -93,6 +104,8 @@ class SampleProvider:
         match [first, *rest]:
             case [""]:
                 return web.json_response({"endpoints": _INDEX})
+            case ["openapi.json"]:
+                return web.json_response(SAMPLE_DOCUMENT)
             case ["quote", symbol]:
                 return self._answer_quote(symbol)
             case ["stream"]:
