@@ -76,6 +76,7 @@ TESTED_ELSEWHERE: dict[str, tuple[str, ...]] = {
         "storage/catalog_rows.py",
         "storage/catalog_search.py",
         "storage/catalog_tables.py",
+        "storage/standing_rows.py",
     ),
     "contracts/test_creations.py": ("registry/creation.py", "storage/creation_store.py"),
     "contracts/test_sessions.py": ("identity/sessions.py", "storage/session_store.py"),

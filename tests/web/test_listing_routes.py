@@ -18,6 +18,7 @@ from tollway.outbound.policy import Endpoint
 from tollway.rates import Rates
 from tollway.registry.draft_rules import DraftRules
 from tollway.registry.listing import Listing
+from tollway.registry.standing import Quality, Standing
 from tollway.testing.memory_catalog import MemoryCatalog
 from tollway.web.app import build_app
 from tollway.web.authentication import read_body
@@ -255,6 +256,23 @@ async def test_create_answers_the_created_api(door: Door) -> None:
     assert created["links"]["self"] == answer.headers["location"]
     assert created["links"]["gateway"] == f"{PUBLIC_URL}/api/v2/gateway/{created['id']}"
     assert door.probed == ["https://api.example.com/v1/"]
+
+
+async def test_details_tell_what_is_known_of_the_listing(door: Door) -> None:
+    created = await door.publish()
+    url = f"{APIS}/{created['id']}"
+    before = await door.client.get(url)
+    assert before.json()["quality"]["calls30d"] is None
+    quality = Quality(calls=21, success_ppm=999_999, p50_ms=40, p95_ms=None)
+    door.catalog.standings[created["id"]] = Standing(quality=quality, verified_ms=7)
+    after = await door.client.get(url, headers={"If-None-Match": before.headers["etag"]})
+    assert after.status_code == 200
+    # Not every call succeeded, so the rate is not shown as 1.
+    shown = {"calls30d": 21, "successRate30d": 0.9999, "p50Ms": 40, "p95Ms": None}
+    assert after.json()["quality"] == shown
+    assert after.json()["verified"] is True
+    edited = await door.send("PUT", url, BODY)
+    assert (edited.json()["quality"], edited.json()["verified"]) == (shown, True)
 
 
 async def test_a_native_option_has_no_token(door: Door) -> None:

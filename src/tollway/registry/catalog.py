@@ -8,6 +8,7 @@ from typing import Literal, Protocol
 from tollway.identifiers import Address, ChainId, ListingId
 from tollway.registry.creation import Begun, CreationAnswer
 from tollway.registry.listing import Listing, Shelf, Terms
+from tollway.registry.standing import UNKNOWN_STANDING, Standing
 
 TOTAL_EXACT_MAX = 10_000
 """Totals of filtered lists are counted up to here; beyond, the total is a lower bound."""
@@ -67,6 +68,7 @@ class Found:
 
     listing: Listing
     match: tuple[str, ...] = ()
+    standing: Standing = UNKNOWN_STANDING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +117,11 @@ class Catalog(Protocol):
 
     async def terms_since(self, listing_id: ListingId, moment_ms: int) -> tuple[Terms, ...]:
         """All versions that were in force at any time since `moment_ms`, newest first."""
+        ...
+
+    async def standing(self, listing_id: ListingId) -> Standing:
+        """What is known of a listing beside its words; `UNKNOWN_STANDING` of one that is not there. One look into an
+        index. Measured quality may be a minute behind the calls."""
         ...
 
     async def search(self, query: ListingQuery) -> ListingPage:

@@ -20,6 +20,7 @@ from tollway.registry.catalog import (
 )
 from tollway.registry.creation import Begun, CreationAnswer
 from tollway.registry.listing import Listing, Shelf, Terms
+from tollway.registry.standing import UNKNOWN_STANDING, Standing
 from tollway.registry.words import fold, matched_fields, query_words
 from tollway.storage.catalog_rows import (
     is_shown,
@@ -43,6 +44,7 @@ from tollway.storage.creation_store import finish_creation
 from tollway.storage.database import Database, T, Work
 from tollway.storage.sealer import Sealer
 from tollway.storage.shelf_cache import ShelfCache
+from tollway.storage.standing_rows import find_standings
 
 ID_LENGTH_MAX = 64
 
@@ -118,6 +120,16 @@ class CatalogStore:
         def work(connection: Connection) -> tuple[Terms, ...]:
             seq = connection.scalar(select(listing_table.c.seq).where(listing_table.c.id == listing_id))
             return _load_terms(connection, seq, moment_ms) if seq is not None else ()
+
+        return await self._database.read(work)
+
+    async def standing(self, listing_id: ListingId) -> Standing:
+        if not _is_plausible(listing_id):
+            return UNKNOWN_STANDING
+
+        def work(connection: Connection) -> Standing:
+            found = find_standings(connection, listing_table.c.id == listing_id)
+            return next(iter(found.values()), UNKNOWN_STANDING)
 
         return await self._database.read(work)
 
@@ -275,9 +287,14 @@ def _search(connection: Connection, query: ListingQuery) -> ListingPage:
     seqs, total, is_lower_bound = find_page(connection, query)
     rows = connection.execute(select(listing_table).where(listing_table.c.seq.in_(seqs))) if seqs else ()
     listings = {row.seq: read_listing(row, secret=None, openapi=None) for row in rows}
+    standings = find_standings(connection, listing_table.c.seq.in_(seqs)) if seqs else {}
     words = query_words(query.words) if query.words is not None else ()
     found = tuple(
-        Found(listing=listings[seq], match=matched_fields(listings[seq], words) if words else ())
+        Found(
+            listing=listings[seq],
+            match=matched_fields(listings[seq], words) if words else (),
+            standing=standings.get(seq, UNKNOWN_STANDING),
+        )
         for seq in seqs
     )
     return ListingPage(found=found, total=total, is_lower_bound=is_lower_bound)

@@ -8,6 +8,7 @@ from tollway.identifiers import Address, ListingId
 from tollway.registry.catalog import TOTAL_EXACT_MAX, Found, ListingPage, ListingQuery, Market, Revised, Stale
 from tollway.registry.creation import Begun, CreationAnswer
 from tollway.registry.listing import Listing, Shelf, Terms
+from tollway.registry.standing import UNKNOWN_STANDING, Standing
 from tollway.registry.words import (
     fold,
     holds_all,
@@ -29,11 +30,12 @@ class _Kept:
 
 
 class MemoryCatalog:
-    """Keeps every version of the terms for ever, so `find` needs no clock."""
+    """Keeps every version of the terms for ever, so `find` needs no clock. `standings`: what tests say is known."""
 
     def __init__(self, creations: MemoryCreations | None = None) -> None:
         self.creations = creations or MemoryCreations()
         self._kept: dict[ListingId, _Kept] = {}
+        self.standings: dict[ListingId, Standing] = {}
         self.searches = 0
 
     async def publish(self, listing: Listing) -> None:
@@ -73,6 +75,9 @@ class MemoryCatalog:
         versions = kept.versions if kept is not None else ()
         return tuple(terms for terms in versions if terms.is_in_force_since(moment_ms))
 
+    async def standing(self, listing_id: ListingId) -> Standing:
+        return self.standings.get(listing_id, UNKNOWN_STANDING)
+
     async def search(self, query: ListingQuery) -> ListingPage:
         self.searches += 1
         words = query_words(query.words) if query.words is not None else ()
@@ -91,6 +96,7 @@ class MemoryCatalog:
             Found(
                 listing=replace(kept.listing, upstream_auth=None, openapi=None),
                 match=matched_fields(kept.listing, words) if words else (),
+                standing=self.standings.get(kept.listing.id, UNKNOWN_STANDING),
             )
             for kept in hits[start : start + query.limit]
         )

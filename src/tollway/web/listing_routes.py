@@ -34,6 +34,7 @@ from tollway.registry.draft import Draft, edit_listing, open_listing, parse_draf
 from tollway.registry.draft_rules import ENDPOINT_POLICY, DraftRules, EndpointFault
 from tollway.registry.listing import Listing
 from tollway.registry.moderation import BLOCKED, check_registration
+from tollway.registry.standing import UNKNOWN_STANDING, Standing
 from tollway.registry.upstream_rules import find_document_fault
 from tollway.web.creation_desk import CreationDesk, lost_key
 from tollway.web.json_body import parse_json_object
@@ -141,7 +142,8 @@ class ListingRoutes:
                     code=Code.API_PAUSED, detail="The operator has suspended this API.", reason="suspended"
                 )
             )
-        body = render_json(self._desk.shape.details(listing))
+        standing = await self._desk.catalog.standing(listing.id)
+        body = render_json(self._desk.shape.details(listing, standing))
         headers = {"ETag": etag_of(listing, body), "Cache-Control": "no-cache"}
         known = request.headers.get("if-none-match")
         if known is not None and has_etag(known, headers["ETag"], same=is_same_weakly):
@@ -166,7 +168,9 @@ class ListingRoutes:
         warnings = await self._advise(listing)
         await self._meter.charge(provider)
         location = self._desk.shape.url_of(listing.id)
-        shown = self._show_written(listing, warnings, {"Location": location}, status=201)
+        shown = self._show_written(
+            listing, UNKNOWN_STANDING, warnings, headers={"Location": location}, status=201
+        )
         if begun is None:
             await self._desk.catalog.publish(listing)
             return shown
@@ -187,8 +191,9 @@ class ListingRoutes:
             listing = edit_listing(draft, previous, now_ms=self._desk.now_ms())
             outcome = await self._desk.catalog.revise(listing, expected_revision=previous.revision)
             if isinstance(outcome, Revised):
+                standing = await self._desk.catalog.standing(listing.id)
                 warnings = await self._advise(outcome.listing)
-                return self._show_written(outcome.listing, warnings, {}, status=200)
+                return self._show_written(outcome.listing, standing, warnings, headers={}, status=200)
         raise _overtaken()
 
     async def retire(self, request: Request) -> Response:
@@ -293,13 +298,24 @@ class ListingRoutes:
         now_ms = self._desk.now_ms()
         listing = open_listing(draft, listing_id=DRY_RUN_ID, provider=provider, now_ms=now_ms)
         warnings = advice_json(await self._advise(listing))
-        shown = {**self._desk.shape.details(listing), "id": None, "links": {}, "dryRun": True}
+        shown = {
+            **self._desk.shape.details(listing, UNKNOWN_STANDING),
+            "id": None,
+            "links": {},
+            "dryRun": True,
+        }
         return _answer(render_json({**shown, "warnings": warnings}), {"Cache-Control": "no-store"})
 
     def _show_written(
-        self, listing: Listing, warnings: tuple[Advice, ...], headers: dict[str, str], *, status: int
+        self,
+        listing: Listing,
+        standing: Standing,
+        warnings: tuple[Advice, ...],
+        *,
+        headers: dict[str, str],
+        status: int,
     ) -> Response:
-        shown = self._desk.shape.details(listing)
+        shown = self._desk.shape.details(listing, standing)
         headers["ETag"] = etag_of(listing, render_json(shown))
         body = render_json({**shown, "warnings": advice_json(warnings)})
         return _answer(body, {**headers, "Cache-Control": "no-store"}, status=status)

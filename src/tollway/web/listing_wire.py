@@ -13,6 +13,7 @@ from tollway.registry.advice import Advice
 from tollway.registry.catalog import Found, ListingPage, ListingQuery
 from tollway.registry.listing import Listing
 from tollway.registry.pricing import ConfirmationsFor, Option, list_options
+from tollway.registry.standing import Quality, Standing
 from tollway.web.wire import format_time
 
 TX_HEADERS = ("X-Payment-Tx", "X-Signature")
@@ -41,7 +42,7 @@ class ListingShape:
             item["match"] = list(found.match)
         return item
 
-    def details(self, listing: Listing) -> dict[str, Any]:
+    def details(self, listing: Listing, standing: Standing) -> dict[str, Any]:
         """Everything that may be shown to anybody; the upstream secret only as set or not."""
         auth, limit = listing.upstream_auth, listing.rate_limit
         return {
@@ -65,9 +66,8 @@ class ListingShape:
             "rateLimit": {"calls": limit.calls, "perSeconds": limit.per_s} if limit else None,
             "status": listing.status,
             "pricing": self.pricing(listing),
-            # Measured from paid calls; null until there are enough of them. No ownership is checked yet.
-            "quality": {"calls30d": None, "successRate30d": None, "p50Ms": None, "p95Ms": None},
-            "verified": False,
+            "quality": quality_json(standing.quality),
+            "verified": standing.is_verified,
             "links": self.links(listing),
             "createdAt": format_time(listing.created_ms),
             "updatedAt": format_time(listing.updated_ms),
@@ -107,6 +107,19 @@ def _seven_fields(listing: Listing) -> dict[str, Any]:
         "currency": listing.currency,
         "endpoint": listing.endpoint,
         "description": listing.description,
+    }
+
+
+def quality_json(quality: Quality | None) -> dict[str, Any]:
+    """Measured from paid calls; all null until there are enough of them. The rate is a number from 0 to 1, rounded down
+    to four places: only a listing without a failure shows 1."""
+    if quality is None:
+        return {"calls30d": None, "successRate30d": None, "p50Ms": None, "p95Ms": None}
+    return {
+        "calls30d": quality.calls,
+        "successRate30d": quality.success_ppm // 100 / 10_000,
+        "p50Ms": quality.p50_ms,
+        "p95Ms": quality.p95_ms,
     }
 
 
