@@ -462,6 +462,7 @@ async def test_details_carry_a_strong_etag_and_answer_304(door: Door) -> None:
     first = await door.send("GET", path, wallet=None)
     etag = first.headers["etag"]
     assert etag.startswith('"r1-')
+    assert f'<{PUBLIC_URL}{path}/agent>; rel="describedby"' in first.headers["link"]
     created.pop("warnings")
     assert first.json() == created
     for header in (etag, f"W/{etag}", f'"other", {etag}', "*"):

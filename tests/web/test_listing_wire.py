@@ -1,9 +1,11 @@
 """The options to pay as JSON. (Lists and details are tested with their routes.)"""
 
-from tollway.identifiers import Address
+from tollway.identifiers import Address, ListingId
+from tollway.money import Price
 from tollway.registry.pricing import Option
 from tollway.testing.authorization_samples import USDC
-from tollway.web.listing_wire import option_json
+from tollway.testing.listing_samples import sample_listing
+from tollway.web.listing_wire import ListingShape, option_json
 
 PAYEE = Address(b"\xaa" * 20)
 SAME = {
@@ -40,3 +42,38 @@ def test_an_authorisation_says_the_same_numbers_and_what_to_sign() -> None:
         "maxTimeoutSeconds": 90,
         "extra": {"name": "USDC", "version": "2"},
     }
+
+
+SHAPE = ListingShape(
+    public_url="https://gw.example.com", assets=(USDC,), confirmations_for=lambda asset, units: 1
+)
+LISTING = sample_listing(provider=PAYEE, id=ListingId("api_7"), networks=(USDC.chain_id,))
+
+
+def test_links_name_every_document_of_the_listing() -> None:
+    api = "https://gw.example.com/api/v2/apis/api_7"
+    assert SHAPE.links(LISTING) == {
+        "self": api,
+        "gateway": "https://gw.example.com/api/v2/gateway/api_7",
+        "discovery": f"{api}/discovery",
+        "agent": f"{api}/agent",
+        "openapi": f"{api}/openapi.json",
+        "llms": f"{api}/llms.txt",
+        "mcp": "https://gw.example.com/mcp/api_7",
+        "ownership": f"{api}/ownership",
+    }
+
+
+def test_the_link_header_says_what_each_document_is() -> None:
+    api = "https://gw.example.com/api/v2/apis/api_7"
+    assert SHAPE.link_header(LISTING).split(", ") == [
+        f'<{api}/agent>; rel="describedby"; type="application/json"',
+        f'<{api}/discovery>; rel="service-meta"; type="application/json"',
+        f'<{api}/openapi.json>; rel="service-desc"; type="application/openapi+json"',
+        f'<{api}/llms.txt>; rel="service-doc"; type="text/markdown"',
+    ]
+
+
+def test_an_operation_of_another_price_is_paid_in_the_same_ways() -> None:
+    (option,) = SHAPE.options(LISTING, Price.parse("0.5"))
+    assert (option["rail"], option["amount"]) == ("tx", "500000")

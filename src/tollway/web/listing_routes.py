@@ -144,7 +144,11 @@ class ListingRoutes:
             )
         standing = await self._desk.catalog.standing(listing.id)
         body = render_json(self._desk.shape.details(listing, standing))
-        headers = {"ETag": etag_of(listing, body), "Cache-Control": "no-cache"}
+        headers = {
+            "ETag": etag_of(listing, body),
+            "Cache-Control": "no-cache",
+            "Link": self._desk.shape.link_header(listing),
+        }
         known = request.headers.get("if-none-match")
         if known is not None and has_etag(known, headers["ETag"], same=is_same_weakly):
             return Response(status_code=304, headers=headers)

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from tollway.identifiers import ListingId, format_network
-from tollway.money import Asset
+from tollway.money import Asset, Price
 from tollway.registry.advice import Advice
 from tollway.registry.catalog import Found, ListingPage, ListingQuery
 from tollway.registry.listing import Listing
@@ -18,6 +18,14 @@ from tollway.web.wire import format_time
 
 TX_HEADERS = ("X-Payment-Tx", "X-Signature")
 X402_VERSION, X402_HEADER = 2, "PAYMENT-SIGNATURE"
+
+DOCUMENTS = (
+    ("agent", "describedby", "application/json"),
+    ("discovery", "service-meta", "application/json"),
+    ("openapi", "service-desc", "application/openapi+json"),
+    ("llms", "service-doc", "text/markdown"),
+)
+"""The documents of a listing: their names in `links`, what they are to it, and their media types."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,27 +83,45 @@ class ListingShape:
         }
 
     def pricing(self, listing: Listing) -> dict[str, Any]:
+        return {
+            "mode": "fixed",
+            "amount": listing.price.text,
+            "currency": listing.currency,
+            "options": self.options(listing, listing.price),
+        }
+
+    def options(self, listing: Listing, price: Price) -> list[dict[str, Any]]:
+        """Every way to pay that price of the listing's."""
         options = list_options(
             listing,
-            listing.price,
+            price,
             assets=self.assets,
             confirmations_for=self.confirmations_for,
             timeout_s=listing.timeout_s,
             is_offered=lambda asset, units: self.is_offered(asset, units, listing.id),
         )
-        return {
-            "mode": "fixed",
-            "amount": listing.price.text,
-            "currency": listing.currency,
-            "options": [option_json(option) for option in options],
-        }
+        return [option_json(option) for option in options]
 
     def links(self, listing: Listing) -> dict[str, str]:
+        """Where everything about the listing is found."""
         url = self.url_of(listing.id)
         return {
             "self": url,
             "gateway": f"{self.public_url}/api/v2/gateway/{listing.id}",
+            "discovery": f"{url}/discovery",
+            "agent": f"{url}/agent",
+            "openapi": f"{url}/openapi.json",
+            "llms": f"{url}/llms.txt",
+            "mcp": f"{self.public_url}/mcp/{listing.id}",
+            "ownership": f"{url}/ownership",
         }
+
+    def link_header(self, listing: Listing) -> str:
+        """`Link` of the details (RFC 8288, RFC 8631): its documents, for whoever follows relations."""
+        links = self.links(listing)
+        return ", ".join(
+            f'<{links[name]}>; rel="{rel}"; type="{media_type}"' for name, rel, media_type in DOCUMENTS
+        )
 
 
 def _seven_fields(listing: Listing) -> dict[str, Any]:
