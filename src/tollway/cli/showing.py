@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tollway.client import CallerFailure, CallHeld, CallResponse, GatewayRefused, PaymentRefused
+from tollway.client.shown_text import plain
 from tollway.client.steps import SignedAuthorization, Transfer
 from tollway.client.x402_offer import Receipt
 from tollway.money import format_decimal
@@ -78,14 +79,22 @@ def print_members(document: Document) -> None:
     Console().print(table)
 
 
+def print_document(document: Document, *, as_json: bool) -> None:
+    """One object: a table for people, JSON for programs."""
+    if is_for_people(as_json=as_json):
+        print_members(document)
+    else:
+        print_json(document)
+
+
 def print_answer(answer: CallResponse) -> None:
     """The body on the terminal, what it cost below, where a pipe would not see it."""
     kind = answer.headers.get("content-type", "")
     if kind.startswith(_TEXT_TYPES):
-        sys.stdout.write(_plain(answer.text) + "\n")
+        sys.stdout.write(plain(answer.text) + "\n")
     elif answer.content:
         sys.stdout.write(
-            f"({len(answer.content)} bytes of {_plain(kind) or 'unknown type'}; -o FILE keeps them)\n"
+            f"({len(answer.content)} bytes of {plain(kind) or 'unknown type'}; -o FILE keeps them)\n"
         )
     payment = answer.payment
     words = [f"HTTP {answer.status_code}", f"payment {payment.state}"]
@@ -94,7 +103,7 @@ def print_answer(answer: CallResponse) -> None:
     words += [f"rail {payment.rail}"] if payment.rail else []
     words += [f"paid by {payment.transaction}"] if payment.transaction else []
     words += [f"call {payment.call_id}"] if payment.call_id else []
-    Console(stderr=True).print(Text(_plain(" · ".join(words)), style="dim"))
+    Console(stderr=True).print(Text(plain(" · ".join(words)), style="dim"))
 
 
 def describe_answer(answer: CallResponse) -> dict[str, Any]:
@@ -166,10 +175,10 @@ def print_failure(failure: Exception, *, as_json: bool) -> None:
     described = _describe_failure(failure)
     if is_for_people(as_json=as_json):
         console = Console(stderr=True)
-        console.print(Text(_plain(str(described["detail"])), style="red"))
+        console.print(Text(plain(str(described["detail"])), style="red"))
         for name in ("transaction", "callUrl", "reason"):
             if described.get(name):
-                console.print(Text(_plain(f"{name}: {described[name]}"), style="dim"))
+                console.print(Text(plain(f"{name}: {described[name]}"), style="dim"))
     else:
         sys.stderr.write(json.dumps({"error": described}, ensure_ascii=False) + "\n")
 
@@ -195,9 +204,4 @@ def _camel(name: str) -> str:
 
 
 def _plain_texts(words: Sequence[object] | Iterable[object]) -> list[Text]:
-    return [Text(_plain("" if word is None else str(word))) for word in words]
-
-
-def _plain(text: str) -> str:
-    """Without control, format and bidi characters: they could rewrite what the terminal showed before."""
-    return "".join(c if c.isprintable() or c in "\n\t" else "�" for c in text)
+    return [Text(plain("" if word is None else str(word))) for word in words]

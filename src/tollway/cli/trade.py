@@ -4,16 +4,30 @@ Keys come from a file or the environment and never from an argument, which every
 Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 try again later.
 """
 
-import contextlib
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import httpx
 import typer
 
+from tollway.cli.caller_options import (
+    DEFAULT_GATEWAY,
+    LATER,
+    REFUSED,
+    AsJson,
+    Budget,
+    CallerSession,
+    Chains,
+    Gateway,
+    KeyFile,
+    MaxPrice,
+    Rail,
+    Rpc,
+    Store,
+    Wait,
+    explained,
+    split_nodes,
+)
 from tollway.cli.showing import (
     describe_answer,
     describe_authorization,
@@ -21,95 +35,13 @@ from tollway.cli.showing import (
     is_for_people,
     print_answer,
     print_calls,
-    print_failure,
+    print_document,
     print_json,
     print_listings,
-    print_members,
 )
-from tollway.cli.told import has_key, read_content, read_draft, read_headers, read_nodes, read_wallet
-from tollway.client import (
-    CallerFailure,
-    CallResponse,
-    KeyUnusable,
-    Patience,
-    TollwayClient,
-    create_key_file,
-)
-from tollway.client.checkout import RailChoice
-from tollway.errors import StorageUnavailable
+from tollway.cli.told import has_key, read_content, read_draft, read_headers
+from tollway.client import CallerFailure, CallResponse, create_key_file
 from tollway.money import format_decimal
-
-REFUSED, USAGE, LATER = 1, 2, 3
-
-Gateway = Annotated[str, typer.Option("--gateway", envvar="TOLLWAY_GATEWAY", help="The gateway's URL.")]
-KeyFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--key-file", envvar="TOLLWAY_KEY_FILE", help="The wallet's key (else TOLLWAY_PRIVATE_KEY)."
-    ),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="JSON, also on a terminal.")]
-Store = Annotated[
-    Path | None,
-    typer.Option("--store", envvar="TOLLWAY_STORE", help="The file of payments made by this wallet."),
-]
-MaxPrice = Annotated[
-    str | None,
-    typer.Option(
-        "--max-price",
-        envvar="TOLLWAY_MAX_PRICE",
-        help='The most it may cost: "0.05 USDC". Default: 1 dollar.',
-    ),
-]
-Budget = Annotated[
-    str | None,
-    typer.Option(
-        "--budget", envvar="TOLLWAY_BUDGET", help='The most this wallet may spend in all: "5 USDC".'
-    ),
-]
-Rail = Annotated[
-    RailChoice,
-    typer.Option(
-        "--rail",
-        envvar="TOLLWAY_RAIL",
-        help="What pays when no credit is left: tx, a transaction; x402, an authorisation without gas.",
-    ),
-]
-Chains = Annotated[
-    list[int] | None,
-    typer.Option("--chain", help="Pay by authorisations on this chain, without a node. Repeatable."),
-]
-DEFAULT_GATEWAY = "http://127.0.0.1:8402"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Session:
-    """What a command was told about the gateway and the wallet."""
-
-    gateway: str
-    key_file: Path | None = None
-    rpc: tuple[str, ...] = ()
-    store: Path | None = None
-    max_price: str | None = None
-    budget: str | None = None
-    wait_s: float = 180.0
-    rail: RailChoice = "auto"
-    chains: tuple[int, ...] = ()
-
-    def open(self, *, is_signing: bool) -> TollwayClient:
-        """Raises `KeyUnusable` where a signature is needed and there is no key, and ValueError."""
-        wallet = read_wallet(self.key_file) if is_signing else None
-        return TollwayClient(
-            self.gateway,
-            wallet=wallet,
-            rpc_urls=read_nodes(self.rpc),
-            store_path=self.store,
-            max_price=self.max_price,
-            budget=self.budget,
-            patience=Patience(wait_s=self.wait_s),
-            rail=self.rail,
-            chains=self.chains,
-        )
 
 
 def register(app: typer.Typer, *, wallet: typer.Typer) -> None:
@@ -155,15 +87,15 @@ def publish(
         "tags": tag,
         "methods": method,
     }
-    with _explained(as_json=as_json):
+    with explained(as_json=as_json):
         draft = {**read_draft(file), **{field: value for field, value in options.items() if value}}
         if not draft:
             raise ValueError("say what to publish: --file, or --name, --price, --currency and --endpoint")
         if api_id is not None and dry_run:
             raise ValueError("--dry-run works for new listings only")
-        with _Session(gateway=gateway, key_file=key_file).open(is_signing=True) as client:
+        with CallerSession(gateway=gateway, key_file=key_file).open(is_signing=True) as client:
             made = client.update(api_id, draft) if api_id else client.publish(draft, dry_run=dry_run)
-        _print_document(made, as_json=as_json)
+        print_document(made, as_json=as_json)
 
 
 def list_apis(
@@ -179,8 +111,8 @@ def list_apis(
     as_json: AsJson = False,
 ) -> None:
     """What is for sale."""
-    with _explained(as_json=as_json):
-        with _Session(gateway=gateway).open(is_signing=False) as client:
+    with explained(as_json=as_json):
+        with CallerSession(gateway=gateway).open(is_signing=False) as client:
             found = client.list(
                 q=words,
                 page=page,
@@ -203,10 +135,10 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """One listing, with its terms."""
-    with _explained(as_json=as_json):
-        with _Session(gateway=gateway).open(is_signing=False) as client:
+    with explained(as_json=as_json):
+        with CallerSession(gateway=gateway).open(is_signing=False) as client:
             found = client.show(api_id)
-        _print_document(found, as_json=as_json)
+        print_document(found, as_json=as_json)
 
 
 def call(
@@ -229,25 +161,20 @@ def call(
     output: Annotated[
         str | None, typer.Option("--output", "-o", help="Write the body here as it is; - is stdout.")
     ] = None,
-    rpc: Annotated[
-        str,
-        typer.Option(
-            "--rpc", envvar="TOLLWAY_RPC", help="Chain nodes: URL, or CHAINID=URL; several with commas."
-        ),
-    ] = "",
+    rpc: Rpc = "",
     chain: Chains = None,
-    wait_s: Annotated[float, typer.Option("--wait", min=1, help="Seconds to wait for the payment.")] = 180.0,
+    wait_s: Wait = 180.0,
     store: Store = None,
     gateway: Gateway = DEFAULT_GATEWAY,
     key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Call an API, and pay for it when it has to be paid."""
-    with _explained(as_json=as_json):
-        session = _Session(
+    with explained(as_json=as_json):
+        session = CallerSession(
             gateway=gateway,
             key_file=key_file,
-            rpc=tuple(node.strip() for node in rpc.split(",") if node.strip()),
+            rpc=split_nodes(rpc),
             store=store,
             max_price=max_price,
             budget=budget,
@@ -280,8 +207,8 @@ def history(
     as_json: AsJson = False,
 ) -> None:
     """The calls of your wallet, newest first."""
-    with _explained(as_json=as_json):
-        with _Session(gateway=gateway, key_file=key_file).open(is_signing=True) as client:
+    with explained(as_json=as_json):
+        with CallerSession(gateway=gateway, key_file=key_file).open(is_signing=True) as client:
             found = client.history(apiId=api_id, limit=limit, offset=offset, status=status, role=role)
         if is_for_people(as_json=as_json):
             print_calls(found)
@@ -296,22 +223,22 @@ def new_wallet(
     as_json: AsJson = False,
 ) -> None:
     """Make a wallet. Prints its address; the key is in the file alone."""
-    with _explained(as_json=as_json):
+    with explained(as_json=as_json):
         try:
             address = create_key_file(out)
         except FileExistsError:
             raise ValueError(f"{out} exists; a key is never overwritten") from None
         except OSError as exc:
             raise ValueError(f"{out} cannot be written: {exc.strerror}") from exc
-        _print_document({"address": str(address), "keyFile": str(out)}, as_json=as_json)
+        print_document({"address": str(address), "keyFile": str(out)}, as_json=as_json)
 
 
 def list_payments(
     store: Store = None, gateway: Gateway = DEFAULT_GATEWAY, key_file: KeyFile = None, as_json: AsJson = False
 ) -> None:
     """Every payment that this wallet made on this machine, and what is believed to be left of it."""
-    with _explained(as_json=as_json):
-        with _Session(gateway=gateway, key_file=key_file, store=store).open(is_signing=True) as client:
+    with explained(as_json=as_json):
+        with CallerSession(gateway=gateway, key_file=key_file, store=store).open(is_signing=True) as client:
             payments, authorizations = client.payments(), client.authorizations()
         for payment in payments if is_for_people(as_json=as_json) else ():
             rest = format_decimal(payment.rest, decimals=payment.asset.decimals)
@@ -335,22 +262,15 @@ def abandon(
     as_json: AsJson = False,
 ) -> None:
     """Give up a payment that is stuck or refused, so that its payee may be paid again."""
-    with _explained(as_json=as_json):
-        with _Session(gateway=gateway, key_file=key_file, store=store).open(is_signing=True) as client:
+    with explained(as_json=as_json):
+        with CallerSession(gateway=gateway, key_file=key_file, store=store).open(is_signing=True) as client:
             is_done = client.abandon(transaction)
         if not is_done:
             raise CallerFailure("There is no unresolved payment of that name here.")
-        _print_document({"transaction": transaction, "state": "abandoned"}, as_json=as_json)
+        print_document({"transaction": transaction, "state": "abandoned"}, as_json=as_json)
 
 
 # ---- Showing what came.
-
-
-def _print_document(document: dict[str, Any], *, as_json: bool) -> None:
-    if is_for_people(as_json=as_json):
-        print_members(document)
-    else:
-        print_json(document)
 
 
 def _show_answer(answer: CallResponse, *, output: str | None, as_json: bool) -> None:
@@ -367,17 +287,3 @@ def _show_answer(answer: CallResponse, *, output: str | None, as_json: bool) -> 
         raise typer.Exit(LATER)
     if answer.is_error:
         raise typer.Exit(REFUSED)
-
-
-@contextlib.contextmanager
-def _explained(*, as_json: bool) -> Iterator[None]:
-    """Failures become a sentence and an exit code."""
-    try:
-        yield
-    except (CallerFailure, StorageUnavailable) as exc:
-        print_failure(exc, as_json=as_json)
-        is_later = isinstance(exc, StorageUnavailable) or exc.is_retryable
-        raise typer.Exit(LATER if is_later else REFUSED) from exc
-    except (KeyUnusable, ValueError, httpx.InvalidURL) as exc:
-        print_failure(exc, as_json=as_json)
-        raise typer.Exit(USAGE) from exc
