@@ -5,34 +5,68 @@ The provider's document is a stranger's: nothing here fails on it, texts are cle
 the name of a tool.
 """
 
-from collections.abc import Mapping
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from tollway.discovery.plain_schema import Copied, SchemaCopier
+from tollway.discovery.plain_words import clean_line, clean_prose
 from tollway.money import Price
-from tollway.registry.listing import Listing
+from tollway.registry.listing import Listing, Operation
+from tollway.registry.path_reading import normal_path, only_of_method, pick, priced_verb
+from tollway.registry.provider_document import (
+    DocumentOperation,
+    DocumentParameter,
+    ProviderDocument,
+)
+from tollway.registry.reserved import is_reserved_header
 
 Place = Literal["path", "query", "header", "body"]
+
+SUMMARY_MAX, DESCRIPTION_MAX = 160, 1_000
+SCHEMA_WEIGHT_MAX = 16_384
+"""About the characters of one schema with its definitions. What does not fit accepts everything."""
+
+WHOLE = "call"
+"""The tool of a listing of which nothing is documented."""
+
+_ANY_TEXT: Mapping[str, Any] = {"type": "string"}
+_UNPLAIN = re.compile(r"[^A-Za-z0-9_.-]+")
+_VARIABLE = re.compile(r"\{([^{}/]*)\}")
+_TOLD_HEADERS = frozenset({"accept", "content-type", "authorization"})  # OpenAPI 3.1 §4.8.12.1: ignored
+_PASSED_HEADERS = frozenset(
+    {"accept-language", "content-encoding", "content-language", "range", "traceparent", "tracestate"}
+    | {"if-match", "if-none-match", "if-modified-since", "if-unmodified-since", "if-range", "user-agent"}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Argument:
     """One argument of an operation. `name` is unique in it; `parameter` is what it is called at its place (empty for a
-    body)."""
+    body). `style` and `is_exploded`: how a list or an object is written in a query or a path (OpenAPI 3.1 §4.8.12.2)."""
 
     name: str
     place: Place
     parameter: str
     is_required: bool
+    style: str = "simple"
+    is_exploded: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SoldOperation:
     """`tool`: a name made by the gateway, unique in the listing and stable over its revisions, `[a-z0-9_]{1,64}`.
     `path`: the template below the endpoint as in the provider's document, such as `/v1/cities/{city}`; empty for the
-    endpoint itself. `summary`, `description`: the provider's words, cleaned; untrusted. `input_schema`: one closed object over the
-    names of `arguments`, whole in itself (local `$defs` only). `body_type`: the media type of a body, None without one.
-    `is_any`: nothing is documented, so the method and path stand for whatever the listing serves."""
+    endpoint itself. `summary`, `description`: the provider's words, cleaned; untrusted. `input_schema`: one closed object
+    over the names of `arguments`, whole in itself (local `$defs` only); it holds neither patterns nor `uniqueItems`, so
+    that checking takes no more than the number of steps in it, which is for the checker to bound. `body_type`: the media
+    type of a body, None without one; unless it is JSON, the argument is the body as text.
+
+    `is_any`: nothing is documented, so the method and path stand for whatever the listing serves. There are no
+    `arguments` then, and the members of `input_schema` are: `method`, `path` (below the endpoint: empty, or with its
+    slash), `query` (an object of texts) and `body` (any JSON)."""
 
     tool: str
     method: str
@@ -48,5 +82,280 @@ class SoldOperation:
 
 
 def list_sold_operations(listing: Listing) -> tuple[SoldOperation, ...]:
-    """In the order of the document; then priced operations that it does not name. Never empty."""
-    raise NotImplementedError
+    """In the order of the document; then priced operations that it does not name; then, where nothing is documented, the
+    listing as a whole. Never empty."""
+    reader = _Reader(listing)
+    found = [*reader.documented(), *reader.priced()]
+    if not found or (not reader.is_documented and listing.other_paths == "serve"):
+        found.append(_whole(listing))
+    return tuple(found)
+
+
+def is_sold(listing: Listing, operation: DocumentOperation) -> bool:
+    """Whether a listing takes calls of a documented operation by their method."""
+    verb = priced_verb(operation.method)
+    return not listing.methods or operation.method in listing.methods or verb in listing.methods
+
+
+class _Reader:
+    def __init__(self, listing: Listing) -> None:
+        self._listing = listing
+        self._document = ProviderDocument(listing.openapi or {})
+        self._copier = SchemaCopier(self._document, prefix="#/$defs/", is_checked=True)
+        self._tools: set[str] = set()
+        self._shapes: set[tuple[str, str]] = set()
+
+    @property
+    def is_documented(self) -> bool:
+        return bool(self._document.operations)
+
+    def documented(self) -> Iterator[SoldOperation]:
+        for operation in self._document.operations:
+            key = (priced_verb(operation.method), _shape(operation.path))
+            if key in self._shapes or not is_sold(self._listing, operation):
+                continue
+            self._shapes.add(key)
+            yield self._documented(operation)
+
+    def priced(self) -> Iterator[SoldOperation]:
+        for operation in self._listing.operations:
+            if (priced_verb(operation.method), _shape(operation.path)) not in self._shapes:
+                yield self._priced(operation)
+
+    def _documented(self, operation: DocumentOperation) -> SoldOperation:
+        content = operation.content
+        body = self._read_body(content)
+        inputs = _Inputs()
+        for parameter in operation.parameters:
+            if self._is_taken(parameter):
+                schema = (
+                    self._document.resolve(parameter.content.get("schema")) and parameter.content["schema"]
+                )
+                copied = self._copier.copy(schema) if schema else Copied(schema=dict(_ANY_TEXT))
+                inputs.add(parameter, copied)
+        if body is not None:
+            inputs.add_body(body.schema, is_required=body.is_required)
+        output = self._read_output(content)
+        return SoldOperation(
+            tool=self._name_tool(operation.method, operation.path),
+            method=operation.method,
+            path=operation.path,
+            summary=clean_line(content.get("summary"), SUMMARY_MAX),
+            description=clean_prose(content.get("description"), DESCRIPTION_MAX),
+            arguments=tuple(inputs.arguments),
+            input_schema=inputs.close(self._copier),
+            output_schema=None if output is None else _close(output, self._copier),
+            body_type=None if body is None else body.media_type,
+            price=find_price(self._listing, operation.method, operation.path),
+        )
+
+    def _priced(self, operation: Operation) -> SoldOperation:
+        inputs = _Inputs()
+        for name in _VARIABLE.findall(operation.path):
+            parameter = DocumentParameter(name=name, place="path", is_required=True, content={})
+            inputs.add(parameter, Copied(schema=dict(_ANY_TEXT)))
+        return SoldOperation(
+            tool=self._name_tool(operation.method, operation.path),
+            method=operation.method,
+            path="" if operation.path == "/" else operation.path,
+            summary="",
+            description="",
+            arguments=tuple(inputs.arguments),
+            input_schema=inputs.close(self._copier),
+            output_schema=None,
+            body_type=None,
+            price=operation.price,
+        )
+
+    def _is_taken(self, parameter: DocumentParameter) -> bool:
+        """Not what the gateway adds by itself, nor what it would not pass on."""
+        auth = self._listing.upstream_auth
+        if (
+            auth is not None
+            and parameter.place == auth.location
+            and parameter.name.lower() == auth.name.lower()
+        ):
+            return False
+        if parameter.place != "header":
+            return True
+        lower = parameter.name.lower()
+        forwarded = {name.lower() for name in self._listing.forward_headers}
+        if lower in _TOLD_HEADERS or is_reserved_header(lower):
+            return False
+        return lower in forwarded or lower in _PASSED_HEADERS
+
+    def _name_tool(self, method: str, path: str) -> str:
+        digest = hashlib.sha256(f"{method} {path}".encode()).hexdigest()
+        verb = re.sub("[^a-z0-9]", "_", method.lower())
+        for length in range(8, 40):
+            tool = f"{verb}_{digest[:length]}"
+            if tool not in self._tools:
+                break
+        self._tools.add(tool)
+        return tool
+
+    def _read_body(self, content: Mapping[str, Any]) -> "_Body | None":
+        raw = self._document.resolve(content.get("requestBody"))
+        types = raw.get("content") if raw is not None else None
+        if raw is None or not isinstance(types, Mapping):
+            return None
+        media_type = _choose_media_type(types)
+        if media_type is None:
+            return None
+        if is_json(media_type):
+            entry = self._document.resolve(types[media_type]) or {}
+            schema = self._copier.copy(entry.get("schema"))
+        else:
+            schema = Copied(
+                schema={**_ANY_TEXT, "description": f"The body as text, of type {media_type}."}, weight=80
+            )
+        return _Body(media_type=media_type, schema=schema, is_required=raw.get("required") is True)
+
+    def _read_output(self, content: Mapping[str, Any]) -> Copied | None:
+        responses = content.get("responses")
+        if not isinstance(responses, Mapping):
+            return None
+        for status in ("200", "201", "202", "203", "2XX", "2xx", "default"):
+            response = self._document.resolve(responses.get(status))
+            types = response.get("content") if response is not None else None
+            if not isinstance(types, Mapping):
+                continue
+            media_type = next((one for one in types if isinstance(one, str) and is_json(one)), None)
+            entry = self._document.resolve(types[media_type]) if media_type else None
+            if entry is not None and "schema" in entry:
+                return self._copier.copy(entry["schema"])
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Body:
+    media_type: str
+    schema: Copied
+    is_required: bool
+
+
+class _Inputs:
+    """The arguments of one operation, and the object that holds them."""
+
+    def __init__(self) -> None:
+        self.arguments: list[Argument] = []
+        self._parts: dict[str, Copied] = {}
+
+    def add(self, parameter: DocumentParameter, copied: Copied) -> None:
+        content = parameter.content
+        is_form = parameter.place == "query"
+        style = content.get("style") if isinstance(content.get("style"), str) else None
+        style = style or ("form" if is_form else "simple")
+        exploded = content.get("explode")
+        argument = Argument(
+            name=self._name(_UNPLAIN.sub("_", parameter.name)[:64] or "_", parameter.place),
+            place=parameter.place,
+            parameter=parameter.name,
+            is_required=parameter.is_required,
+            style=style,
+            is_exploded=exploded if isinstance(exploded, bool) else style == "form",
+        )
+        self._put(argument, _describe(copied, content.get("description")))
+
+    def add_body(self, copied: Copied, *, is_required: bool) -> None:
+        name = self._name("body", "body")
+        self._put(Argument(name=name, place="body", parameter="", is_required=is_required), copied)
+
+    def close(self, copier: SchemaCopier) -> dict[str, Any]:
+        """The schema of all arguments together."""
+        whole = Copied(schema={"type": "object", "properties": {}, "additionalProperties": False}, weight=64)
+        for name, part in self._parts.items():
+            fits = whole.weight + part.weight + len(name) <= SCHEMA_WEIGHT_MAX
+            whole.schema["properties"][name] = part.schema if fits else {}
+            whole.refs |= part.refs if fits else set()
+            whole.weight += (part.weight if fits else 2) + len(name) + 4
+        needed = [argument.name for argument in self.arguments if argument.is_required]
+        if needed:
+            whole.schema["required"] = needed
+        return _close(whole, copier)
+
+    def _name(self, wanted: str, place: str) -> str:
+        name, number = wanted, 1
+        if name in self._parts:
+            wanted = name = f"{place}_{wanted}"
+        while name in self._parts:
+            number += 1
+            name = f"{wanted}_{number}"
+        return name
+
+    def _put(self, argument: Argument, copied: Copied) -> None:
+        self.arguments.append(argument)
+        self._parts[argument.name] = copied
+
+
+def _describe(copied: Copied, description: object) -> Copied:
+    words = clean_prose(description, DESCRIPTION_MAX)
+    if not words or "description" in copied.schema:
+        return copied
+    schema = {**copied.schema, "description": words}
+    return Copied(schema=schema, refs=copied.refs, weight=copied.weight + len(words) + 18)
+
+
+def _close(copied: Copied, copier: SchemaCopier) -> dict[str, Any]:
+    """One schema with the definitions that it names; open when it is too long."""
+    if copied.weight > SCHEMA_WEIGHT_MAX:
+        return {}
+    definitions = copier.define(copied.refs, weight_max=SCHEMA_WEIGHT_MAX - copied.weight)
+    return {**copied.schema, "$defs": definitions} if definitions else copied.schema
+
+
+def _shape(path: str) -> str:
+    return _VARIABLE.sub("{}", normal_path(path))
+
+
+def find_price(listing: Listing, method: str, path: str) -> Price:
+    """What a call of a template costs; where a part of its calls has a price of its own, that part is an operation too."""
+    chosen = pick(only_of_method(listing.operations, method), normal_path(path))
+    return listing.price if chosen is None else chosen.price
+
+
+def is_json(media_type: str) -> bool:
+    bare = media_type.partition(";")[0].strip().lower()
+    return bare == "application/json" or bare.endswith("+json")
+
+
+def _choose_media_type(types: Mapping[str, Any]) -> str | None:
+    known = [
+        one for one in types if isinstance(one, str) and re.fullmatch(r"[\w.+*-]+/[\w.+*-]+(;[ -~]*)?", one)
+    ]
+    plain = [one for one in known if "*" not in one]
+    best = next((one for one in plain if is_json(one)), None)
+    if best is None and any(one in ("*/*", "application/*") for one in known):
+        return "application/json"
+    return best or next(iter(plain), None)
+
+
+def _whole(listing: Listing) -> SoldOperation:
+    methods = list(listing.methods) or ["GET", "POST", "PUT", "PATCH", "DELETE"]
+    schema = {
+        "type": "object",
+        "properties": {
+            "method": {"type": "string", "enum": methods, "default": methods[0]},
+            "path": {
+                "type": "string",
+                "description": "Below the endpoint; empty for the endpoint itself.",
+                "default": "",
+            },
+            "query": {"type": "object", "additionalProperties": {"type": "string"}},
+            "body": {"description": "The body, as JSON."},
+        },
+        "additionalProperties": False,
+    }
+    return SoldOperation(
+        tool=WHOLE,
+        method=methods[0],
+        path="",
+        summary="",
+        description="",
+        arguments=(),
+        input_schema=schema,
+        output_schema=None,
+        body_type=None,
+        price=listing.price,
+        is_any=True,
+    )

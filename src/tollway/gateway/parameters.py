@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import unquote_plus
 
 from tollway.errors import Code, FieldError, Problem
-from tollway.gateway.target import normal_path
+from tollway.registry.path_reading import normal_path
 
 METHODS = ("get", "put", "post", "delete", "options", "head", "patch")
 OPERATIONS_MAX = 2_000

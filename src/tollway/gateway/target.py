@@ -7,12 +7,11 @@ What a path *means* is judged on the side, under every reading that a server cou
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Protocol, TypeVar
 from urllib.parse import quote, unquote_plus, unquote_to_bytes
 
 from tollway.errors import Code, FieldError, Problem
 from tollway.outbound.policy import Endpoint
+from tollway.registry.path_reading import Op, normal_path, only_of_method, pick, tidy_path
 
 GATEWAY_PREFIX = "/api/v2/gateway/"
 _PREFIX = GATEWAY_PREFIX.encode()
@@ -33,17 +32,6 @@ class Target:
     def signed(self) -> str:
         """What a bound signature covers: raw path and query after `/gateway/{apiId}`."""
         return f"{self.rest}?{self.query}" if self.query else self.rest
-
-
-class PricedOperation(Protocol):
-    """`registry.listing.Operation`, as far as this room needs it."""
-
-    @property
-    def method(self) -> str: ...
-    @property
-    def path(self) -> str: ...
-    @property
-    def price(self) -> object: ...
 
 
 def split_target(raw_path: bytes, query: bytes) -> Target | Problem | None:
@@ -129,37 +117,6 @@ def add_query_secret(query: str, *, name: str, value: str) -> str:
     return "&".join([*kept, pair])
 
 
-_ESCAPE = re.compile(r"%([0-9A-Fa-f]{2})")
-_UNRESERVED = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
-_PARAMETERS = re.compile(r";[^/]*")
-_SLASHES = re.compile(r"/{2,}")
-
-
-def normal_path(rest: str) -> str:
-    """The form in which prices are matched: unreserved characters decoded, matrix parameters and double slashes gone,
-    no final slash. The root is `/`.
-    """
-    if "%" in rest:
-        rest = _ESCAPE.sub(_decode_unreserved, rest)
-    return _tidy(rest)
-
-
-def _decode_unreserved(escape: re.Match[str]) -> str:
-    character = chr(int(escape[1], 16))
-    return character if character in _UNRESERVED else escape[0].upper()
-
-
-def _tidy(path: str) -> str:
-    if ";" in path:
-        path = _PARAMETERS.sub("", path)
-    if "//" in path:
-        path = _SLASHES.sub("/", path)
-    return path.rstrip("/") or "/"
-
-
-Op = TypeVar("Op", bound=PricedOperation)
-
-
 def match_operation(operations: Sequence[Op], method: str, rest: str) -> Op | Problem | None:
     """The operation that this call buys; None when none is named and the listing's own price holds.
 
@@ -169,12 +126,10 @@ def match_operation(operations: Sequence[Op], method: str, rest: str) -> Op | Pr
     """
     if not operations:
         return None
-    verb = _priced_verb(method)
-    candidates = [operation for operation in operations if _priced_verb(operation.method) == verb]
-    path = normal_path(rest)
-    chosen = _most_specific([op for op in candidates if _template(op.path).exact.fullmatch(path)])
+    candidates = only_of_method(operations, method)
+    chosen = pick(candidates, normal_path(rest))
     for reading in _other_readings(rest):
-        other = _most_specific([op for op in candidates if _template(op.path).loose.fullmatch(reading)])
+        other = pick(candidates, reading, is_loose=True)
         if other is not None and (chosen is None or other.price != chosen.price):
             return _refused(
                 "The path can be read as more than one operation; write it as the API's documents do."
@@ -182,18 +137,8 @@ def match_operation(operations: Sequence[Op], method: str, rest: str) -> Op | Pr
     return chosen
 
 
-def _priced_verb(method: str) -> str:
-    verb = method.upper()
-    return "GET" if verb == "HEAD" else verb
-
-
-def _most_specific(operations: list[Op]) -> Op | None:
-    # Segment by segment from the left: text before text with a variable in it before a bare variable.
-    return min(operations, key=lambda operation: _template(operation.path).rank, default=None)
-
-
 def _other_readings(rest: str) -> set[str]:
-    readings = {_tidy(_text(reading.replace(b"\\", b"/"))) for reading in _readings(rest or "/")}
+    readings = {tidy_path(_text(reading.replace(b"\\", b"/"))) for reading in _readings(rest or "/")}
     return readings | {_resolve_dots(reading) for reading in readings if "/." in reading}
 
 
@@ -209,38 +154,6 @@ def _resolve_dots(path: str) -> str:
         elif segment != ".":
             kept.append(segment)
     return "/" + "/".join(kept)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Template:
-    exact: re.Pattern[str]
-    loose: re.Pattern[str]
-    rank: tuple[tuple[int, int], ...]
-
-
-_VARIABLE = re.compile(r"\{[^{}/]*\}")
-
-
-@lru_cache(maxsize=4096)
-def _template(path: str) -> _Template:
-    normal = normal_path(path)
-    loose = _tidy(_text(unquote_to_bytes(unquote_to_bytes(normal))))
-    return _Template(
-        exact=re.compile(_pattern(normal), re.S),
-        loose=re.compile(_pattern(loose), re.I | re.S),
-        rank=tuple(_rank(segment) for segment in normal.split("/")),
-    )
-
-
-def _pattern(path: str) -> str:
-    return "[^/]+".join(re.escape(text) for text in _VARIABLE.split(path))
-
-
-def _rank(segment: str) -> tuple[int, int]:
-    text = _VARIABLE.sub("", segment)
-    if text == segment:
-        return (0, 0)
-    return (1, -len(text)) if text else (2, 0)
 
 
 def _refused(detail: str) -> Problem:

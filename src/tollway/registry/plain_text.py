@@ -25,9 +25,17 @@ def find_unclean(text: str, *, is_multiline: bool) -> str | None:
     for char in text:
         if is_multiline and char in _LINE_BREAKS:
             continue
-        is_refused = (
-            unicodedata.category(char) in _REFUSED_CATEGORIES or char in _HIDING or ord(char) in _TAGS
-        )
-        if is_refused:
+        if _is_refused(char):
             return f"U+{ord(char):04X}"
     return None
+
+
+def drop_unclean(text: str) -> str:
+    """The text without what `find_unclean` refuses; line breaks stay."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(char for char in text if char in _LINE_BREAKS or not _is_refused(char))
+
+
+def _is_refused(char: str) -> bool:
+    return unicodedata.category(char) in _REFUSED_CATEGORIES or char in _HIDING or ord(char) in _TAGS

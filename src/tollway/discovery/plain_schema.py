@@ -1,0 +1,310 @@
+"""The schemas of a provider's document, copied member by member from a list of what is known: JSON Schema 2020-12, whatever
+dialect they were written in. Pure.
+
+A stranger wrote them: nothing here fails, texts are cleaned, references lead to copies beside them and nowhere else, and a
+schema that refers to itself without consuming anything is open instead. What cannot be copied accepts everything.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tollway.discovery.plain_words import clean_line, clean_prose
+from tollway.registry.plain_text import find_unclean
+from tollway.registry.provider_document import ProviderDocument
+
+DEPTH_MAX = 64
+NAME_LENGTH_MAX, PROSE_MAX, TITLE_MAX = 128, 1_000, 120
+CHOICES_MAX, VALUE_WEIGHT_MAX, EXAMPLES_MAX = 1_000, 4_096, 3
+NUMBER_MAX = 10**15
+"""Beyond it JSON readers disagree about what a number is."""
+
+_TYPES = ("string", "integer", "number", "boolean", "object", "array", "null")
+_COUNTS = (
+    "maxLength",
+    "minLength",
+    "maxItems",
+    "minItems",
+    "maxProperties",
+    "minProperties",
+    "maxContains",
+    "minContains",
+)
+_BOUNDS = ("maximum", "minimum")
+_FLAGS = ("deprecated", "readOnly", "writeOnly")
+_ONE_APPLIED = ("not", "if", "then", "else")  # to the very value that the schema is about
+_SOME_APPLIED = ("allOf", "anyOf", "oneOf")
+_ONE_WITHIN = ("items", "additionalProperties", "contains", "propertyNames")
+_COSTLY = ("pattern", "uniqueItems")
+_PLAIN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-")
+
+
+@dataclass(slots=True, kw_only=True)
+class Copied:
+    """`refs`: the definitions that it names; `applied`: those of them that are applied to its own value. `weight`: about
+    its length as JSON. It is shared: not to be changed."""
+
+    schema: dict[str, Any] = field(default_factory=dict)
+    refs: set[str] = field(default_factory=set)
+    applied: set[str] = field(default_factory=set)
+    weight: int = 2
+
+
+class SchemaCopier:
+    """Copies of one document's schemas, each made once. `prefix`: where the definitions will stand, such as `#/$defs/`.
+    `is_checked`: values will be checked with the copies, so what takes more than linear time is left out."""
+
+    def __init__(self, document: ProviderDocument, *, prefix: str, is_checked: bool) -> None:
+        self._document = document
+        self._prefix = prefix
+        self._is_checked = is_checked
+        self._copies: dict[int, Copied] = {}  # by identity: the document is held, so none is given twice
+        self._names: dict[str, str] = {}
+        self._raws: dict[str, object] = {}
+        self._definitions: dict[str, Copied] = {}
+        self._judged: set[str] = set()
+
+    def copy(self, raw: object) -> Copied:
+        """Of a schema as it stands in the document."""
+        return self._copy(raw, 0)
+
+    def define(self, refs: Iterable[str], *, weight_max: int) -> dict[str, Any]:
+        """The definitions that `refs` need, with those that they need. One for which no room is left is open."""
+        found: dict[str, Any] = {}
+        waiting = sorted(refs)
+        while waiting:
+            name = waiting.pop(0)
+            if name in found:
+                continue
+            definition = self._definition(name)
+            self._cut_circles(name)
+            definition = self._definitions[name]
+            if definition.weight > weight_max:
+                found[name] = {}
+                continue
+            weight_max -= definition.weight
+            found[name] = definition.schema
+            waiting += sorted(definition.refs - found.keys())
+        return found
+
+    # ---- Definitions.
+
+    def _definition(self, name: str) -> Copied:
+        known = self._definitions.get(name)
+        if known is None:
+            known = self._definitions[name] = self._copy(self._raws[name], 0)
+        return known
+
+    def _cut_circles(self, start: str) -> None:
+        """A definition that is applied to its own value again would never be done with: it is open instead."""
+        path: list[tuple[str, list[str]]] = [(start, sorted(self._definition(start).applied))]
+        walked = {start}
+        while path:
+            name, ahead = path[-1]
+            if not ahead or name in self._judged:
+                self._judged.add(name)
+                walked.discard(name)
+                path.pop()
+                continue
+            following = ahead.pop()
+            if following in walked:
+                self._definitions[following] = Copied()
+            elif following not in self._judged:
+                walked.add(following)
+                path.append((following, sorted(self._definition(following).applied)))
+
+    def _name(self, reference: object) -> str | None:
+        """The definition that a reference leads to; None when it leads out of the document, or nowhere."""
+        if not isinstance(reference, str):
+            return None
+        name = self._names.get(reference)
+        if name is None:
+            raw = self._document.point(reference)
+            if not isinstance(raw, Mapping | bool):
+                return None
+            wanted = "".join(c if c in _PLAIN else "_" for c in reference.rpartition("/")[2])[:64] or "schema"
+            name, number = wanted, 1
+            while name in self._raws:
+                number += 1
+                name = f"{wanted}_{number}"
+            self._names[reference] = name
+            self._raws[name] = raw
+        return name
+
+    # ---- One schema.
+
+    def _copy(self, raw: object, depth: int) -> Copied:
+        if raw is False:
+            return Copied(schema={"not": {}}, weight=10)
+        if not isinstance(raw, Mapping) or depth > DEPTH_MAX:
+            return Copied()
+        known = self._copies.get(id(raw))
+        if known is None:
+            known = self._copies[id(raw)] = self._read(raw, depth)
+        return known
+
+    def _read(self, raw: Mapping[str, Any], depth: int) -> Copied:
+        copied = Copied()
+        if "$ref" in raw:
+            name = self._name(raw["$ref"])
+            if name is None:
+                return copied
+            copied.refs.add(name)
+            copied.applied.add(name)
+            _put(copied, "$ref", self._prefix + name)
+            if self._document.is_older:  # there, nothing else counts beside a reference
+                return copied
+        self._read_words(raw, copied)
+        self._read_values(raw, copied)
+        self._read_limits(raw, copied)
+        self._read_parts(raw, copied, depth)
+        return copied
+
+    def _read_words(self, raw: Mapping[str, Any], copied: Copied) -> None:
+        _put(copied, "title", clean_line(raw.get("title"), TITLE_MAX) or None)
+        _put(copied, "description", clean_prose(raw.get("description"), PROSE_MAX) or None)
+        kind = raw.get("format")
+        _put(copied, "format", kind if isinstance(kind, str) and _is_plain(kind) else None)
+        for name in _FLAGS:
+            _put(copied, name, True if raw.get(name) is True else None)
+
+    def _read_values(self, raw: Mapping[str, Any], copied: Copied) -> None:
+        kinds = raw.get("type")
+        listed = list(dict.fromkeys(one for one in _list(kinds) or [kinds] if _is_type(one)))
+        is_nullable = self._document.is_older and raw.get("nullable") is True and bool(listed)
+        if is_nullable and "null" not in listed:
+            listed.append("null")
+        _put(copied, "type", listed[0] if len(listed) == 1 else listed or None)
+        choices = _list(raw.get("enum"))
+        if is_nullable and choices and None not in choices:
+            choices = [*choices, None]
+        if 0 < len(choices) <= CHOICES_MAX and all(_weigh(one) is not None for one in choices):
+            _put(copied, "enum", choices)
+        if "const" in raw and _weigh(raw["const"]) is not None:
+            _put(copied, "const", raw["const"], is_any=True)
+        if "default" in raw and _weigh(raw["default"]) is not None:
+            _put(copied, "default", raw["default"], is_any=True)
+        examples = [*_list(raw.get("examples")), *([raw["example"]] if "example" in raw else [])]
+        fitting = [one for one in examples[:EXAMPLES_MAX] if _weigh(one) is not None]
+        _put(copied, "examples", fitting or None)
+
+    def _read_limits(self, raw: Mapping[str, Any], copied: Copied) -> None:
+        for name in _COUNTS:
+            value: Any = raw.get(name)
+            _put(copied, name, value if _is_number(value, whole=True) and value >= 0 else None)
+        step: Any = raw.get("multipleOf")
+        _put(copied, "multipleOf", step if _is_number(step) and step > 0 else None)
+        for name in _BOUNDS:
+            exclusive = "exclusive" + name.capitalize()
+            bound, other = raw.get(name), raw.get(exclusive)
+            is_open = other is True  # the flag of OpenAPI 3.0
+            _put(copied, exclusive if is_open else name, bound if _is_number(bound) else None)
+            if _is_number(other):
+                _put(copied, exclusive, other)
+        if not self._is_checked:
+            pattern = raw.get("pattern")
+            is_fine = isinstance(pattern, str) and len(pattern) <= PROSE_MAX and _is_name(pattern, PROSE_MAX)
+            _put(copied, "pattern", pattern if is_fine else None)
+            _put(copied, "uniqueItems", True if raw.get("uniqueItems") is True else None)
+        needed = [one for one in _list(raw.get("required")) if _is_name(one)]
+        _put(copied, "required", list(dict.fromkeys(needed)) or None)
+
+    def _read_parts(self, raw: Mapping[str, Any], copied: Copied, depth: int) -> None:
+        def within(part: object) -> dict[str, Any]:
+            return self._take(part, copied, depth, is_applied=False)
+
+        def applied(part: object) -> dict[str, Any]:
+            return self._take(part, copied, depth, is_applied=True)
+
+        properties = raw.get("properties")
+        if isinstance(properties, Mapping):
+            parts = {name: within(one) for name, one in properties.items() if _is_name(name)}
+            copied.weight += sum(len(name) + 4 for name in parts)
+            copied.schema["properties"] = parts
+        for name in _ONE_WITHIN:
+            part = raw.get(name)
+            if name == "additionalProperties" and isinstance(raw.get("patternProperties"), Mapping):
+                continue  # patterns are not copied, so nothing can be said about the rest
+            if isinstance(part, bool):
+                _put(copied, name, part, is_any=True)
+            elif isinstance(part, Mapping):
+                copied.schema[name] = within(part)
+        _copy_list(copied, "prefixItems", raw, within)
+        for name in _SOME_APPLIED:
+            _copy_list(copied, name, raw, applied)
+        for name in _ONE_APPLIED:
+            if isinstance(raw.get(name), Mapping | bool):
+                copied.schema[name] = applied(raw[name])
+
+    def _take(self, part: object, copied: Copied, depth: int, *, is_applied: bool) -> dict[str, Any]:
+        taken = self._copy(part, depth + 1)
+        copied.refs |= taken.refs
+        if is_applied:
+            copied.applied |= taken.applied
+        copied.weight += taken.weight + 12
+        return taken.schema
+
+
+def _copy_list(
+    copied: Copied, name: str, raw: Mapping[str, Any], take: Callable[[object], dict[str, Any]]
+) -> None:
+    parts = [take(one) for one in _list(raw.get(name)) if isinstance(one, Mapping | bool)]
+    if parts:
+        copied.schema[name] = parts
+
+
+def _put(copied: Copied, name: str, value: Any, *, is_any: bool = False) -> None:
+    if value is None and not is_any:
+        return
+    copied.schema[name] = value
+    copied.weight += len(name) + 4 + (_weigh(value) or CHOICES_MAX)
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _is_type(value: object) -> bool:
+    return isinstance(value, str) and value in _TYPES
+
+
+def _is_number(value: object, *, whole: bool = False) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+        return False
+    return abs(value) <= NUMBER_MAX
+
+
+def _is_plain(text: str) -> bool:
+    return 0 < len(text) <= NAME_LENGTH_MAX and all(char in _PLAIN for char in text)
+
+
+def _is_name(value: object, most: int = NAME_LENGTH_MAX) -> bool:
+    return (
+        isinstance(value, str) and 0 < len(value) <= most and find_unclean(value, is_multiline=False) is None
+    )
+
+
+def _weigh(value: object, depth: int = 0) -> int | None:
+    """About the length of a value as JSON; None for one that is too long, too deep, or hides something."""
+    if isinstance(value, str):
+        is_fine = len(value) <= VALUE_WEIGHT_MAX and find_unclean(value, is_multiline=True) is None
+        return len(value) + 2 if is_fine else None
+    if isinstance(value, bool) or value is None:
+        return 5
+    if isinstance(value, int | float):
+        return 20 if abs(value) <= NUMBER_MAX else None
+    if depth > 8:
+        return None
+    total = 2
+    if isinstance(value, Mapping):
+        parts = [part for pair in value.items() for part in pair]
+    elif isinstance(value, list):
+        parts = value
+    else:
+        return None
+    for part in parts:
+        weight = _weigh(part, depth + 1)
+        if weight is None or total > VALUE_WEIGHT_MAX:
+            return None
+        total += weight + 1
+    return total

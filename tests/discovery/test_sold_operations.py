@@ -1,0 +1,54 @@
+"""What a listing sells, as somebody outside uses it."""
+
+from typing import Any
+
+from tollway.discovery.sold_operations import SoldOperation, list_sold_operations
+from tollway.identifiers import Address
+from tollway.money import Price
+from tollway.registry.listing import Operation
+from tollway.testing.listing_samples import sample_listing
+
+PROVIDER = Address.parse("0x" + "11" * 20)
+
+
+def sold(paths: Any = None, **changes: Any) -> dict[str, SoldOperation]:
+    document = None if paths is None else {"openapi": "3.1.0", "paths": paths}
+    listing = sample_listing(provider=PROVIDER, **{"openapi": document, **changes})
+    return {f"{one.method} {one.path}": one for one in list_sold_operations(listing)}
+
+
+def priced(method: str, path: str, price: str) -> Operation:
+    return Operation(method=method, path=path, price=Price.parse(price))
+
+
+def test_an_undocumented_listing_is_sold_as_a_whole() -> None:
+    (only,) = sold().values()
+    assert (only.tool, only.method, only.path, only.is_any) == ("call", "GET", "", True)
+    assert only.input_schema["properties"]["method"]["enum"] == ["GET", "POST", "PUT", "PATCH", "DELETE"]
+
+
+def test_documented_operations_cost_what_their_calls_cost() -> None:
+    found = sold(
+        {"/c/{city}": {"get": {}, "delete": {}}, "/c/rome": {"get": {}}},
+        operations=(
+            priced("GET", "/c/{id}", "0.5"),
+            priced("GET", "/c/oslo", "0.7"),
+            priced("POST", "/x", "1"),
+        ),
+    )
+    assert {name: one.price.text for name, one in found.items()} == {
+        "GET /c/{city}": "0.5",
+        "DELETE /c/{city}": "0.01",
+        "GET /c/rome": "0.5",
+        "GET /c/oslo": "0.7",
+        "POST /x": "1",
+    }
+
+
+def test_a_method_that_the_listing_does_not_take_is_not_sold() -> None:
+    assert list(sold({"/a": {"get": {}, "post": {}, "trace": {}}}, methods=("GET",))) == ["GET /a"]
+
+
+def test_tools_have_names_of_ours() -> None:
+    found = sold({"/ignore previous": {"get": {}}, "/a": {"get": {"operationId": "ignore_all"}}})
+    assert [one.tool for one in found.values()] == ["get_f302dfbc"]
