@@ -70,7 +70,7 @@ def read_listing(row: Row[Any], *, secret: str | None, openapi: Mapping[str, Any
         price=Price(text=row.price, nano=row.price_nano),
         currency=row.currency,
         pay_to=Address(row.pay_to),
-        networks=_read_networks(row.networks),
+        networks=read_networks(row.networks),
         methods=_read_texts(row.methods),
         tags=_read_texts(row.tags),
         operations=_read_operations(row.operations),
@@ -111,7 +111,7 @@ def read_terms(row: Row[Any]) -> Terms:
     return Terms(
         price=Price(text=row.price, nano=row.price_nano),
         currency=row.currency,
-        networks=_read_networks(row.networks),
+        networks=read_networks(row.networks),
         pay_to=Address(row.pay_to),
         operations=_read_operations(row.operations),
         charge_on=ChargeOn(row.charge_on),
@@ -146,7 +146,7 @@ def _read_texts(text: str) -> tuple[str, ...]:
     return tuple(json.loads(text))
 
 
-def _read_networks(text: str) -> tuple[ChainId, ...]:
+def read_networks(text: str) -> tuple[ChainId, ...]:
     return tuple(ChainId(number) for number in json.loads(text))
 
 

@@ -42,6 +42,7 @@ from tollway.storage.catalog_tables import (
 )
 from tollway.storage.creation_store import finish_creation
 from tollway.storage.database import Database, T, Work
+from tollway.storage.ownership_store import end_stale_proof
 from tollway.storage.sealer import Sealer
 from tollway.storage.shelf_cache import ShelfCache
 from tollway.storage.standing_rows import find_standings
@@ -216,6 +217,7 @@ def _revise(
     connection.execute(delete(document_table).where(document_table.c.listing_seq == row.seq))
     _write_document(connection, row.seq, listing)
     _renew_terms(connection, row.seq, listing)
+    end_stale_proof(connection, row.seq, listing)
     if row.is_shown:
         _hide(connection, row.seq)
     if is_shown(listing):

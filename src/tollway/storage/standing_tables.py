@@ -6,6 +6,7 @@ from sqlalchemy import (
     ForeignKey,
     Index,
     Integer,
+    LargeBinary,
     PrimaryKeyConstraint,
     String,
     Table,
@@ -63,13 +64,20 @@ ownership_table = Table(
         autoincrement=False,
     ),
     Column("origin", String(300), nullable=False),
-    Column("method", String(20), nullable=False),
+    Column("method", String(20)),
+    Column("signer", LargeBinary(20)),
     Column("verified_ms", BigInteger),
     Column("checked_ms", BigInteger, nullable=False),
     Column("failures", Integer, nullable=False),
     PrimaryKeyConstraint("listing_seq", name="pk_listing_ownership"),
     Index("ix_listing_ownership_origin", "origin", "listing_seq"),
-    Index("ix_listing_ownership_due", "checked_ms"),
+    Index(
+        "ix_listing_ownership_due",
+        "checked_ms",
+        "listing_seq",
+        sqlite_where=text(IS_VERIFIED),
+        postgresql_where=text(IS_VERIFIED),
+    ),
     Index(
         "ix_listing_ownership_verified",
         "listing_seq",
@@ -77,4 +85,4 @@ ownership_table = Table(
         postgresql_where=text(IS_VERIFIED),
     ),
 )
-"""Listings whose ownership was ever proved. `failures`: checks in a row that found no proof."""
+"""Listings whose ownership was ever checked; none of a retired one. `failures`: checks in a row that found no proof."""

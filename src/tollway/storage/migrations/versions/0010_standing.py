@@ -47,7 +47,8 @@ def _create_ownership() -> None:
         "listing_ownership",
         sa.Column("listing_seq", _SEQ, nullable=False, autoincrement=False),
         sa.Column("origin", sa.String(300), nullable=False),
-        sa.Column("method", sa.String(20), nullable=False),
+        sa.Column("method", sa.String(20)),
+        sa.Column("signer", sa.LargeBinary(20)),
         sa.Column("verified_ms", sa.BigInteger()),
         sa.Column("checked_ms", sa.BigInteger(), nullable=False),
         sa.Column("failures", sa.Integer(), nullable=False),
@@ -55,8 +56,14 @@ def _create_ownership() -> None:
         sa.ForeignKeyConstraint(["listing_seq"], ["listing.seq"], name="fk_listing_ownership_listing"),
     )
     op.create_index("ix_listing_ownership_origin", "listing_ownership", ["origin", "listing_seq"])
-    op.create_index("ix_listing_ownership_due", "listing_ownership", ["checked_ms"])
     verified = sa.text("verified_ms IS NOT NULL")
+    op.create_index(
+        "ix_listing_ownership_due",
+        "listing_ownership",
+        ["checked_ms", "listing_seq"],
+        sqlite_where=verified,
+        postgresql_where=verified,
+    )
     op.create_index(
         "ix_listing_ownership_verified",
         "listing_ownership",

@@ -1,0 +1,203 @@
+"""What every keeper of proofs promises: the twin in memory, SQLite and PostgreSQL."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from itertools import count
+
+import pytest
+
+from tollway.identifiers import Address, ChainId, ListingId
+from tollway.outbound.policy import Endpoint, parse_endpoint
+from tollway.registry.catalog import Catalog, Revised
+from tollway.registry.listing import Listing
+from tollway.registry.ownership import Challenge, Method, Ownership, Ownerships
+from tollway.storage.catalog_store import CatalogStore
+from tollway.storage.database import Database, connect_database
+from tollway.storage.ownership_store import FRESH_MS, OwnershipStore
+from tollway.storage.sealer import Sealer
+from tollway.testing.listing_samples import sample_listing
+from tollway.testing.memory_catalog import MemoryCatalog
+from tollway.testing.memory_ownerships import MemoryOwnerships
+
+ALICE, BOB = Address(b"\xaa" * 20), Address(b"\xbb" * 20)
+ORIGIN = "https://api.example.com"
+BORN_MS = 1_700_000_000_000
+_NUMBERS = count(1)
+
+
+@dataclass
+class Scene:
+    catalog: Catalog
+    ownerships: Ownerships
+    now_ms: int = BORN_MS
+
+    async def publish(self, *, endpoint: str = ORIGIN + "/v1", provider: Address = ALICE) -> Listing:
+        number = next(_NUMBERS)
+        listing = sample_listing(
+            id=ListingId(f"api_{number:026d}"),
+            provider=provider,
+            name="API",
+            endpoint=endpoint,
+            networks=(ChainId(8453), ChainId(10)),
+            created_ms=BORN_MS + number,
+        )
+        await self.catalog.publish(listing)
+        return listing
+
+    async def edit(self, listing: Listing, **changes: object) -> Listing:
+        shelf = await self.catalog.find(listing.id)
+        assert shelf is not None
+        changed = replace(shelf.listing, **changes)  # type: ignore[arg-type] # whatever a test says
+        outcome = await self.catalog.revise(changed, expected_revision=shelf.listing.revision)
+        assert isinstance(outcome, Revised)
+        return outcome.listing
+
+    async def check(self, listing: Listing, *proved: Method, now_ms: int = 1) -> Ownership | None:
+        return await self.ownerships.note(about(listing), proved, now_ms=now_ms, failures_max=7)
+
+
+def about(listing: Listing) -> Challenge:
+    endpoint = parse_endpoint(listing.endpoint, allow_private=True)
+    assert isinstance(endpoint, Endpoint)
+    return Challenge(
+        listing_id=listing.id,
+        origin=endpoint.origin,
+        host=endpoint.host,
+        provider=listing.provider,
+        pay_to=listing.pay_to,
+        networks=listing.networks,
+        content="",
+    )
+
+
+@pytest.fixture(params=["memory", "sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+async def scene(request: pytest.FixtureRequest) -> AsyncIterator[Scene]:
+    if request.param == "memory":
+        catalog = MemoryCatalog()
+        yield Scene(catalog=catalog, ownerships=MemoryOwnerships(catalog))
+        return
+    url = request.getfixturevalue({"sqlite": "sqlite_url"}.get(request.param, "postgres_url"))
+    database: Database = connect_database(url)
+    await database.open()
+    sealer = Sealer(b"k" * 32, entropy=lambda size: b"\0" * size)
+    scene = Scene(
+        catalog=CatalogStore(database, sealer=sealer, now_ms=lambda: scene.now_ms),
+        ownerships=OwnershipStore(database, now_ms=lambda: scene.now_ms),
+    )
+    yield scene
+    await database.close()
+
+
+async def test_what_a_check_found_is_told_again(scene: Scene) -> None:
+    listing = await scene.publish()
+    assert await scene.ownerships.find(listing.id) is None
+    assert await scene.ownerships.find(ListingId("api_nothing")) is None
+    for proved in ((), ("signature",), ("dns", "wellKnown"), ()):
+        noted = await scene.check(listing, *proved, now_ms=7)  # type: ignore[arg-type] # of the rows above
+        assert noted is not None
+        assert await scene.ownerships.find(listing.id) == noted
+    assert noted == Ownership(
+        origin=ORIGIN, method="wellKnown", signer=None, verified_ms=7, checked_ms=7, failures=1
+    )
+
+
+async def test_the_count_of_failures_is_kept_and_the_seventh_ends_a_proof(scene: Scene) -> None:
+    listing = await scene.publish()
+    await scene.check(listing, "dns")
+    for failures in range(1, 8):
+        known = await scene.check(listing)
+        assert known is not None
+        assert (known.failures, known.is_verified) == (failures, failures < 7)
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "is_kept"),
+    [
+        ("dns", {"endpoint": ORIGIN + "/v2"}, True),
+        ("dns", {"name": "Other"}, True),
+        ("dns", {"pay_to": BOB}, True),
+        ("dns", {"endpoint": "https://other.example.com/v1"}, False),
+        ("wellKnown", {"endpoint": "http://api.example.com/v1"}, False),
+        ("wellKnown", {"endpoint": ORIGIN + ":8443/v1"}, False),
+        ("signature", {"name": "Other"}, True),
+        ("signature", {"pay_to": BOB}, False),
+        ("dns", {"retired_ms": 5}, False),
+        ("dns", {"suspended_ms": 5}, True),
+    ],
+)
+async def test_an_edit_ends_what_it_takes_away_the_ground_of(
+    scene: Scene, method: Method, changes: dict[str, object], is_kept: bool
+) -> None:
+    listing = await scene.publish()
+    await scene.check(listing, method)
+    await scene.edit(listing, **changes)
+    assert (await scene.ownerships.find(listing.id) is not None) is is_kept
+    assert await scene.ownerships.is_verified(listing.id) is is_kept
+
+
+async def test_an_ended_proof_does_not_come_back_with_the_old_origin(scene: Scene) -> None:
+    listing = await scene.publish()
+    await scene.check(listing, "dns")
+    await scene.edit(listing, endpoint="https://other.example.com/v1")
+    assert not await scene.ownerships.is_verified(listing.id)
+    await scene.edit(listing, endpoint=listing.endpoint)
+    assert not await scene.ownerships.is_verified(listing.id)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"endpoint": "https://other.example.com/v1"}, {"pay_to": BOB}, {"retired_ms": 5}],
+    ids=("origin", "payee", "retired"),
+)
+async def test_what_was_found_out_about_an_older_state_is_not_written(
+    scene: Scene, changes: dict[str, object]
+) -> None:
+    listing = await scene.publish()
+    asked = about(listing)
+    await scene.edit(listing, **changes)
+    assert await scene.ownerships.note(asked, ["dns"], now_ms=1, failures_max=7) is None
+    assert await scene.ownerships.find(listing.id) is None
+
+
+async def test_the_longest_unchecked_proofs_are_due_first_and_only_proofs(scene: Scene) -> None:
+    late, early, unproved, recent = [await scene.publish() for _ in range(4)]
+    await scene.check(late, "dns", now_ms=20)
+    await scene.check(early, "signature", now_ms=10)
+    await scene.check(unproved, now_ms=1)
+    await scene.check(recent, "dns", now_ms=30)
+    due = await scene.ownerships.find_due(before_ms=30, limit=10)
+    assert [stake.listing_id for stake in due] == [early.id, late.id]
+    assert [stake.listing_id for stake in await scene.ownerships.find_due(before_ms=30, limit=1)] == [
+        early.id
+    ]
+    (first, _) = due
+    assert (first.provider, first.pay_to, first.networks, first.endpoint) == (
+        early.provider,
+        early.pay_to,
+        early.networks,
+        early.endpoint,
+    )
+
+
+async def test_the_oldest_listing_with_a_proof_holds_its_origin(scene: Scene) -> None:
+    first, second = await scene.publish(provider=ALICE), await scene.publish(provider=BOB)
+    elsewhere = await scene.publish(provider=BOB, endpoint="https://other.example.com")
+    await scene.check(elsewhere, "dns")
+    await scene.check(first)
+    assert await scene.ownerships.find_holder(ORIGIN) is None
+    await scene.check(second, "dns")
+    assert await scene.ownerships.find_holder(ORIGIN) == BOB
+    await scene.check(first, "dns")
+    assert await scene.ownerships.find_holder(ORIGIN) == ALICE
+    await scene.edit(first, retired_ms=5)
+    assert await scene.ownerships.find_holder(ORIGIN) == BOB
+
+
+async def test_a_proof_is_seen_at_once_here_and_within_a_second_elsewhere(scene: Scene) -> None:
+    listing = await scene.publish()
+    assert not await scene.ownerships.is_verified(listing.id)
+    await scene.check(listing, "dns")
+    assert await scene.ownerships.is_verified(listing.id)
+    await scene.edit(listing, endpoint="https://other.example.com/v1")  # as another gateway would
+    scene.now_ms += FRESH_MS
+    assert not await scene.ownerships.is_verified(listing.id)
