@@ -1,0 +1,189 @@
+"""The arguments of a tool against its input schema, within bounds: the schema is a stranger's, and so is what it may cost
+to check.
+
+Loaded by those who need it: `jsonschema` brings much along. It never fetches a reference, never runs a pattern that can
+take long (that is left to the API), and stops after so many steps. A schema that cannot be followed is refused: nothing
+is spent on it.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import ValidationError
+from jsonschema.validators import extend
+from referencing import Registry
+
+from tollway.errors import FieldError
+
+ERRORS_MAX = 20
+STEPS_MAX = 20_000
+"""Keywords looked at. Each takes some microseconds."""
+
+_SIZE_OF_A_STEP = 50
+"""So many members or values of a keyword take the time of one more step."""
+
+PATTERNED_LENGTH_MAX = 1_024
+"""Of a string that is held against a pattern, and of the pattern."""
+
+_SHOWN_LENGTH_MAX = 80
+
+
+class _Unchecked(Exception):
+    """The schema asks for more than is checked here, or is none."""
+
+
+def check_arguments(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> tuple[FieldError, ...]:
+    """What is wrong with the arguments; empty when they meet the schema (JSON Schema 2020-12). Never raises."""
+    checker = _Checker(STEPS_MAX)
+    try:
+        return tuple(_tell(error) for error in islice(checker.find(schema, arguments), ERRORS_MAX))
+    except RecursionError:
+        return (_unchecked("nests too deep"),)
+    except _Unchecked as exc:
+        return (_unchecked(str(exc)),)
+    except Exception:  # noqa: BLE001 - a schema of a stranger's can break the checker in any way; it is refused
+        return (_unchecked("is not one that can be checked"),)
+
+
+def _unchecked(detail: str) -> FieldError:
+    return FieldError(
+        code="unchecked", detail=f"the schema of this tool {detail}; call it over HTTP", pointer="/arguments"
+    )
+
+
+class _Checker:
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+
+    def find(self, schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> Iterator[ValidationError]:
+        known = {**Draft202012Validator.VALIDATORS, **_OWN}
+        keywords = {name: self._counted(check) for name, check in known.items()}
+        make: Any = extend  # without types of its own
+        bounded = make(Draft202012Validator, keywords)
+        yield from bounded(schema, registry=Registry()).iter_errors(arguments)
+
+    def _counted(self, check: Any) -> Any:
+        def checking(validator: Any, value: Any, instance: Any, schema: Any) -> Any:
+            self._steps -= 1 + (_size(value) + _size(schema)) // _SIZE_OF_A_STEP
+            if self._steps < 0:
+                raise _Unchecked("takes too long to check")
+            return check(validator, value, instance, schema)
+
+        return checking
+
+
+def _size(value: object) -> int:
+    return len(value) if isinstance(value, Mapping | list) else 0
+
+
+# ---- Keywords that can cost more than their length. What is not checked here is left to the API itself.
+
+
+def _check_pattern(validator: Any, pattern: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
+    is_text = isinstance(instance, str) and len(instance) <= PATTERNED_LENGTH_MAX
+    if (
+        is_text
+        and isinstance(pattern, str)
+        and is_cheap_pattern(pattern)
+        and not re.search(pattern, instance)
+    ):
+        yield ValidationError("pattern")
+
+
+def _check_unique(validator: Any, wanted: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
+    if wanted is True and isinstance(instance, list):
+        written = {json.dumps(one, sort_keys=True) for one in instance}
+        if len(written) != len(instance):
+            yield ValidationError("uniqueItems")
+
+
+def _check_additional(validator: Any, wanted: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
+    if "patternProperties" not in schema:  # else names would be held against a stranger's patterns
+        checks = Draft202012Validator.VALIDATORS["additionalProperties"]
+        yield from checks(validator, wanted, instance, schema)
+
+
+def _pass_by(validator: Any, value: Any, instance: Any, schema: Any) -> Sequence[ValidationError]:
+    return ()
+
+
+_OWN: Mapping[str, Any] = {
+    "pattern": _check_pattern,
+    "uniqueItems": _check_unique,
+    "additionalProperties": _check_additional,
+    "patternProperties": _pass_by,
+    "unevaluatedProperties": _pass_by,  # walks the schema again, patterns and all, and counts nothing
+    "unevaluatedItems": _pass_by,
+}
+
+
+_GROUPS = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]")
+_BRACES = re.compile(r"\{([0-9]*)(,?)([0-9]*)\}")
+_FIXED_MAX = 1_000
+
+
+def is_cheap_pattern(pattern: str) -> bool:
+    """Without groups and alternatives, and with one repetition of open length at most: such a pattern takes no more steps
+    than the square of the text. Backtracking takes exponential time with less restraint than that."""
+    if len(pattern) > PATTERNED_LENGTH_MAX:
+        return False
+    bare = _GROUPS.sub("x", pattern)
+    if any(sign in bare for sign in "()|"):
+        return False
+    repeats = list(_BRACES.finditer(bare))
+    if any(int(match[1] or 0) > _FIXED_MAX or int(match[3] or 0) > _FIXED_MAX for match in repeats):
+        return False
+    open_ended = [match for match in repeats if match[2] and match[1] != match[3]]
+    plain = _BRACES.sub("", bare)
+    if plain.count("*") + plain.count("+") + plain.count("?") + len(open_ended) > 1:
+        return False
+    try:
+        re.compile(pattern)
+    except (re.error, OverflowError, RecursionError):
+        return False
+    return True
+
+
+# ---- What is told. The words are ours: a schema's own might be anything.
+
+
+def _tell(error: ValidationError) -> FieldError:
+    keyword = str(error.validator or error.message)
+    pointer = "/arguments" + "".join("/" + _escape(part) for part in error.absolute_path)
+    return FieldError(code=_code(keyword), detail=_explain(keyword, error), pointer=pointer[:512])
+
+
+def _code(keyword: str) -> str:
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", keyword).lower()[:64] if keyword.isalpha() else "invalid"
+
+
+def _explain(keyword: str, error: ValidationError) -> str:
+    value: Any = error.validator_value
+    if keyword == "required" and isinstance(value, Sequence) and isinstance(error.instance, Mapping):
+        missing = [name for name in value if name not in error.instance]
+        return "missing: " + ", ".join(_shorten(name) for name in missing[:10])
+    if keyword == "additionalProperties" and isinstance(error.instance, Mapping):
+        known = error.schema.get("properties", {}) if isinstance(error.schema, Mapping) else {}
+        unknown = [name for name in error.instance if name not in known]
+        return "not known here: " + ", ".join(_shorten(name) for name in unknown[:10])
+    if keyword == "type":
+        wanted = value if isinstance(value, str) else " or ".join(str(one) for one in value)
+        return f"must be of type {_shorten(wanted)}"
+    if keyword in ("minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems", "multipleOf"):
+        return f"breaks {keyword} {_shorten(value)}"
+    if keyword in ("enum", "const"):
+        return "is not one of the values that are allowed"
+    return f"does not meet {_shorten(keyword)} of the schema"
+
+
+def _shorten(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= _SHOWN_LENGTH_MAX else text[:_SHOWN_LENGTH_MAX] + "…"
+
+
+def _escape(part: object) -> str:
+    return str(part).replace("~", "~0").replace("/", "~1")

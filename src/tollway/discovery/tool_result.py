@@ -1,0 +1,219 @@
+"""What a tool answers: the HTTP answer of a call as an agent reads it, the terms of an unpaid one, a problem. Pure.
+
+Shapes: the MCP transport of x402 (v2) for terms and receipts; a problem (RFC 9457) for every other refusal; one envelope
+for what an API answered, in which the provider's bytes are labelled.
+"""
+
+import base64
+import binascii
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tollway.discovery.tool_request import ToolRequest
+from tollway.discovery.tools import UNTRUSTED
+from tollway.identifiers import keccak256
+
+PAYMENT = "x402/payment"
+PAYMENT_RESPONSE = "x402/payment-response"
+"""Members of `_meta`, as the MCP transport of x402 names them."""
+
+_PROBLEM = "application/problem+json"
+_UNPAID_STATUS, _FAULT_STATUS_MIN = 402, 400
+_HTTP_ONLY = ("bazaar", "offer-receipt")
+"""Extensions of a 402 that speak of the HTTP resource: a call of the same by URL, and offers signed for that URL."""
+
+_SHOWN_HEADERS = (
+    "location",
+    "etag",
+    "last-modified",
+    "retry-after",
+    "link",
+    "content-language",
+    "content-encoding",
+)
+_SHOWN_LENGTH_MAX = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpAnswer:
+    """The whole answer of a call. Header names in lower case. `is_whole` False: more came than is passed on, or it
+    broke off."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+    is_whole: bool = True
+    is_too_large: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolAnswer:
+    """`content`: told twice, as structured content and as text."""
+
+    content: Mapping[str, Any]
+    is_error: bool = False
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """What was called: `name` in full, its request, and where that request goes."""
+
+    name: str
+    listing_id: str
+    request: ToolRequest
+    gateway_url: str
+
+    @property
+    def url(self) -> str:
+        return self.gateway_url + self.request.target
+
+
+def tell_answer(call: ToolCall, answer: HttpAnswer) -> ToolAnswer:
+    """Terms, a problem of the gateway, or what the API answered."""
+    receipt = _decode(answer.headers.get("payment-response"))
+    meta = {} if receipt is None else {PAYMENT_RESPONSE: receipt}
+    if _is_of_gateway(answer):
+        problem = _read_object(answer.body)
+        if answer.status == _UNPAID_STATUS:
+            return ToolAnswer(content=_terms(call, problem, answer), is_error=True, meta=meta)
+        return ToolAnswer(content=problem, is_error=True, meta=meta)
+    return ToolAnswer(
+        content=_envelope(call, answer),
+        is_error=answer.status >= _FAULT_STATUS_MIN or not answer.is_whole,
+        meta=meta,
+    )
+
+
+def show_request(call: ToolCall) -> dict[str, Any]:
+    """What a bound signature covers, and where the same call is made over HTTP."""
+    return {
+        "apiId": call.listing_id,
+        "method": call.request.method,
+        "target": call.request.target,
+        "bodyHash": "0x" + keccak256(call.request.body).hex(),
+        "url": call.url,
+    }
+
+
+def _is_of_gateway(answer: HttpAnswer) -> bool:
+    """`Proxy-Status` never comes from an upstream: it tells the gateway's own answers from those that it relays."""
+    is_refusal = "; error=" in answer.headers.get("proxy-status", "")
+    return is_refusal and answer.headers.get("content-type", "").startswith(_PROBLEM)
+
+
+def _terms(call: ToolCall, problem: Mapping[str, Any], answer: HttpAnswer) -> dict[str, Any]:
+    """`PaymentRequired` of x402, and beside it what a client without x402 needs."""
+    required = _decode(answer.headers.get("payment-required")) or {"x402Version": 2, "accepts": []}
+    resource = required.get("resource")
+    described = resource if isinstance(resource, Mapping) else {}
+    extensions = required.get("extensions")
+    kept = {
+        name: value
+        for name, value in (extensions.items() if isinstance(extensions, Mapping) else ())
+        if name not in _HTTP_ONLY
+    }
+    return {
+        **required,
+        "error": required.get("error") or problem.get("reason") or problem.get("code", "payment_required"),
+        "resource": {**described, "url": f"mcp://tool/{call.name}"},
+        **({"extensions": kept} if kept else {}),
+        "code": problem.get("code"),
+        "detail": problem.get("detail"),
+        "paymentState": problem.get("paymentState", "none"),
+        "payment": problem.get("payment"),
+        "request": show_request(call),
+    }
+
+
+def _envelope(call: ToolCall, answer: HttpAnswer) -> dict[str, Any]:
+    headers = answer.headers
+    shown = {name: headers[name][:_SHOWN_LENGTH_MAX] for name in _SHOWN_HEADERS if name in headers}
+    told: dict[str, Any] = {
+        "status": answer.status,
+        "contentType": headers.get("content-type"),
+        **_body(answer),
+        **({"headers": shown} if shown else {}),
+        "call": {
+            name: headers[header]
+            for name, header in (
+                ("id", "tollway-call-id"),
+                ("paymentState", "tollway-payment-state"),
+                ("price", "tollway-price"),
+                ("creditRemaining", "tollway-credit-remaining"),
+                ("isReplayed", "idempotency-replayed"),
+                ("requestId", "x-request-id"),
+            )
+            if header in headers
+        },
+        "notice": UNTRUSTED,
+    }
+    if answer.is_too_large:
+        told["detail"] = f"The answer is larger than a tool passes on. Call it over HTTP: {call.url}"
+    elif not answer.is_whole:
+        told["detail"] = "The answer broke off before its end."
+    return told
+
+
+def _body(answer: HttpAnswer) -> dict[str, Any]:
+    """`bodyFormat` says what `body` is: the JSON value, text, or base64 of the bytes."""
+    if answer.is_too_large or not answer.body:
+        return {"bodyFormat": "none"}
+    if "content-encoding" not in answer.headers:
+        media_type = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if media_type == "application/json" or media_type.endswith("+json"):
+            is_json, parsed = _read_json(answer.body)
+            if is_json:
+                return {"bodyFormat": "json", "body": parsed}
+        text = _read_text(answer.body)
+        if text is not None:
+            return {"bodyFormat": "text", "body": text}
+    return {"bodyFormat": "base64", "body": base64.b64encode(answer.body).decode()}
+
+
+def _read_json(raw: bytes) -> tuple[bool, Any]:
+    try:
+        parsed = json.loads(raw, parse_constant=_refuse_constant)
+        json.dumps(parsed, ensure_ascii=False).encode()  # half a surrogate pair could not be passed on
+    except (ValueError, RecursionError):
+        return False, None
+    return True, parsed
+
+
+def _refuse_constant(text: str) -> Any:
+    raise ValueError(f"{text} is not a JSON value")
+
+
+def _read_text(raw: bytes) -> str | None:
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+    return None if "\0" in text else text
+
+
+def _read_object(raw: bytes) -> dict[str, Any]:
+    _, parsed = _read_json(raw)
+    return parsed if isinstance(parsed, dict) else {}
+
+
+def _decode(value: str | None) -> dict[str, Any] | None:
+    """A header of x402: base64 of a JSON object."""
+    if not value:
+        return None
+    try:
+        return _read_object(base64.b64decode(value, validate=True)) or None
+    except binascii.Error:
+        return None
+
+
+def tell_problem(rendered: bytes) -> ToolAnswer:
+    """A problem as `render_problem` wrote it."""
+    return ToolAnswer(content=_read_object(rendered), is_error=True)
+
+
+def page_of(items: Sequence[Mapping[str, Any]], name: str, **more: Any) -> ToolAnswer:
+    """A list of things that providers named."""
+    return ToolAnswer(content={name: list(items), **more, "notice": UNTRUSTED})
