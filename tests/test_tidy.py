@@ -94,7 +94,7 @@ TESTED_ELSEWHERE: dict[str, tuple[str, ...]] = {
     ),
     "cli/test_showroom.py": ("cli/invitation.py",),
     "cli/test_trade.py": ("cli/caller_options.py",),
-    "client/test_client.py": ("client/desk.py", "client/failures.py"),
+    "client/test_client.py": ("client/control_plane.py", "client/desk.py", "client/failures.py"),
     "client/test_payer.py": ("client/checkout.py", "client/steps.py", "client/transfer.py"),
     "gateway/test_forward.py": ("gateway/exchange.py", "gateway/trip.py"),
     "outbound/test_answer.py": ("outbound/answer_head.py",),

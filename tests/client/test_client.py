@@ -636,3 +636,107 @@ async def test_refuses_a_rail_that_it_does_not_know(make, rail):
 async def test_refuses_a_payment_header_of_the_callers(make, name):
     with pytest.raises(ValueError, match="payment headers"):
         await do(make().call(API, headers={name: "x"}))
+
+
+@pytest.mark.parametrize("state", ["charged", "held"])
+@pytest.mark.parametrize("rail", ["tx", "x402"])
+async def test_a_used_key_says_nothing_of_the_payment_that_was_shown_with_it(
+    make, gateway, chain, rail, state
+):
+    """The call of the key is paid and its answer is gone: nothing more is paid, and credit stays what it is."""
+    gateway.offer_authorizations()
+    client = make(rail=rail)
+    if rail == "tx":
+        await do(client.call(API, prepay=3))
+    used = {"paymentState": state, "reason": "idempotency_key_used", "callId": "call_7"}
+    asks = [] if rail == "tx" else [lambda _: gateway.refuse(402, "payment_required")]
+    gateway.answers = [*asks, lambda _: gateway.refuse(409, "payment_already_used", used)]
+    before = (len(chain.broadcasts), gateway.served)
+    with pytest.raises(CallHeld) as held:
+        await do(client.call(API, idempotency_key="k"))
+    assert (held.value.call_id, held.value.transaction is None) == ("call_7", rail == "x402")
+    assert (len(chain.broadcasts), gateway.served) == before
+    assert [transfer.rest for transfer in client.payments()] == ([2 * PRICE] if rail == "tx" else [])
+
+
+@pytest.mark.parametrize("rail", ["tx", "x402"])
+async def test_a_session_signs_no_more_than_its_limit_and_another_one_begins_anew(make, gateway, chain, rail):
+    gateway.offer_authorizations()
+    client = make(rail=rail, session_budget="0.02 USDC")
+    for number in range(2):
+        assert (await do(client.call(API, f"/{number}"))).status_code == 200
+    with pytest.raises(BudgetExhausted, match=r"limit of this session: 0\.02 of 0\.02 USDC"):
+        await do(client.call(API, "/2"))
+    assert gateway.served == 2
+    other = make(rail=rail, session_budget="0.02 USDC")
+    assert (await do(other.call(API, "/2"))).status_code == 200
+    spending = other.spending()
+    assert (dict(spending.total), dict(spending.session)) == ({"USDC": 3 * 10**16}, {"USDC": 10**16})
+
+
+async def test_what_surely_moved_nothing_is_no_part_of_the_session(make, gateway):
+    gateway.offer_authorizations()
+    client = make(rail="x402", session_budget="0.01 USDC")
+
+    def fails(_):
+        return httpx.Response(500, text="no", headers=gateway.relayed("released", status=500))
+
+    for _ in range(3):
+        gateway.answers = [lambda _: gateway.refuse(402, "payment_required"), fails]
+        assert (await do(client.call(API))).status_code == 500
+    assert (await do(client.call(API))).status_code == 200
+    assert dict(client.spending().session) == {"USDC": 10**16}
+
+
+async def test_a_session_without_a_limit_counts_all_the_same(make, gateway):
+    client = make()
+    await do(client.call(API, prepay=2))
+    spending = client.spending()
+    assert (dict(spending.session), spending.session_budget, spending.budget) == (
+        {"USDC": 2 * 10**16},
+        None,
+        None,
+    )
+    assert spending.max_price.atto_for("USDC") == 10**18
+
+
+async def test_search_ranks_where_there_are_words(make, gateway):
+    asked = []
+
+    def answer(request):
+        asked.append(request.url.raw_path.decode())
+        return httpx.Response(200, json={"apis": [], "total": 0})
+
+    gateway.answers = [answer] * 4
+    client = make()
+    assert await do(client.search("rain & sun", limit=5, tag=None)) == {"apis": [], "total": 0}
+    await do(client.search(currency="USDC"))
+    await do(client.search("rain", sort="price", currency="USDC"))
+    await do(client.search("", verified=True))
+    assert asked == [
+        "/api/v2/apis?q=rain%20%26%20sun&sort=relevance&limit=5",
+        "/api/v2/apis?currency=USDC",
+        "/api/v2/apis?q=rain&sort=price&currency=USDC",
+        "/api/v2/apis?verified=true",
+    ]
+
+
+async def test_describe_falls_back_to_details_only_where_there_is_no_such_document(make, gateway):
+    def no_document(_):
+        return gateway.refuse(404, "route_not_found")
+
+    client = make()
+    gateway.answers = [lambda _: httpx.Response(200, json={"agent": 1})]
+    assert await do(client.describe("api_1")) == {"agent": 1}
+    gateway.answers = [no_document, lambda _: httpx.Response(200, json={"id": "api_1"})]
+    assert await do(client.describe("api_1")) == {"id": "api_1"}
+    assert [request.url.path for request in gateway.seen[-2:]] == [
+        "/api/v2/apis/api_1/agent",
+        "/api/v2/apis/api_1",
+    ]
+    for status, code in ((404, "api_not_found"), (410, "api_retired"), (503, "storage_unavailable")):
+        gateway.answers = [lambda _, status=status, code=code: gateway.refuse(status, code)]
+        with pytest.raises(GatewayRefused) as refused:
+            await do(client.describe("api_1"))
+        assert refused.value.code == code
+        assert gateway.answers == []

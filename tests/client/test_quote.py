@@ -105,3 +105,32 @@ def test_atto_rounds_up():
     assert to_atto(1, USDC) == 10**12
     coarse = Asset(chain_id=ChainId(1), token=None, symbol="X", decimals=20)
     assert to_atto(101, coarse) == 2
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "both"),
+    [
+        ("0.05 USDC", "0.02 USDC", {"USDC": "0.02"}),
+        ("0.05 USDC", "1 DAI", {}),
+        ("0.05 USDC", "0.02", {"USDC": "0.02"}),
+        ("0.05", "0.02", "0.02"),
+        ({"USDC": "1", "DAI": "2"}, {"DAI": "1", "ETH": "5"}, {"DAI": "1"}),
+    ],
+)
+def test_the_lower_of_two_caps_allows_what_both_allow(first, second, both):
+    one, other = Cap.parse(first), Cap.parse(second)
+    assert one.lower_of(other) == other.lower_of(one) == Cap.parse(both)
+
+
+@pytest.mark.parametrize(
+    ("cap", "told"),
+    [
+        ("0.05 USDC", "0.05 USDC"),
+        ({"USDC": "1", "ETH": "0.00001"}, "1 USDC, 0.00001 ETH"),
+        ("0.5", "0.5 of any currency"),
+        ({}, "nothing"),
+    ],
+)
+def test_a_cap_in_words(cap, told):
+    assert Cap.parse(cap).tell() == told
+    assert Cap.parse(Cap.parse(cap)) == Cap.parse(cap)

@@ -22,8 +22,8 @@ from tollway.client.failures import (
     PaymentRefused,
     PriceAboveMax,
 )
-from tollway.client.judgement import NO_OUTCOME, SAME_PROOF_AGAIN, Paid, tell_detail
-from tollway.client.quote import ATTO_DECIMALS, Cap, to_atto
+from tollway.client.judgement import NO_OUTCOME, SAME_PROOF_AGAIN, Paid, is_key_used, tell_detail
+from tollway.client.quote import Cap, to_atto
 from tollway.client.steps import (
     Answer,
     AuthorizationState,
@@ -136,11 +136,7 @@ def _check_price(offer: X402Offer, asset: Asset, max_price: Cap) -> None:
 def _store(signed: SignedAuthorization) -> Flow[None]:
     outcome = yield StoreAuthorization(authorization=signed)
     if isinstance(outcome, OverBudget):
-        raise BudgetExhausted(
-            f"This payment of {signed.describe()} would exceed the budget: "
-            f"{format_decimal(outcome.spent_atto, decimals=ATTO_DECIMALS)} of "
-            f"{format_decimal(outcome.budget_atto, decimals=ATTO_DECIMALS)} {signed.asset.symbol} is spent."
-        )
+        raise BudgetExhausted(outcome.explain(signed))
 
 
 # ---- Showing it.
@@ -292,6 +288,8 @@ def _is_outcome(answer: Answer) -> bool:
 
 
 def _used(showing: _Showing, answer: Answer) -> CallerFailure:
+    if is_key_used(answer):
+        return _held(showing, answer, retryable=False)
     if not showing.is_claimed and not showing.is_doubtful:
         return PaymentRefused(
             f"The gateway calls a fresh authorisation of {showing.authorization.describe()} used. "

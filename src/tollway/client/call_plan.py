@@ -14,7 +14,7 @@ from tollway.client.control import API_PREFIX
 from tollway.client.quote import Cap
 from tollway.identifiers import keccak256
 
-CapText = str | Mapping[str, str] | None
+CapText = str | Mapping[str, str] | Cap | None
 
 _API_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})

@@ -5,7 +5,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from types import TracebackType
 from typing import Self, TypeVar, Unpack
 
@@ -14,13 +14,14 @@ import httpx
 from tollway.client import control
 from tollway.client.call_plan import CallOptions
 from tollway.client.control import ControlRequest, Document
+from tollway.client.control_plane import AsyncControlPlane, ControlPlane
 from tollway.client.desk import (
     ANSWER_BYTES_MAX,
     PROBLEM_BYTES_MAX,
-    CallerBase,
     ClientOptions,
     Trip,
 )
+from tollway.client.own_books import CallerBase
 from tollway.client.reply import (
     CallResponse,
     TooLong,
@@ -47,7 +48,7 @@ from tollway.client.steps import (
 T = TypeVar("T")
 
 
-class TollwayClient(CallerBase):
+class TollwayClient(CallerBase, ControlPlane):
     """Calls and pays. Safe to use from many threads; close it, or use it in a `with`."""
 
     def __init__(
@@ -114,38 +115,6 @@ class TollwayClient(CallerBase):
         """Broadcasts payments that an earlier process stored and perhaps never sent. Done by itself before the first
         call; waits for nothing and signs nothing."""
         self._drive(self._desk.begin_resume(), Trip(None))
-
-    def publish(self, draft: Mapping[str, object], *, dry_run: bool = False) -> Document:
-        """Creates a listing; gives it back as it was created, with its `id`."""
-        return self._ask(control.publish(draft, dry_run=dry_run))
-
-    def update(self, api_id: str, draft: Mapping[str, object], *, etag: str | None = None) -> Document:
-        """Replaces a listing of this wallet's."""
-        return self._ask(control.update(api_id, draft, etag=etag))
-
-    def retire(self, api_id: str) -> None:
-        """Ends a listing for good."""
-        self._ask(control.retire(api_id))
-
-    def list(self, **query: object) -> Document:
-        """A page of the registry; the parameters are those of `GET /apis`."""
-        return self._ask(control.list_apis(query))
-
-    def show(self, api_id: str) -> Document:
-        """The details of a listing."""
-        return self._ask(control.show(api_id))
-
-    def history(self, **query: object) -> Document:
-        """This wallet's calls; the parameters are those of `GET /history`."""
-        return self._ask(control.history(query))
-
-    def find_call(self, call_id: str) -> Document:
-        """One call of this wallet's."""
-        return self._ask(control.find_call(call_id))
-
-    def payment(self, transaction: str) -> Document:
-        """What became of a payment, by the gateway's books."""
-        return self._ask(control.find_payment(transaction))
 
     # ---- Carrying out steps.
 
@@ -219,7 +188,7 @@ class TollwayClient(CallerBase):
         return control.read_document(response.status_code, content)
 
 
-class AsyncTollwayClient(CallerBase):
+class AsyncTollwayClient(CallerBase, AsyncControlPlane):
     """`TollwayClient` for asyncio. Safe to use from many tasks; close it, or use it in an `async with`."""
 
     def __init__(
@@ -284,31 +253,6 @@ class AsyncTollwayClient(CallerBase):
         """See `TollwayClient.resume`."""
         flow = await asyncio.to_thread(self._desk.begin_resume)
         await self._drive(flow, Trip(None))
-
-    async def publish(self, draft: Mapping[str, object], *, dry_run: bool = False) -> Document:
-        """See `TollwayClient.publish`; so for all below."""
-        return await self._ask(control.publish(draft, dry_run=dry_run))
-
-    async def update(self, api_id: str, draft: Mapping[str, object], *, etag: str | None = None) -> Document:
-        return await self._ask(control.update(api_id, draft, etag=etag))
-
-    async def retire(self, api_id: str) -> None:
-        await self._ask(control.retire(api_id))
-
-    async def list(self, **query: object) -> Document:
-        return await self._ask(control.list_apis(query))
-
-    async def show(self, api_id: str) -> Document:
-        return await self._ask(control.show(api_id))
-
-    async def history(self, **query: object) -> Document:
-        return await self._ask(control.history(query))
-
-    async def find_call(self, call_id: str) -> Document:
-        return await self._ask(control.find_call(call_id))
-
-    async def payment(self, transaction: str) -> Document:
-        return await self._ask(control.find_payment(transaction))
 
     # ---- Carrying out steps.
 

@@ -10,12 +10,14 @@ from pydantic_core import from_json
 
 from tollway.client.failures import GatewayRefused
 from tollway.client.steps import Headers
+from tollway.errors import Code
 from tollway.identifiers import TxHash
 
 Document = dict[str, Any]
 """A JSON object as the gateway wrote it; its members are those of the HTTP contract."""
 
 API_PREFIX = "/api/v2"
+NOT_FOUND = 404
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +49,21 @@ def retire(api_id: str) -> ControlRequest:
 
 def list_apis(query: Mapping[str, object]) -> ControlRequest:
     return ControlRequest(method="GET", path="/apis" + _query(query))
+
+
+def search(words: str | None, query: Mapping[str, object]) -> ControlRequest:
+    """`list_apis`, ranked where there are words to rank by and no other order is asked for."""
+    ranked = {"sort": "relevance"} if words else {}
+    return list_apis({"q": words or None, **ranked, **{k: v for k, v in query.items() if v is not None}})
+
+
+def describe(api_id: str) -> ControlRequest:
+    return ControlRequest(method="GET", path=f"/apis/{_segment(api_id)}/agent")
+
+
+def has_no_document(refusal: GatewayRefused) -> bool:
+    """Whether a gateway knows no such document, rather than no such listing."""
+    return refusal.status == NOT_FOUND and refusal.code != Code.API_NOT_FOUND.value
 
 
 def show(api_id: str) -> ControlRequest:

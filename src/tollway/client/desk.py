@@ -21,9 +21,12 @@ from tollway.client.failures import CannotPay
 from tollway.client.judgement import Paid
 from tollway.client.payer import free_flow, pay_flow
 from tollway.client.quote import DEFAULT_MAX_PRICE, Cap
+from tollway.client.session_limit import SessionLimit
 from tollway.client.spending import SpendingStore
 from tollway.client.steps import (
+    WORTHLESS,
     AskNode,
+    AuthorizationState,
     CountServed,
     Flow,
     Headers,
@@ -32,7 +35,6 @@ from tollway.client.steps import (
     NextNonce,
     NodeAway,
     Outcome,
-    OverBudget,
     PaidAlready,
     Recall,
     RecallAuthorization,
@@ -74,7 +76,8 @@ class ClientOptions(TypedDict, total=False):
     `rpc_urls`: a node per chain id; only on those chains is anything paid, and on `chains`: there by authorisations
     alone, without a node. `rail`: `"tx"`, `"x402"` or `"auto"`, see `client/rails.py`. `max_price`: the most one call may cost,
     `"0.05 USDC"`, or several by currency, or `"0.05"` of whichever currency (default: one dollar, and only dollars).
-    `budget`: the most that all payments in this store may sum up to, written alike. `store_path`: the file of payments,
+    `budget`: the most that all payments in this store may sum up to, written alike; `session_budget`: the most that this
+    client may sign. `store_path`: the file of payments,
     shared by all processes of a wallet (default `~/.tollway/payments.sqlite3`). `public_url`: the gateway's own name,
     where it is reached under another. `patience`: how long a call waits for its payment. `assets`: tokens whose symbol
     and decimals need no asking, beyond the presets. `now_ms` and `entropy`: clock and randomness, for tests.
@@ -87,6 +90,7 @@ class ClientOptions(TypedDict, total=False):
     store_path: Path | str | None
     max_price: CapText
     budget: CapText
+    session_budget: CapText
     public_url: str | None
     patience: Patience
     assets: tuple[Asset, ...]
@@ -107,6 +111,8 @@ class Desk:
         self.signing_chains = frozenset(ChainId(chain_id) for chain_id in options.get("chains", ()))
         max_price, budget = options.get("max_price"), options.get("budget")
         self.budget = None if budget is None else Cap.parse(budget)
+        session_budget = options.get("session_budget")
+        self.session = SessionLimit(None if session_budget is None else Cap.parse(session_budget))
         self._now_ms = options.get("now_ms", _read_clock)
         self._entropy = options.get("entropy", secrets.token_bytes)
         self._rules = Rules(
@@ -127,6 +133,13 @@ class Desk:
         # Held while a payment is stored and its owner noted, so that no other call sees the one without the other.
         self._speaking = threading.Lock()
         self.store = SpendingStore(Path(path), now_ms=self._now_ms)
+
+    @property
+    def max_price(self) -> Cap:
+        return self._rules.max_price
+
+    def fresh_key(self) -> str:
+        return self._entropy(16).hex()
 
     # ---- One call.
 
@@ -196,6 +209,8 @@ class Desk:
                 return self._keep(step, plan)
             case Learn():
                 self.store.learn(step.tx_hash, step.state, step.rest, is_served=step.is_served)
+                if step.state in WORTHLESS:
+                    self.session.release(step.tx_hash)
                 return None
             case CountServed():
                 return self.store.count_served(step.tx_hash)
@@ -205,7 +220,7 @@ class Desk:
 
     def _settle_authorization(
         self, step: AboutAuthorizations, plan: CallPlan, wallet: Wallet
-    ) -> SignedAuthorization | Stored | OverBudget | None:
+    ) -> SignedAuthorization | StoreOutcome | None:
         match step:
             case RecallAuthorization():
                 return self._recall_authorization(plan, wallet)
@@ -216,10 +231,19 @@ class Desk:
             case StoreAuthorization(authorization=signed):
                 self._shown[signed.nonce] = plan
                 request = plan.digest(str(self.origin))
-                return self.store.store_authorization(signed, request=request, budget=self.budget)
+                return self.session.store(
+                    signed.nonce,
+                    signed.asset,
+                    signed.amount,
+                    store=lambda: self.store.store_authorization(signed, request=request, budget=self.budget),
+                )
             case LearnAuthorization():
                 self.store.learn_authorization(step.nonce, step.state, step.tx_hash)
                 self._shown.pop(step.nonce, None)
+                if step.state is AuthorizationState.RELEASED:
+                    self.session.release(step.nonce)
+                elif step.state is not AuthorizationState.OPEN:
+                    self.session.settle(step.nonce)
                 return None
 
     def _recall_authorization(self, plan: CallPlan, wallet: Wallet) -> SignedAuthorization | None:
@@ -237,7 +261,14 @@ class Desk:
         tx_hash = step.transfer.tx_hash
         with self._speaking:
             others = self._others(plan)
-            outcome = self.store.store(step.transfer, budget=self.budget, price=step.price, tried=step.tried)
+            outcome = self.session.store(
+                tx_hash,
+                step.transfer.asset,
+                step.transfer.amount,
+                store=lambda: self.store.store(
+                    step.transfer, budget=self.budget, price=step.price, tried=step.tried
+                ),
+            )
             if isinstance(outcome, Stored) and plan.rules.prepay == 1:
                 self._spoken_for[tx_hash] = plan
         if isinstance(outcome, PaidAlready):
@@ -318,27 +349,3 @@ class Trip:
         self.plan = plan
         self.response: httpx.Response | None = None
         self.content: bytes | None = None
-
-
-class CallerBase:
-    """What both clients can do without a network."""
-
-    def __init__(self, gateway_url: str, options: ClientOptions) -> None:
-        self._desk = Desk(gateway_url, options)
-        self._is_resumed = False
-
-    def payments(self) -> tuple[Transfer, ...]:
-        """Every payment that this wallet's store knows, oldest first."""
-        wallet = self._desk.wallet
-        return () if wallet is None else self._desk.store.all_of(wallet.address)
-
-    def authorizations(self) -> tuple[SignedAuthorization, ...]:
-        """Every authorisation that this wallet's store knows, oldest first."""
-        wallet = self._desk.wallet
-        return () if wallet is None else self._desk.store.authorizations_of(wallet.address)
-
-    def abandon(self, transaction: str) -> bool:
-        """Gives up an unresolved payment, so that its payee may be paid again; or an open authorisation, by its nonce,
-        so that its request may. If it is mined after all, it bought nothing. False when there is no such payment."""
-        told = TxHash.parse(transaction)
-        return self._desk.store.abandon(told) or self._desk.store.abandon_authorization(bytes(told))

@@ -52,6 +52,8 @@ NO_OUTCOME = (
 )
 """Refusals that tell nothing of an earlier sending of the same call, whatever payment state they name."""
 
+KEY_USED = "idempotency_key_used"
+
 MARKED_REFUSED = frozenset({Code.PAYMENT_VERIFICATION_FAILED.value, Code.PAYMENT_TOO_OLD.value})
 """Said about the payment itself, not about the wallet or the way: kept in mind until a later call proves otherwise."""
 
@@ -94,6 +96,8 @@ def judge(transfer: Transfer, answer: Answer) -> Flow[Verdict]:
     """What the answer to a signed call means for its payment. Everything unknown is handed to the caller."""
     code = answer.code
     if code == Code.PAYMENT_ALREADY_USED.value:
+        if is_key_used(answer):
+            raise call_held(transfer, answer)
         if (answer.problem or {}).get("paymentState") == "held":  # it may come back as credit
             return Busy(transfer=transfer, answer=answer)
         served = yield CountServed(tx_hash=transfer.tx_hash)
@@ -119,6 +123,11 @@ def judge(transfer: Transfer, answer: Answer) -> Flow[Verdict]:
         state = TransferState.CONFIRMED
         yield Learn(tx_hash=transfer.tx_hash, state=state, rest=rest, is_served=is_served)
     return Paid(answer=answer, transfer=transfer)
+
+
+def is_key_used(answer: Answer) -> bool:
+    """What is used is the idempotency key: its call has no answer to give out. That says nothing of what was shown."""
+    return (answer.problem or {}).get("reason") == KEY_USED
 
 
 def _is_held(answer: Answer) -> bool:

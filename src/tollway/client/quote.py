@@ -8,7 +8,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Self
 
 from tollway.chain.rules import PRESETS
 from tollway.identifiers import Address, ChainId, parse_network
@@ -130,11 +129,13 @@ class Cap:
     any_atto: int | None = None
 
     @classmethod
-    def parse(cls, told: "str | Mapping[str, str]") -> Self:
+    def parse(cls, told: "str | Mapping[str, str] | Cap") -> "Cap":
         """`"0.05 USDC"`, `{"USDC": "0.05", "ETH": "0.00001"}`, or `"0.05"`: of whichever currency is asked.
 
         Raises ValueError.
         """
+        if isinstance(told, Cap):
+            return told
         if isinstance(told, str):
             number, _, symbol = told.strip().partition(" ")
             atto = _parse_cap(number)
@@ -147,6 +148,28 @@ class Cap:
     def atto_for(self, symbol: str) -> int | None:
         """None: this currency is not to be paid."""
         return self.by_symbol.get(symbol, self.any_atto)
+
+    def lower_of(self, other: "Cap") -> "Cap":
+        """What both of them allow."""
+        pairs = {
+            symbol: (self.atto_for(symbol), other.atto_for(symbol))
+            for symbol in {**self.by_symbol, **other.by_symbol}
+        }
+        both = {symbol: min(a, b) for symbol, (a, b) in pairs.items() if a is not None and b is not None}
+        is_any = self.any_atto is not None and other.any_atto is not None
+        any_atto = min(self.any_atto or 0, other.any_atto or 0) if is_any else None
+        return Cap(by_symbol=MappingProxyType(both), any_atto=any_atto)
+
+    def tell(self) -> str:
+        """For people: `0.05 USDC, 0.00001 ETH`."""
+        words = [
+            f"{format_decimal(atto, decimals=ATTO_DECIMALS)} {symbol}"
+            for symbol, atto in self.by_symbol.items()
+        ]
+        if self.any_atto is not None:
+            other = "any other currency" if words else "any currency"
+            words.append(f"{format_decimal(self.any_atto, decimals=ATTO_DECIMALS)} of {other}")
+        return ", ".join(words) or "nothing"
 
     def text_for(self, symbol: str | None) -> str | None:
         """The cap as `Tollway-Max-Price` writes it. `symbol` None: only a cap that holds for every currency."""

@@ -13,7 +13,7 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from tollway.client import authorization_rows
+from tollway.client import authorization_rows, kept_key_rows
 from tollway.client.quote import Cap, to_atto
 from tollway.client.steps import (
     UNRESOLVED,
@@ -33,7 +33,7 @@ from tollway.identifiers import Address, ChainId, TxHash
 from tollway.money import Asset
 
 BUSY_TIMEOUT_S = 10.0
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 _SCHEMA = """
 CREATE TABLE transfer (
@@ -53,7 +53,7 @@ DROP INDEX one_transfer_per_nonce;
 CREATE UNIQUE INDEX one_transfer_per_nonce ON transfer (chain_id, payer, nonce)
   WHERE state NOT IN ('replaced', 'abandoned');
 """
-_STEPS = (_SCHEMA, _SCHEMA_2, authorization_rows.SCHEMA)
+_STEPS = (_SCHEMA, _SCHEMA_2, authorization_rows.SCHEMA, kept_key_rows.SCHEMA)
 """Statements from each version to the next."""
 _COLUMNS = "tx_hash, raw, chain_id, token, symbol, decimals, payer, pay_to, gateway, amount, rest, nonce, confirmations, state"
 
@@ -223,6 +223,29 @@ class SpendingStore:
         with self._transaction() as connection:
             return authorization_rows.learn(connection, nonce, AuthorizationState.ABANDONED, None)
 
+    # ---- What was spent, and which requests are under way.
+
+    def spent(self, payer: Address) -> dict[str, int]:
+        """What counts against a budget, by currency, in 10^-18."""
+        with self._transaction() as connection:
+            symbols = connection.execute(
+                "SELECT symbol FROM transfer WHERE payer = ?1 UNION SELECT symbol FROM signed_authorization"
+                " WHERE payer = ?1 ORDER BY symbol",
+                (str(payer),),
+            ).fetchall()
+            return {symbol: _sum_spent(connection, payer, symbol) for (symbol,) in symbols}
+
+    def keep_key(self, *, payer: Address, request: bytes, fresh: str) -> str:
+        """The idempotency key of a request that is under way, or was left without an answer; else `fresh`, from now
+        on. `request`: its digest."""
+        with self._transaction() as connection:
+            return kept_key_rows.keep(connection, payer, request=request, fresh=fresh, now_ms=self._now_ms())
+
+    def drop_key(self, *, payer: Address, request: bytes, key: str) -> None:
+        """Its answer is handed over: the same request again is another call."""
+        with self._transaction() as connection:
+            kept_key_rows.drop(connection, payer, request=request, key=key)
+
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         """A connection of its own each time: payments are rare, and nothing is shared between threads."""
@@ -281,16 +304,20 @@ def _check_budget(
     if budget is None:
         return None
     limit = budget.atto_for(asset.symbol) or 0
-    earlier = _select(
-        connection,
-        "payer = ? AND symbol = ? AND state NOT IN (SELECT value FROM json_each(?))",
-        (str(payer), asset.symbol, _as_json(WORTHLESS)),
-    )
-    spent = sum(to_atto(entry.amount, entry.asset) for entry in earlier)
-    spent += authorization_rows.sum_spent(connection, payer, asset.symbol)
+    spent = _sum_spent(connection, payer, asset.symbol)
     if spent + to_atto(amount, asset) <= limit:
         return None
     return OverBudget(spent_atto=spent, budget_atto=limit)
+
+
+def _sum_spent(connection: sqlite3.Connection, payer: Address, symbol: str) -> int:
+    earlier = _select(
+        connection,
+        "payer = ? AND symbol = ? AND state NOT IN (SELECT value FROM json_each(?))",
+        (str(payer), symbol, _as_json(WORTHLESS)),
+    )
+    spent = sum(to_atto(entry.amount, entry.asset) for entry in earlier)
+    return spent + authorization_rows.sum_spent(connection, payer, symbol)
 
 
 def _insert(connection: sqlite3.Connection, transfer: Transfer, *, now_ms: int) -> None:

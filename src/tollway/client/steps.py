@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeVar
 
+from tollway.client.quote import ATTO_DECIMALS
 from tollway.client.x402_offer import X402Offer
 from tollway.identifiers import Address, ChainId, TxHash
 from tollway.money import Asset, format_decimal
@@ -278,10 +279,20 @@ class PaidAlready:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverBudget:
-    """Nothing was stored: with this payment the total would exceed the budget (both in 10^-18)."""
+    """Nothing was stored: with this payment the total would exceed the budget (both in 10^-18). `limit`: which one."""
 
     spent_atto: int
     budget_atto: int
+    limit: str = "budget"
+
+    def explain(self, payment: "Transfer | SignedAuthorization") -> str:
+        spent, budget = (
+            format_decimal(atto, decimals=ATTO_DECIMALS) for atto in (self.spent_atto, self.budget_atto)
+        )
+        return (
+            f"This payment of {payment.describe()} would exceed the {self.limit}: "
+            f"{spent} of {budget} {payment.asset.symbol} is spent."
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tollway.client.failures import BudgetExhausted, CannotPay, NodeUnreachable, PaymentPending
-from tollway.client.quote import ATTO_DECIMALS, KNOWN_ASSETS, Offer
+from tollway.client.quote import KNOWN_ASSETS, Offer
 from tollway.client.steps import (
     AskNode,
     Flow,
@@ -31,7 +31,7 @@ from tollway.client.steps import (
     Unsent,
 )
 from tollway.identifiers import Address, ChainId, TxHash, keccak256
-from tollway.money import Asset, format_decimal
+from tollway.money import Asset
 
 NONCE_TRIES_MAX = 32  # each one lost is a payment that another call of this wallet has made
 TIP_FALLBACK_WEI = 10**9
@@ -199,12 +199,8 @@ def _store(step: Store) -> Flow[Made | None]:
             return Made(transfer=earlier, is_new=False, is_spoken_for=is_spoken_for)
         case NonceTaken():
             return None
-        case OverBudget(spent_atto=spent, budget_atto=budget):
-            raise BudgetExhausted(
-                f"This payment of {transfer.describe()} would exceed the budget: "
-                f"{format_decimal(spent, decimals=ATTO_DECIMALS)} of "
-                f"{format_decimal(budget, decimals=ATTO_DECIMALS)} {transfer.asset.symbol} is spent."
-            )
+        case OverBudget():
+            raise BudgetExhausted(outcome.explain(transfer))
         case _:
             raise AssertionError("a store answered with something else")
 
