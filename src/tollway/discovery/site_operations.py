@@ -1,0 +1,379 @@
+"""The operations of the control plane: the registry, signing in, history and payments. Data, and pure.
+
+A test holds this table against the routes that the service really has, and another one (schemathesis) against what they
+really answer.
+"""
+
+from tollway.discovery.site_contract import SiteOperation, answer, json_body, parameter, shared
+from tollway.discovery.site_schemas import (
+    ANY_OBJECT,
+    CALL_STATUSES,
+    HASH,
+    HEX,
+    TEXT,
+    asked,
+    ref,
+)
+from tollway.errors import Code
+
+APIS, AUTH, BOOKS, BAZAAR = "Registry", "Sign-in", "Books", "Bazaar"
+
+EVERYWHERE = (Code.INVALID_REQUEST, Code.OVERLOADED)
+"""A fault of ours (500) is declared nowhere: it may be answered by anything, and is part of no contract."""
+
+STORED = (*EVERYWHERE, Code.STORAGE_UNAVAILABLE)
+NAMED = (*STORED, Code.ROUTE_NOT_FOUND, Code.API_NOT_FOUND, Code.API_RETIRED)
+SHOWN = (*NAMED, Code.API_PAUSED)
+SIGN_IN = (
+    Code.AUTHENTICATION_REQUIRED,
+    Code.INVALID_SIGNATURE,
+    Code.SIGNATURE_EXPIRED,
+    Code.NONCE_REUSED,
+    Code.SESSION_EXPIRED,
+    Code.CONFLICTING_IDENTITIES,
+)
+WALLET = (*STORED, *SIGN_IN, Code.RATE_LIMITED, Code.CHAIN_UNAVAILABLE)
+WRITTEN = (
+    *WALLET,
+    Code.PAYLOAD_TOO_LARGE,
+    Code.NOT_PROVIDER,
+    Code.WALLET_BLOCKED,
+    Code.UNSUPPORTED_MEDIA_TYPE,
+    Code.VALIDATION_FAILED,
+    Code.ENDPOINT_NOT_ALLOWED,
+)
+OWN = (*WRITTEN, Code.ROUTE_NOT_FOUND, Code.API_NOT_FOUND, Code.API_RETIRED, Code.PRECONDITION_FAILED)
+
+PLAIN_TEXT = "text/plain"
+
+_API = (shared("apiId"),)
+_DRY_RUN = parameter(
+    "dryRun", {"enum": ["true", "false"]}, "Check and probe, create nothing: 200 instead of 201."
+)
+_LIMIT = parameter("limit", {"type": "integer", "minimum": 1, "maximum": 100, "default": 20})
+UNMODIFIED = {"$ref": "#/components/responses/Unmodified"}
+
+_LIST_PARAMETERS = (
+    parameter("page", {"type": "integer", "minimum": 1, "maximum": 1_000_000, "default": 1}),
+    _LIMIT,
+    parameter("q", {"type": "string", "maxLength": 256}, "Words over name, description and tags."),
+    parameter("provider", ref("Address")),
+    parameter("currency", {"type": "string", "minLength": 1, "maxLength": 32}),
+    parameter("network", ref("Network")),
+    parameter("tag", {"type": "string", "minLength": 1, "maxLength": 32}),
+    parameter("maxPrice", ref("Amount"), "Needs `currency`."),
+    parameter(
+        "minSuccessRate",
+        {"type": "string", "pattern": r"^(0(\.[0-9]{1,9})?|1(\.0{1,9})?)$"},
+        "Of 1, such as 0.95.",
+    ),
+    parameter("verified", {"enum": ["true", "false"]}, "Whether the provider has proved the endpoint."),
+    parameter(
+        "sort",
+        {"enum": ["newest", "price", "-price", "name", "relevance"], "default": "newest"},
+        "By price: needs `currency`. By relevance: needs `q`.",
+    ),
+)
+
+_HISTORY_PARAMETERS = (
+    parameter("apiId", {"type": "string", "maxLength": 64}),
+    parameter("limit", {"type": "integer", "minimum": 1, "maximum": 1_000, "default": 50}),
+    shared("offset"),
+    parameter("status", {"enum": list(CALL_STATUSES)}),
+    parameter("from", {"type": "string", "format": "date-time"}),
+    parameter("to", {"type": "string", "format": "date-time"}),
+    parameter("before", {"type": "string", "maxLength": 64}, "A call id: the page ends before it."),
+    parameter("role", {"enum": ["payer", "provider"], "default": "payer"}),
+)
+
+_RESOURCE_FILTERS = (
+    parameter("type", {"enum": ["http", "mcp"]}),
+    parameter("payTo", ref("Address")),
+    parameter("scheme", {"type": "string", "maxLength": 64}),
+    parameter("network", {"type": "string", "pattern": "^[-a-z0-9]{3,8}:[-_a-zA-Z0-9]{1,32}$"}),
+    parameter("extensions", {"type": "string", "maxLength": 64}),
+    _LIMIT,
+)
+
+REGISTRY = (
+    SiteOperation(
+        method="get",
+        path="/api/v2/apis",
+        name="searchApis",
+        tag=APIS,
+        summary="Search and list the APIs that are for sale",
+        description="An unknown parameter is refused. Items carry `match` when `q` was given.",
+        parameters=_LIST_PARAMETERS,
+        answers={"200": answer("A page of the catalog.", ref("ListingPage"), headers=["Link"])},
+        codes=(*STORED, Code.VALIDATION_FAILED),
+    ),
+    SiteOperation(
+        method="post",
+        path="/api/v2/apis",
+        name="createApi",
+        tag=APIS,
+        summary="Put an API up for sale",
+        parameters=(_DRY_RUN, shared("Idempotency-Key")),
+        body=json_body(ref("ListingDraft")),
+        answers={
+            "200": answer("What would have been created (`dryRun`).", ref("WrittenListing")),
+            "201": answer("Created.", ref("WrittenListing"), headers=["Location", "ETag"]),
+        },
+        codes=(
+            *WRITTEN,
+            Code.IDEMPOTENCY_IN_PROGRESS,
+            Code.IDEMPOTENCY_KEY_REUSED,
+            Code.ALREADY_EXISTS,
+        ),
+        is_wallet=True,
+    ),
+    SiteOperation(
+        method="get",
+        path="/api/v2/apis/{apiId}",
+        name="getApi",
+        tag=APIS,
+        summary="Everything about one API: price, ways to pay, quality, links",
+        parameters=(*_API, shared("If-None-Match")),
+        answers={"200": answer("The API.", ref("Listing"), headers=["ETag"]), "304": UNMODIFIED},
+        codes=SHOWN,
+    ),
+    SiteOperation(
+        method="put",
+        path="/api/v2/apis/{apiId}",
+        name="updateApi",
+        tag=APIS,
+        summary="Change an API of your own",
+        parameters=(*_API, shared("If-Match")),
+        body=json_body(ref("ListingDraft")),
+        answers={"200": answer("Changed.", ref("WrittenListing"), headers=["ETag"])},
+        codes=(*OWN, Code.ALREADY_EXISTS),
+        is_wallet=True,
+    ),
+    SiteOperation(
+        method="delete",
+        path="/api/v2/apis/{apiId}",
+        name="retireApi",
+        tag=APIS,
+        summary="Retire an API of your own",
+        parameters=(*_API, shared("If-Match")),
+        answers={"204": answer("Retired; its history stays.")},
+        codes=(
+            *WALLET,
+            Code.NOT_PROVIDER,
+            Code.ROUTE_NOT_FOUND,
+            Code.API_NOT_FOUND,
+            Code.API_RETIRED,
+            Code.PRECONDITION_FAILED,
+        ),
+        is_wallet=True,
+    ),
+)
+
+
+def _document(part: str, name: str, summary: str, *, media_type: str) -> SiteOperation:
+    shown = TEXT if media_type == PLAIN_TEXT else ANY_OBJECT
+    return SiteOperation(
+        method="get",
+        path=f"/api/v2/apis/{{apiId}}/{part}",
+        name=name,
+        tag=APIS,
+        summary=summary,
+        parameters=(*_API, shared("If-None-Match")),
+        answers={
+            "200": answer("The document.", shown, media_type=media_type, headers=["ETag"]),
+            "304": UNMODIFIED,
+        },
+        codes=SHOWN,
+    )
+
+
+DOCUMENTS = (
+    _document("discovery", "getDiscovery", "How one API is called and paid", media_type="application/json"),
+    _document(
+        "agent",
+        "getAgentInfo",
+        "One fetch (8 KiB at most) that is enough to integrate an API",
+        media_type="application/json",
+    ),
+    _document(
+        "openapi.json", "getApiOpenapi", "The API as OpenAPI 3.1, with prices", media_type="application/json"
+    ),
+    _document("llms.txt", "getApiLlmsTxt", "The API in plain words", media_type=PLAIN_TEXT),
+)
+
+OWNERSHIP = (
+    SiteOperation(
+        method="get",
+        path="/api/v2/apis/{apiId}/ownership",
+        name="getOwnership",
+        tag=APIS,
+        summary="How the ownership of the endpoint is proved, and whether it is",
+        parameters=_API,
+        answers={"200": answer("Challenge and state.", ANY_OBJECT)},
+        codes=NAMED,
+    ),
+    SiteOperation(
+        method="post",
+        path="/api/v2/apis/{apiId}/ownership",
+        name="checkOwnership",
+        tag=APIS,
+        summary="Check the ownership of the endpoint now",
+        parameters=_API,
+        answers={"200": answer("The state after the check.", ANY_OBJECT)},
+        codes=OWN,
+        is_wallet=True,
+    ),
+)
+
+_NONCE_BODY = asked(
+    {
+        "address": ref("Address"),
+        "chainId": {"type": "integer", "minimum": 0, "maximum": 10**15 - 1},
+        "uri": {"type": "string", "description": "Under the public URL; a nonce for that URI alone."},
+    }
+)
+
+SIGNING_IN = (
+    SiteOperation(
+        method="post",
+        path="/api/v2/auth/nonce",
+        name="createNonce",
+        tag=AUTH,
+        summary="A nonce for a sign-in message",
+        description="With `address` and `chainId` the answer holds a ready EIP-4361 text to sign.",
+        body=json_body(_NONCE_BODY, is_required=False),
+        answers={"200": answer("Good once, for five minutes.", ref("Nonce"))},
+        codes=(*STORED, Code.VALIDATION_FAILED, Code.PAYLOAD_TOO_LARGE, Code.RATE_LIMITED),
+    ),
+    SiteOperation(
+        method="post",
+        path="/api/v2/auth/session",
+        name="createSession",
+        tag=AUTH,
+        summary="A session for a signed message",
+        body=json_body(asked({"message": TEXT, "signature": HEX}, required=("message", "signature"))),
+        answers={"201": answer("The token, good for 24 hours.", ref("Session"))},
+        codes=(
+            *STORED,
+            Code.INVALID_SIGNATURE,
+            Code.SIGNATURE_EXPIRED,
+            Code.NONCE_REUSED,
+            Code.VALIDATION_FAILED,
+            Code.PAYLOAD_TOO_LARGE,
+            Code.RATE_LIMITED,
+            Code.CHAIN_UNAVAILABLE,
+        ),
+    ),
+    SiteOperation(
+        method="delete",
+        path="/api/v2/auth/session",
+        name="deleteSession",
+        tag=AUTH,
+        summary="End the session",
+        answers={"204": answer("Ended.")},
+        codes=(*STORED, Code.AUTHENTICATION_REQUIRED, Code.SESSION_EXPIRED),
+        is_session=True,
+    ),
+)
+
+HISTORY = (
+    SiteOperation(
+        method="get",
+        path="/api/v2/history",
+        name="listCalls",
+        tag=BOOKS,
+        summary="Your calls, newest first",
+        parameters=_HISTORY_PARAMETERS,
+        answers={"200": answer("A page of calls.", ref("CallPage"))},
+        codes=(*WALLET, Code.VALIDATION_FAILED),
+        is_wallet=True,
+    ),
+    SiteOperation(
+        method="get",
+        path="/api/v2/history/{callId}",
+        name="getCall",
+        tag=BOOKS,
+        summary="One call of yours, or of an API of yours",
+        parameters=(shared("callId"),),
+        answers={"200": answer("The call.", ref("Call"))},
+        codes=(*WALLET, Code.VALIDATION_FAILED, Code.CALL_NOT_FOUND, Code.ROUTE_NOT_FOUND),
+        is_wallet=True,
+    ),
+    SiteOperation(
+        method="post",
+        path="/api/v2/history/{callId}/resolution",
+        name="resolveCall",
+        tag=BOOKS,
+        summary="The provider decides a call whose outcome is unknown",
+        parameters=(shared("callId"),),
+        body=json_body(asked({"outcome": {"enum": ["released", "consumed"]}}, required=("outcome",))),
+        answers={"200": answer("The call.", ref("Call"))},
+        codes=(
+            *WALLET,
+            Code.PAYLOAD_TOO_LARGE,
+            Code.VALIDATION_FAILED,
+            Code.CALL_NOT_FOUND,
+            Code.ROUTE_NOT_FOUND,
+            Code.NOT_PROVIDER,
+            Code.PRECONDITION_FAILED,
+        ),
+        is_wallet=True,
+    ),
+    SiteOperation(
+        method="get",
+        path="/api/v2/payments",
+        name="listPayments",
+        tag=BOOKS,
+        summary="Your payments and what is left of them",
+        parameters=(
+            parameter("limit", {"type": "integer", "minimum": 1, "maximum": 100, "default": 50}),
+            shared("offset"),
+        ),
+        answers={
+            "200": answer(
+                "A page of payments.",
+                ref("PaymentPage"),
+            )
+        },
+        codes=(*WALLET, Code.VALIDATION_FAILED),
+        is_wallet=True,
+    ),
+    SiteOperation(
+        method="get",
+        path="/api/v2/payments/{transaction}",
+        name="getPayment",
+        tag=BOOKS,
+        summary="What became of one payment",
+        parameters=(parameter("transaction", HASH, place="path"),),
+        answers={"200": answer("The payment.", ref("Payment"))},
+        codes=(*WALLET, Code.VALIDATION_FAILED, Code.PAYMENT_NOT_FOUND, Code.ROUTE_NOT_FOUND),
+        is_wallet=True,
+    ),
+)
+
+RESOURCES = (
+    SiteOperation(
+        method="get",
+        path="/x402/discovery/resources",
+        name="listResources",
+        tag=BAZAAR,
+        summary="What is for sale, in the shape of an x402 bazaar",
+        parameters=(*_RESOURCE_FILTERS, shared("offset")),
+        answers={"200": answer("A page of resources.", ref("Resources"))},
+        codes=(*STORED, Code.VALIDATION_FAILED),
+    ),
+    SiteOperation(
+        method="get",
+        path="/x402/discovery/search",
+        name="searchResources",
+        tag=BAZAAR,
+        summary="Search in the shape of an x402 bazaar",
+        parameters=(
+            {**parameter("query", {"type": "string", "maxLength": 256}), "required": True},
+            *_RESOURCE_FILTERS,
+            parameter("cursor", {"type": "string", "pattern": "^[1-9][0-9]{0,4}$"}),
+        ),
+        answers={"200": answer("What was found.", ref("ResourceSearch"))},
+        codes=(*STORED, Code.VALIDATION_FAILED),
+    ),
+)
