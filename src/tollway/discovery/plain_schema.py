@@ -52,15 +52,17 @@ class Copied:
 
 class SchemaCopier:
     """Copies of one document's schemas, each made once. `prefix`: where the definitions will stand, such as `#/$defs/`.
-    `is_checked`: values will be checked with the copies, so what takes more than linear time is left out."""
+    `taken`: names that no definition gets. `is_checked`: values will be checked with the copies, so what takes more than linear time is left out."""
 
-    def __init__(self, document: ProviderDocument, *, prefix: str, is_checked: bool) -> None:
+    def __init__(
+        self, document: ProviderDocument, *, prefix: str, is_checked: bool, taken: Iterable[str] = ()
+    ) -> None:
         self._document = document
         self._prefix = prefix
         self._is_checked = is_checked
         self._copies: dict[int, Copied] = {}  # by identity: the document is held, so none is given twice
         self._names: dict[str, str] = {}
-        self._raws: dict[str, object] = {}
+        self._raws: dict[str, object] = dict.fromkeys(taken)
         self._definitions: dict[str, Copied] = {}
         self._judged: set[str] = set()
 

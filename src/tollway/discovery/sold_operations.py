@@ -81,13 +81,26 @@ class SoldOperation:
     is_any: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """One operation, and where the provider's document describes it; None where it does not."""
+
+    sold: SoldOperation
+    source: DocumentOperation | None
+
+
 def list_sold_operations(listing: Listing) -> tuple[SoldOperation, ...]:
     """In the order of the document; then priced operations that it does not name; then, where nothing is documented, the
     listing as a whole. Never empty."""
-    reader = _Reader(listing)
+    return tuple(offer.sold for offer in list_offers(listing, ProviderDocument(listing.openapi or {})))
+
+
+def list_offers(listing: Listing, document: ProviderDocument) -> tuple[Offer, ...]:
+    """The same, with their sources. `document`: the listing's."""
+    reader = _Reader(listing, document)
     found = [*reader.documented(), *reader.priced()]
-    if not found or (not reader.is_documented and listing.other_paths == "serve"):
-        found.append(_whole(listing))
+    if not found or (not document.operations and listing.other_paths == "serve"):
+        found.append(Offer(sold=_whole(listing), source=None))
     return tuple(found)
 
 
@@ -97,37 +110,47 @@ def is_sold(listing: Listing, operation: DocumentOperation) -> bool:
     return not listing.methods or operation.method in listing.methods or verb in listing.methods
 
 
+def takes_parameter(listing: Listing, parameter: DocumentParameter) -> bool:
+    """Not what the gateway adds by itself, nor what it would not pass on."""
+    auth = listing.upstream_auth
+    if auth is not None and parameter.place == auth.location and parameter.name.lower() == auth.name.lower():
+        return False
+    if parameter.place != "header":
+        return True
+    lower = parameter.name.lower()
+    forwarded = {name.lower() for name in listing.forward_headers}
+    if lower in _TOLD_HEADERS or is_reserved_header(lower):
+        return False
+    return lower in forwarded or lower in _PASSED_HEADERS
+
+
 class _Reader:
-    def __init__(self, listing: Listing) -> None:
+    def __init__(self, listing: Listing, document: ProviderDocument) -> None:
         self._listing = listing
-        self._document = ProviderDocument(listing.openapi or {})
+        self._document = document
         self._copier = SchemaCopier(self._document, prefix="#/$defs/", is_checked=True)
         self._tools: set[str] = set()
         self._shapes: set[tuple[str, str]] = set()
 
-    @property
-    def is_documented(self) -> bool:
-        return bool(self._document.operations)
-
-    def documented(self) -> Iterator[SoldOperation]:
+    def documented(self) -> Iterator[Offer]:
         for operation in self._document.operations:
             key = (priced_verb(operation.method), _shape(operation.path))
             if key in self._shapes or not is_sold(self._listing, operation):
                 continue
             self._shapes.add(key)
-            yield self._documented(operation)
+            yield Offer(sold=self._documented(operation), source=operation)
 
-    def priced(self) -> Iterator[SoldOperation]:
+    def priced(self) -> Iterator[Offer]:
         for operation in self._listing.operations:
             if (priced_verb(operation.method), _shape(operation.path)) not in self._shapes:
-                yield self._priced(operation)
+                yield Offer(sold=self._priced(operation), source=None)
 
     def _documented(self, operation: DocumentOperation) -> SoldOperation:
         content = operation.content
         body = self._read_body(content)
         inputs = _Inputs()
         for parameter in operation.parameters:
-            if self._is_taken(parameter):
+            if takes_parameter(self._listing, parameter):
                 schema = (
                     self._document.resolve(parameter.content.get("schema")) and parameter.content["schema"]
                 )
@@ -166,23 +189,6 @@ class _Reader:
             body_type=None,
             price=operation.price,
         )
-
-    def _is_taken(self, parameter: DocumentParameter) -> bool:
-        """Not what the gateway adds by itself, nor what it would not pass on."""
-        auth = self._listing.upstream_auth
-        if (
-            auth is not None
-            and parameter.place == auth.location
-            and parameter.name.lower() == auth.name.lower()
-        ):
-            return False
-        if parameter.place != "header":
-            return True
-        lower = parameter.name.lower()
-        forwarded = {name.lower() for name in self._listing.forward_headers}
-        if lower in _TOLD_HEADERS or is_reserved_header(lower):
-            return False
-        return lower in forwarded or lower in _PASSED_HEADERS
 
     def _name_tool(self, method: str, path: str) -> str:
         digest = hashlib.sha256(f"{method} {path}".encode()).hexdigest()
