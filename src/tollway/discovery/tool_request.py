@@ -6,18 +6,16 @@ What the arguments may be was checked before; here is only refused what no reque
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from tollway.discovery.sold_operations import Argument, SoldOperation
+from tollway.discovery.sold_operations import Argument, SoldOperation, is_json
 from tollway.errors import FieldError
 
-_JSON = re.compile(r"application/(?:[a-z0-9.!#$&^_-]+\+)?json", re.I)
+_JSON_TYPE = "application/json"
 _FORM = "application/x-www-form-urlencoded"
-_MEDIA_TYPE = re.compile(r"[A-Za-z0-9!#$&^_.+-]+/[A-Za-z0-9!#$&^_.+-]+(?:; ?[a-z]+=[A-Za-z0-9_.-]+)*")
-_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^`|~-]{1,128}")
 _VARIABLE = re.compile(r"\{([^{}/]*)\}")
 
 
@@ -40,7 +38,7 @@ class ToolRequest:
 def make_request(operation: SoldOperation, arguments: Mapping[str, Any]) -> ToolRequest | FieldError:
     """Arguments that are null are taken as absent, except a body."""
     try:
-        return _make_any(arguments) if operation.is_any else _make(operation, arguments)
+        return _make_any(operation, arguments) if operation.is_any else _make(operation, arguments)
     except _Unwritable as exc:
         return FieldError(code="unwritable", detail=exc.detail, pointer="/" + exc.name)
 
@@ -62,45 +60,33 @@ def _make(operation: SoldOperation, arguments: Mapping[str, Any]) -> ToolRequest
     body = b""
     if bodies:
         (argument, content), *_ = bodies
-        media_type = operation.body_type or "application/json"
+        media_type = operation.body_type or _JSON_TYPE
         body = _body_bytes(argument.name, content, media_type)
         headers.append(("content-type", media_type))
     return ToolRequest(
         method=operation.method,
         rest=_fill(operation.path, [(one, value) for one, value in values if one.place == "path"]),
-        query="&".join(
-            pair for one, value in values if one.place == "query" for pair in _pairs(one.parameter, value)
-        ),
+        query="&".join(pair for one, value in values if one.place == "query" for pair in _pairs(one, value)),
         headers=tuple(headers),
         body=body,
     )
 
 
-def _make_any(arguments: Mapping[str, Any]) -> ToolRequest:
+def _make_any(operation: SoldOperation, arguments: Mapping[str, Any]) -> ToolRequest:
     """Whatever the listing serves: the caller says method, path and the rest."""
     rest = arguments.get("path") or ""
-    if rest and not rest.startswith("/"):
-        rest = "/" + rest
-    path, _, query = rest.partition("?")
-    pairs = [pair for name, value in (arguments.get("query") or {}).items() for pair in _pairs(name, value)]
-    headers = [
-        (name, _header_text("headers", value)) for name, value in (arguments.get("headers") or {}).items()
-    ]
-    if not all(_HEADER_NAME.fullmatch(name) for name, _ in headers):
-        raise _Unwritable("headers", "A header's name is not one.")
-    body = b""
-    if "body" in arguments:
-        media_type = arguments.get("contentType") or "application/json"
-        if not _MEDIA_TYPE.fullmatch(media_type):
-            raise _Unwritable("contentType", "This is not a media type.")
-        body = _body_bytes("body", arguments["body"], media_type)
-        headers.append(("content-type", media_type))
+    path, _, query = ("/" + rest if rest and not rest.startswith("/") else rest).partition("?")
+    spread = Argument(
+        name="query", place="query", parameter="", is_required=False, style="form", is_exploded=True
+    )
+    pairs = _pairs(spread, arguments.get("query") or {})
+    has_body = "body" in arguments
     return ToolRequest(
-        method=arguments.get("method") or "GET",
-        rest=path,
-        query="&".join([*([query] if query else []), *pairs]),
-        headers=tuple(headers),
-        body=body,
+        method=arguments.get("method") or operation.method,
+        rest=_escape(path),
+        query="&".join([*([_escape(query)] if query else []), *pairs]),
+        headers=(("content-type", _JSON_TYPE),) if has_body else (),
+        body=_json_text("body", arguments["body"]).encode() if has_body else b"",
     )
 
 
@@ -123,19 +109,38 @@ def _fill(template: str, values: list[tuple[Argument, Any]]) -> str:
 
 
 def _escape(text: str) -> str:
-    """A template's own text, which may be escaped already."""
-    return quote(text, safe="/%:@!$&'()*+,;=~-._")
+    """Text that may be escaped already."""
+    return quote(text, safe="/%:@!$&'()*+,;=~-._?", errors="replace")
 
 
-def _pairs(name: str, value: Any) -> Iterator[str]:
-    """Lists repeat the name, objects are spread over names of their own (style form, exploded: OpenAPI's default)."""
+def _pairs(argument: Argument, value: Any) -> Iterator[str]:
+    """As OpenAPI 3.1 §4.8.12.2 writes it. Of an object the members stand in the order of their names."""
+    name, parameter = argument.name, argument.parameter
     if isinstance(value, Mapping):
-        for key in sorted(value):
-            yield from _pairs(key, value[key])
-        return
-    for one in _many(value):
-        if one is not None:
-            yield f"{quote(name, safe='')}={quote(_text(name, one), safe='')}"
+        members = [(key, value[key]) for key in sorted(value) if value[key] is not None]
+        if argument.style == "deepObject":
+            yield from (_pair(name, f"{parameter}[{key}]", one) for key, one in members)
+        elif argument.is_exploded:
+            yield from (_pair(name, key, one) for key, whole in members for one in _many(whole))
+        else:
+            yield from _joined(argument, [part for member in members for part in member])
+    elif isinstance(value, list | tuple) and not argument.is_exploded:
+        yield from _joined(argument, value)
+    else:
+        yield from (_pair(name, parameter, one) for one in _many(value) if one is not None)
+
+
+_SEPARATORS = {"spaceDelimited": "%20", "pipeDelimited": "%7C"}
+
+
+def _joined(argument: Argument, parts: Sequence[Any]) -> Iterator[str]:
+    if parts:
+        texts = [quote(_text(argument.name, one), safe="") for one in parts]
+        yield quote(argument.parameter, safe="") + "=" + _SEPARATORS.get(argument.style, ",").join(texts)
+
+
+def _pair(name: str, parameter: str, value: Any) -> str:
+    return f"{quote(parameter, safe='')}={quote(_text(name, value), safe='')}"
 
 
 def _many(value: Any) -> list[Any]:
@@ -164,7 +169,7 @@ def _text(name: str, value: Any) -> str:
 
 
 def _body_bytes(name: str, content: Any, media_type: str) -> bytes:
-    if _JSON.match(media_type):
+    if is_json(media_type):
         return _json_text(name, content).encode()
     if media_type.lower().startswith(_FORM) and isinstance(content, Mapping):
         fields = [(key, _text(name, one)) for key in sorted(content) for one in _many(content[key])]

@@ -36,7 +36,6 @@ API_INSTRUCTIONS = (
     "repeat the call with paymentTx, paymentSignature and paymentSignatureParams. " + UNTRUSTED
 )
 
-ANY_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 _WORDS_LENGTH_MAX = 700
 _TEXT = {"type": "string"}
 
@@ -218,7 +217,7 @@ def split_name(name: str) -> tuple[ListingId, str] | None:
 
 def api_tool(listing: Listing, operation: SoldOperation) -> Tool:
     """An operation as a tool of its own."""
-    arguments = input_schema_of(listing, operation)
+    arguments = input_schema_of(operation)
     own = arguments.get("properties", {})
     controls = {} if operation.price.is_free else name_controls(own)
     schema = {
@@ -233,29 +232,10 @@ def api_tool(listing: Listing, operation: SoldOperation) -> Tool:
     )
 
 
-def input_schema_of(listing: Listing, operation: SoldOperation) -> dict[str, Any]:
-    """What the arguments of an operation must be: one closed object, without the controls."""
-    if not operation.is_any:
-        return {name: _without_header_hints(value) for name, value in operation.input_schema.items()}
-    return {
-        "type": "object",
-        "properties": {
-            "method": {
-                "enum": list(listing.methods or ANY_METHODS),
-                "default": (listing.methods or ("GET",))[0],
-            },
-            "path": {
-                "type": "string",
-                "maxLength": 4096,
-                "description": "Below the endpoint, percent-encoded, such as /v1/cities; empty for the endpoint itself.",
-            },
-            "query": {"type": "object", "description": "Query parameters."},
-            "headers": {"type": "object", "additionalProperties": {"type": "string", "maxLength": 4096}},
-            "body": {"description": "A JSON value, or text with a contentType that is not JSON."},
-            "contentType": {"type": "string", "maxLength": 128, "default": "application/json"},
-        },
-        "additionalProperties": False,
-    }
+def input_schema_of(operation: SoldOperation) -> dict[str, Any]:
+    """What the arguments of an operation must be: an object, without the controls."""
+    schema = {name: _without_header_hints(value) for name, value in operation.input_schema.items()}
+    return {**schema, "type": "object"}
 
 
 def _without_header_hints(schema: Any) -> Any:
