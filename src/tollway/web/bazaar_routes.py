@@ -40,6 +40,7 @@ _WORD_LENGTH_MAX = 64
 _FILTERS = ("type", "payTo", "scheme", "network", "extensions", "limit")
 _NETWORK = re.compile(r"[-a-z0-9]{3,8}:[-_a-zA-Z0-9]{1,32}")
 _CURSOR = re.compile(r"[1-9][0-9]{0,4}")
+EVERYTHING = ResourceFilter()
 _NOBODY = ListingId("")
 _PROBES = tuple(1 << power for power in range(UNITS_MAX.bit_length()))
 """Prices from the least to the dearest. What is too cheap to be worth its gas, and what is so dear that nobody waits for
@@ -132,11 +133,13 @@ def _is_wanted(market: Market, wanted: ResourceFilter) -> bool:
 
 
 def _records(desk: BazaarDesk, wanted: ResourceFilter, page: ListingPage) -> list[dict[str, Any]]:
-    records = (_describe(desk, wanted, found.listing) for found in page.found)
+    records = (describe_for_bazaar(desk, found.listing, wanted) for found in page.found)
     return [record for record in records if record is not None and wanted.has_extension(record)]
 
 
-def _describe(desk: BazaarDesk, wanted: ResourceFilter, listing: Listing) -> dict[str, Any] | None:
+def describe_for_bazaar(
+    desk: BazaarDesk, listing: Listing, wanted: ResourceFilter = EVERYTHING
+) -> dict[str, Any] | None:
     """The record of a listing; None when nothing that can be settled now meets what is wanted."""
     requirements = tuple(
         one

@@ -38,6 +38,7 @@ from tollway.registry.standing import UNKNOWN_STANDING, Standing
 from tollway.registry.upstream_rules import find_document_fault
 from tollway.web.creation_desk import CreationDesk, lost_key
 from tollway.web.json_body import parse_json_object
+from tollway.web.listing_finder import find_listing, find_shown_listing
 from tollway.web.listing_query import parse_listing_query
 from tollway.web.listing_wire import (
     ListingShape,
@@ -135,13 +136,8 @@ class ListingRoutes:
         return _answer(render_json(page_json(self._desk.shape, page, query)), {"Link": link})
 
     async def show(self, request: Request) -> Response:
-        listing = await self._find(request)
-        if listing.suspended_ms is not None:
-            raise Refusal(
-                Problem(
-                    code=Code.API_PAUSED, detail="The operator has suspended this API.", reason="suspended"
-                )
-            )
+        listing_id = ListingId(request.path_params["apiId"])
+        listing = await find_shown_listing(self._desk.catalog, listing_id)
         standing = await self._desk.catalog.standing(listing.id)
         body = render_json(self._desk.shape.details(listing, standing))
         headers = {
@@ -223,17 +219,9 @@ class ListingRoutes:
             raise Refusal(problem)
         return provider
 
-    async def _find(self, request: Request) -> Listing:
-        shelf = await self._desk.catalog.find(ListingId(request.path_params["apiId"]))
-        if shelf is None:
-            raise Refusal(Problem(code=Code.API_NOT_FOUND, detail="There is no API with this id."))
-        if shelf.listing.retired_ms is not None:
-            raise Refusal(Problem(code=Code.API_RETIRED, detail="The provider has retired this API."))
-        return shelf.listing
-
     async def _find_own(self, request: Request, provider: Address) -> Listing:
         """The listing as it is now, when it is this provider's and is still what `If-Match` says."""
-        listing = await self._find(request)
+        listing = await find_listing(self._desk.catalog, ListingId(request.path_params["apiId"]))
         if listing.provider != provider:
             detail = "Only the wallet that published this API may change it."
             raise Refusal(Problem(code=Code.NOT_PROVIDER, detail=detail))
