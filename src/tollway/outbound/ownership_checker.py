@@ -1,0 +1,147 @@
+"""Looks at an origin for the proofs of who owns it: the file, the signed document, and the name. Through the dialer and
+its policy, without following anything that it reads there. It decides nothing: `registry/ownership.py` does.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from pydantic_core import from_json
+
+from tollway.errors import (
+    ChainUnavailable,
+    EndpointNotAllowed,
+    Refusal,
+    UpstreamBadResponse,
+    UpstreamTimeout,
+    UpstreamUnreachable,
+)
+from tollway.identifiers import Address, ChainId
+from tollway.identity.signatures import SignatureJudge, eip191_digest, parse_signature
+from tollway.limits import MIB, Limits
+from tollway.outbound.dialer import Dialer
+from tollway.outbound.policy import Endpoint, is_literal, parse_endpoint
+from tollway.registry.ownership import METHODS, Challenge, Method, Stake, find_signatures, make_content
+
+DOCUMENT_BYTES_MAX = MIB
+
+Sight = Literal["proved", "not_found", "unreachable"]
+"""What one place says. `unreachable`: nobody there answered, or what they would have to answer for did not."""
+
+_FOUND = 200
+
+
+class TextRecords(Protocol):
+    async def find_texts(self, name: str) -> tuple[str, ...] | None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sights:
+    """What each place says."""
+
+    of: Mapping[Method, Sight]
+
+    @property
+    def proved(self) -> tuple[Method, ...]:
+        return tuple(method for method in METHODS if self.of.get(method) == "proved")
+
+
+class OwnershipChecker:
+    """One per process; safe to use from many tasks at once. `secret`: that of all gateways of one public URL."""
+
+    def __init__(
+        self,
+        *,
+        dialer: Dialer,
+        names: TextRecords,
+        judge: SignatureJudge,
+        secret: bytes,
+        allow_private: bool,
+        limits: Limits,
+    ) -> None:
+        self._dialer = dialer
+        self._names = names
+        self._judge = judge
+        self._secret = secret
+        self._allow_private = allow_private
+        self._limits = limits
+
+    def challenge(self, stake: Stake) -> Challenge | None:
+        """What would prove it. None for an endpoint that this gateway does not call any more."""
+        endpoint = parse_endpoint(stake.endpoint, allow_private=self._allow_private)
+        if not isinstance(endpoint, Endpoint):
+            return None
+        return Challenge(
+            listing_id=stake.listing_id,
+            origin=endpoint.origin,
+            host=None if is_literal(endpoint.host) else endpoint.host.removesuffix("."),
+            provider=stake.provider,
+            pay_to=stake.pay_to,
+            networks=stake.networks,
+            content=make_content(self._secret, provider=stake.provider, origin=endpoint.origin),
+        )
+
+    async def look(self, challenge: Challenge) -> Sights:
+        """All places at once."""
+        looks = {
+            "wellKnown": self._look_at_file,
+            "dns": self._look_at_name,
+            "signature": self._look_at_document,
+        }
+        async with asyncio.TaskGroup() as group:
+            tasks = {method: group.create_task(looks[method](challenge)) for method in METHODS}
+        return Sights(of={method: task.result() for method, task in tasks.items()})
+
+    async def _look_at_file(self, challenge: Challenge) -> Sight:
+        body = await self._fetch(challenge.file_url, bytes_max=self._limits.ownership_file_bytes_max)
+        if not isinstance(body, bytes):
+            return body
+        lines = body.decode("utf-8-sig", "replace").splitlines()
+        return "proved" if challenge.is_met_by(lines) else "not_found"
+
+    async def _look_at_name(self, challenge: Challenge) -> Sight:
+        if challenge.dns_name is None:
+            return "not_found"
+        texts = await self._names.find_texts(challenge.dns_name)
+        if texts is None:
+            return "unreachable"
+        return "proved" if challenge.is_met_by(texts) else "not_found"
+
+    async def _look_at_document(self, challenge: Challenge) -> Sight:
+        body = await self._fetch(challenge.document_url, bytes_max=DOCUMENT_BYTES_MAX)
+        if not isinstance(body, bytes):
+            return body
+        try:
+            document: Any = from_json(body)
+        except ValueError:
+            return "not_found"
+        digest = eip191_digest(challenge.origin.encode())
+        try:
+            async with asyncio.timeout(self._limits.ownership_deadline_s):
+                for text in find_signatures(document):
+                    if await self._is_signed(text, digest, challenge.pay_to, challenge.networks):
+                        return "proved"
+        except (ChainUnavailable, TimeoutError):
+            return "unreachable"
+        return "not_found"
+
+    async def _is_signed(
+        self, text: str, digest: bytes, signer: Address, networks: tuple[ChainId, ...]
+    ) -> bool:
+        try:
+            signature = parse_signature(text)
+        except ValueError:
+            return False
+        return await self._judge.is_signed_by(signer, digest, signature.raw, networks)
+
+    async def _fetch(self, url: str, *, bytes_max: int) -> bytes | Literal["not_found", "unreachable"]:
+        try:
+            answer = await self._dialer.fetch(
+                url, bytes_max=bytes_max, deadline_s=self._limits.ownership_deadline_s
+            )
+        except UpstreamBadResponse:
+            return "not_found"  # no document of ours is that long, or cut off
+        except (EndpointNotAllowed, UpstreamUnreachable, UpstreamTimeout, Refusal):
+            return "unreachable"
+        return answer.body if answer.status == _FOUND else "not_found"
