@@ -56,7 +56,7 @@ def history_router(
 
     @router.post("/history/{call_id}/resolution")
     async def resolve_call(request: Request, call_id: str, caller: Caller) -> dict[str, Any]:
-        call = await _find_call(statement, call_id, caller)
+        call = await find_call(statement, call_id, caller)
         if call.provider != caller.address:
             raise _refusal(Code.NOT_PROVIDER, "Only the provider decides what became of a call.")
         outcome = _read_outcome(await request.body())
@@ -64,7 +64,7 @@ def history_router(
             raise _refusal(
                 Code.PRECONDITION_FAILED, "The outcome of this call is not unknown.", "not_unknown"
             )
-        return call_json(await _find_call(statement, call_id, caller), find_asset)
+        return call_json(await find_call(statement, call_id, caller), find_asset)
 
     @router.get("/payments")
     async def list_payments(request: Request, caller: Caller) -> dict[str, Any]:
@@ -117,24 +117,30 @@ def _add_reads(
 
     @router.get("/history")
     async def list_history(request: Request, caller: Caller) -> dict[str, Any]:
-        as_of_ms = now_ms()
-        query = _read_history_query(request, caller.address)
-        page = await statement.history(query)
-        answer: dict[str, Any] = {
-            "calls": [call_json(call, find_asset) for call in page.calls],
-            "total": page.total,
-            "limit": query.limit,
-            "offset": query.offset,
-            "asOf": format_time(as_of_ms if query.to_ms is None else min(as_of_ms, query.to_ms)),
-        }
-        if page.is_lower_bound:
-            answer["totalIsLowerBound"] = True
-        return answer
+        query = read_history_query(request.scope["query_string"], caller.address)
+        return await show_history(query, statement, find_asset=find_asset, now_ms=now_ms())
 
     @router.get("/history/{call_id}")
     async def show_call(request: Request, call_id: str, caller: Caller) -> dict[str, Any]:
         Query(request.scope["query_string"], known=()).finish()
-        return call_json(await _find_call(statement, call_id, caller), find_asset)
+        return call_json(await find_call(statement, call_id, caller), find_asset)
+
+
+async def show_history(
+    query: HistoryQuery, statement: Statement, *, find_asset: FindAsset, now_ms: int
+) -> dict[str, Any]:
+    """One page of a wallet's calls."""
+    page = await statement.history(query)
+    answer: dict[str, Any] = {
+        "calls": [call_json(call, find_asset) for call in page.calls],
+        "total": page.total,
+        "limit": query.limit,
+        "offset": query.offset,
+        "asOf": format_time(now_ms if query.to_ms is None else min(now_ms, query.to_ms)),
+    }
+    if page.is_lower_bound:
+        answer["totalIsLowerBound"] = True
+    return answer
 
 
 def call_json(call: CallRecord, find_asset: FindAsset) -> dict[str, Any]:
@@ -287,8 +293,9 @@ def _sighting_json(tx_hash: TxHash, payer: Address, sighting: Sighting | None) -
     }
 
 
-def _read_history_query(request: Request, wallet: Address) -> HistoryQuery:
-    query = Query(request.scope["query_string"], known=HISTORY_PARAMETERS)
+def read_history_query(raw: bytes, wallet: Address) -> HistoryQuery:
+    """The query of `GET /history`. Raises Refusal (422 naming each parameter)."""
+    query = Query(raw, known=HISTORY_PARAMETERS)
     listing_id, before = query.text("apiId", length_max=64), query.text("before", length_max=64)
     read = HistoryQuery(
         wallet=wallet,
@@ -305,7 +312,7 @@ def _read_history_query(request: Request, wallet: Address) -> HistoryQuery:
     return read
 
 
-async def _find_call(statement: Statement, call_id: str, caller: Identity) -> CallRecord:
+async def find_call(statement: Statement, call_id: str, caller: Identity) -> CallRecord:
     """The call, for its payer and its provider; for anybody else there is none."""
     call = await statement.find_call(CallId(call_id)) if len(call_id) <= 64 else None
     if call is None or caller.address not in (call.payer, call.provider):
