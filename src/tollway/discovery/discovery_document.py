@@ -1,0 +1,107 @@
+"""The discovery document of a listing: everything about it in one answer, for programs that build something on it. Pure.
+
+Every operation stands in it. Where their schemas are too much together, the later ones are left out and stand in `openapi`
+only, and that is told.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tollway.discovery.example_call import example_json
+from tollway.discovery.operation_forms import size_of
+from tollway.discovery.plain_words import clean_line, clean_prose
+from tollway.discovery.shown_listing import (
+    MCP_REVISIONS,
+    PROVIDER_WORDS,
+    ShownListing,
+    arguments_json,
+    list_prices,
+)
+from tollway.discovery.sold_operations import SoldOperation
+from tollway.limits import MIB
+
+SCHEMAS_BYTES_MAX = 1 * MIB
+"""Of all operations together. A short document can name one large schema two thousand times."""
+
+NAME_LENGTH_MAX, DESCRIPTION_LENGTH_MAX = 120, 4_000
+
+
+def describe_listing(
+    shown: ShownListing, *, openapi: Mapping[str, Any], bazaar: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """`openapi`: the document that the listing's own URL serves. `bazaar`: its entry there; None while no authorisation
+    can pay for it."""
+    details, listing = shown.details, shown.listing
+    same = ("provider", "status", "methods", "tags", "chargeOn", "timeoutSeconds", "signature", "rateLimit")
+    return {
+        "id": listing.id,
+        "name": clean_line(listing.name, NAME_LENGTH_MAX),
+        "description": clean_prose(listing.description, DESCRIPTION_LENGTH_MAX),
+        "untrusted": PROVIDER_WORDS,
+        **{name: details[name] for name in same},
+        "gatewayUrl": shown.gateway_url,
+        "interfaces": {
+            "http": shown.gateway_url,
+            "mcp": {
+                "url": shown.links["mcp"],
+                "transport": "streamable-http",
+                "revisions": list(MCP_REVISIONS),
+                "registry": f"{shown.public_url}/mcp",
+            },
+        },
+        "pricing": _pricing(shown),
+        "quality": details["quality"],
+        "verified": details["verified"],
+        "verifiedAt": shown.verified_at,
+        **_operations(shown),
+        "openapi": openapi,
+        "bazaar": bazaar,
+        "links": shown.links,
+        "createdAt": details["createdAt"],
+        "updatedAt": details["updatedAt"],
+        "revision": listing.revision,
+    }
+
+
+def _pricing(shown: ShownListing) -> dict[str, Any]:
+    """The listing's, as its details tell it, and the options of every other price that an operation has."""
+    _, *others = list_prices(shown.listing, shown.operations)
+    pricing = dict(shown.details["pricing"])
+    if others:
+        pricing["otherPrices"] = [
+            {**shown.price_json(price), "options": shown.options[price.nano]} for price in others
+        ]
+    return pricing
+
+
+def _operations(shown: ShownListing) -> dict[str, Any]:
+    """Schemas as long as they have room together; the ones after that are null."""
+    told: list[dict[str, Any]] = []
+    left, left_out = SCHEMAS_BYTES_MAX, 0
+    for operation in shown.operations:
+        entry = _operation(shown, operation)
+        size = size_of([operation.input_schema, operation.output_schema]) if left > 0 else 0
+        left -= size
+        if left <= 0:
+            entry["inputSchema"] = entry["outputSchema"] = None
+            left_out += 1
+        told.append(entry)
+    return {"operations": told, **({"schemasLeftOut": left_out} if left_out else {})}
+
+
+def _operation(shown: ShownListing, operation: SoldOperation) -> dict[str, Any]:
+    return {
+        "method": operation.method,
+        "path": operation.path,
+        "url": shown.url_of(operation),
+        "summary": operation.summary,
+        "description": operation.description,
+        "isAny": operation.is_any,
+        "price": {"mode": "fixed", **shown.price_json(operation.price)},
+        "arguments": arguments_json(operation),
+        "bodyType": operation.body_type,
+        "inputSchema": operation.input_schema,
+        "outputSchema": operation.output_schema,
+        "example": example_json(operation, shown.gateway_url),
+        "mcpTool": f"{shown.listing.id}.{operation.tool}",
+    }

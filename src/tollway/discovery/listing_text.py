@@ -1,0 +1,106 @@
+"""The `llms.txt` of one listing: what it is, what it costs and where the rest stands, in less than 4,000 characters of
+Markdown. Pure.
+
+The provider's words stand in it as text: no heading, link, code or markup of theirs survives.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from tollway.discovery.plain_words import clean_line
+from tollway.discovery.shown_listing import PROVIDER_WORDS, ShownListing
+from tollway.discovery.sold_operations import SoldOperation
+
+TEXT_LENGTH_MAX = 3_999
+"""Crawlers warn about more than that."""
+
+_NAME_LENGTH_MAX, _WORDS_MAX, _SUMMARY_MAX = 120, 400, 100
+_PATH_LENGTH_MAX = 200
+_MARKUP = re.compile(r"[\\`*_{}\[\]<>#|~!]")
+_CODE = re.compile(r"[`\s]")
+
+
+def write_text(shown: ShownListing) -> str:
+    """Ends with a line break."""
+    head, tail = _head(shown), _tail(shown)
+    room = TEXT_LENGTH_MAX - len(head) - len(tail)
+    return head + _list_operations(shown, room) + tail
+
+
+def _head(shown: ShownListing) -> str:
+    listing = shown.listing
+    words = escape(clean_line(listing.description, _WORDS_MAX))
+    name = escape(clean_line(listing.name, _NAME_LENGTH_MAX))
+    price = shown.shown_price
+    cost = (
+        "free" if price.is_free else f"{price.text} {listing.currency} for each call, if not said otherwise"
+    )
+    return (
+        f"# {name}\n\n"
+        + (f"> {words}\n\n" if words else "")
+        + f"{PROVIDER_WORDS}\n\n"
+        + f"An HTTP API sold through a Tollway gateway. Price: {cost}. {_standing(shown)}\n\n"
+        + "## How to call\n\n"
+        + f"1. Send the request to {shown.gateway_url} and the path of an operation. Unpaid it gets 402 with the terms.\n"
+        + "2. Pay: x402 and MPP clients do it alone; or transfer the tokens and show the transaction (X-Payment-Tx, X-Signature).\n"
+        + "3. Send the request again with the payment. Pay on a 402 only; on 409, 503 or 504 show the same payment again.\n\n"
+        + f"The [agent document]({shown.links['agent']}) tells every number and each step in one fetch.\n\n"
+        + "## Operations\n\n"
+    )
+
+
+def _standing(shown: ShownListing) -> str:
+    quality: Mapping[str, Any] = shown.details["quality"]
+    owner = (
+        "The provider has proved that the endpoint is theirs."
+        if shown.verified_at
+        else "Nobody has proved yet whose endpoint it is."
+    )
+    if quality["calls30d"] is None:
+        return f"{owner} Too few paid calls to measure."
+    return (
+        f"{owner} {quality['calls30d']} paid calls in 30 days, success rate {quality['successRate30d']}, "
+        f"p95 {quality['p95Ms']} ms."
+    )
+
+
+def _list_operations(shown: ShownListing, room: int) -> str:
+    lines: list[str] = []
+    ending = "- and {} more, see the OpenAPI document\n"
+    left = room - len(ending.format(10**6))
+    for operation in shown.operations:
+        line = _line(shown, operation)
+        if len(line) > left:
+            break
+        lines.append(line)
+        left -= len(line)
+    missing = len(shown.operations) - len(lines)
+    return "".join(lines) + (ending.format(missing) if missing else "")
+
+
+def _line(shown: ShownListing, operation: SoldOperation) -> str:
+    if operation.is_any:
+        return f"- any method and path below {shown.gateway_url}\n"
+    path = _CODE.sub("", operation.path)[:_PATH_LENGTH_MAX] or "/"
+    price = operation.price
+    cost = "free" if price.is_free else f"{price.text} {shown.listing.currency}"
+    summary = escape(clean_line(operation.summary, _SUMMARY_MAX))
+    return f"- `{operation.method} {path}` ({cost})" + (f": {summary}" if summary else "") + "\n"
+
+
+def _tail(shown: ShownListing) -> str:
+    links = shown.links
+    return (
+        "\n## Documents\n\n"
+        f"- [Agent document]({links['agent']}): JSON, at most 8 KiB, all that is needed to call and pay\n"
+        f"- [OpenAPI 3.1]({links['openapi']}): every operation with its price\n"
+        f"- [Discovery]({links['discovery']}): everything in one JSON document\n"
+        f"- [MCP server]({links['mcp']}): the operations as tools, streamable HTTP\n"
+        f"- [Details]({links['self']})\n"
+    )
+
+
+def escape(text: str) -> str:
+    """One line of plain text in Markdown."""
+    return _MARKUP.sub(lambda match: "\\" + match[0], " ".join(text.split()))

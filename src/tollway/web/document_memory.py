@@ -1,0 +1,69 @@
+"""Documents that were written lately, so that nobody makes the gateway write the same one again and again.
+
+A document costs what its listing's provider made of it, up to some tenths of a second, and it changes with the listing,
+with what is measured and with what can be settled now. So it is kept for a few seconds, and one that took long for
+longer; a new revision is written at once. Writing happens beside the event loop, for a few at a time.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from tollway.limits import MIB
+
+FRESH_MS = 5_000
+FRESH_TIMES = 100
+"""A document that took long to write stays for so many times that: writing takes a hundredth of a core at most."""
+FRESH_MS_MAX = 60_000
+BYTES_MAX = 32 * MIB
+AT_ONCE_MAX = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kept:
+    revision: int
+    body: bytes
+    until_ms: int
+
+
+class DocumentMemory:
+    """For one process. `ticks_ms`: a clock that nobody sets."""
+
+    def __init__(self, *, ticks_ms: Callable[[], int], bytes_max: int = BYTES_MAX) -> None:
+        self._ticks_ms = ticks_ms
+        self._bytes_max = bytes_max
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._bytes = 0
+        self._turns = asyncio.Semaphore(AT_ONCE_MAX)
+
+    async def take(self, name: str, revision: int, write: Callable[[], Awaitable[bytes]]) -> bytes:
+        """The document of that name and revision; written by `write` when none is kept."""
+        known = self._find(name, revision)
+        if known is not None:
+            return known
+        async with self._turns:
+            known = self._find(name, revision)  # somebody else may have written it meanwhile
+            if known is not None:
+                return known
+            began_ms = self._ticks_ms()
+            body = await write()
+            now_ms = self._ticks_ms()
+            fresh_ms = min(max(FRESH_MS, FRESH_TIMES * (now_ms - began_ms)), FRESH_MS_MAX)
+            self._keep(name, _Kept(revision=revision, body=body, until_ms=now_ms + fresh_ms))
+            return body
+
+    def _find(self, name: str, revision: int) -> bytes | None:
+        kept = self._kept.get(name)
+        if kept is None or kept.revision != revision or kept.until_ms <= self._ticks_ms():
+            return None
+        self._kept.move_to_end(name)
+        return kept.body
+
+    def _keep(self, name: str, kept: _Kept) -> None:
+        before = self._kept.pop(name, None)
+        self._bytes += len(kept.body) - (len(before.body) if before else 0)
+        self._kept[name] = kept
+        while self._bytes > self._bytes_max:
+            _, oldest = self._kept.popitem(last=False)
+            self._bytes -= len(oldest.body)
