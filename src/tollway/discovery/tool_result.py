@@ -24,6 +24,10 @@ _UNPAID_STATUS, _FAULT_STATUS_MIN = 402, 400
 _HTTP_ONLY = ("bazaar", "offer-receipt")
 """Extensions of a 402 that speak of the HTTP resource: a call of the same by URL, and offers signed for that URL."""
 
+_PAID_CALL = (
+    "PaidCall(string gateway,string apiId,string method,string target,bytes32 bodyHash,bytes32 transaction,"
+    "uint256 validUntil,bytes32 nonce)"
+)
 _SHOWN_HEADERS = (
     "location",
     "etag",
@@ -59,12 +63,14 @@ class ToolAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
-    """What was called: `name` in full, its request, and where that request goes."""
+    """What was called: `name` in full, its request, and where that request goes. `origin`: the gateway's, as signatures
+    name it."""
 
     name: str
     listing_id: str
     request: ToolRequest
     gateway_url: str
+    origin: str
 
     @property
     def url(self) -> str:
@@ -87,14 +93,30 @@ def tell_answer(call: ToolCall, answer: HttpAnswer) -> ToolAnswer:
     )
 
 
-def show_request(call: ToolCall) -> dict[str, Any]:
-    """What a bound signature covers, and where the same call is made over HTTP."""
+def show_signing(call: ToolCall) -> dict[str, Any]:
+    """What a client without x402 signs once its transaction has paid, as far as it is known before."""
     return {
-        "apiId": call.listing_id,
-        "method": call.request.method,
-        "target": call.request.target,
-        "bodyHash": "0x" + keccak256(call.request.body).hex(),
-        "url": call.url,
+        "steps": [
+            "Transfer the `amount` of one of payment.options with rail tx to its payTo, from your wallet.",
+            "Sign eip712 with that wallet: chainId of the option, transaction the hash, validUntil at most 300 s ahead, nonce "
+            "32 random bytes.",
+            "Call this tool again with the same arguments and paymentTx, paymentSignature and paymentSignatureParams "
+            "(v=1;validUntil=...;nonce=0x...). One transaction can pay for many calls: sign each anew.",
+        ],
+        "eip712": {
+            "domain": {"name": "Tollway", "version": "1", "chainId": "{chainId}"},
+            "type": _PAID_CALL,
+            "message": {
+                "gateway": call.origin,
+                "apiId": call.listing_id,
+                "method": call.request.method,
+                "target": call.request.target,
+                "bodyHash": "0x" + keccak256(call.request.body).hex(),
+                "transaction": "{transaction}",
+                "validUntil": "{validUntil}",
+                "nonce": "{nonce}",
+            },
+        },
     }
 
 
@@ -124,7 +146,8 @@ def _terms(call: ToolCall, problem: Mapping[str, Any], answer: HttpAnswer) -> di
         "detail": problem.get("detail"),
         "paymentState": problem.get("paymentState", "none"),
         "payment": problem.get("payment"),
-        "request": show_request(call),
+        "withoutX402": show_signing(call),
+        "url": call.url,
     }
 
 

@@ -62,7 +62,7 @@ CONTROLS: Mapping[str, Mapping[str, Any]] = {
     "paymentSignature": {
         "type": "string",
         "maxLength": 8192,
-        "description": "The paying wallet's EIP-712 PaidCall signature; what it covers stands in `request` of the terms.",
+        "description": "The paying wallet's EIP-712 PaidCall signature; what it covers stands in `withoutX402` of the terms.",
     },
     "paymentSignatureParams": {
         "type": "string",

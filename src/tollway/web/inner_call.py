@@ -1,0 +1,135 @@
+"""A gateway call made from inside: a tool of MCP walks through the same door as any caller, without a socket.
+
+So nothing about money is decided here: the request is put together, the call app answers it, and the answer is collected
+up to a limit. The outer request's caller is the inner one's: its address, its request id, and its leaving.
+"""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message
+
+from tollway.discovery.tool_request import ToolRequest
+from tollway.discovery.tool_result import HttpAnswer
+from tollway.errors import Code, Problem, Refusal
+from tollway.gateway.headers import is_forwardable
+from tollway.identifiers import ListingId
+
+RawHeaders = list[tuple[bytes, bytes]]
+
+_PASSED_ON = frozenset({b"user-agent", b"traceparent", b"tracestate", b"accept-language", b"cdn-loop"})
+"""Of the outer request's headers: who asks, its trace, and through which gateways it came (RFC 8586)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Visit:
+    """One MCP request over HTTP. `request`: with its body read. `over`: set when nobody waits for the answer any more."""
+
+    request: Request
+    request_id: str
+    client_address: str
+    over: asyncio.Event
+
+
+async def make_inner_call(
+    app: ASGIApp,
+    listing_id: ListingId,
+    request: ToolRequest,
+    *,
+    controls: Iterable[tuple[str, str]],
+    visit: Visit,
+    bytes_max: int,
+) -> HttpAnswer:
+    """`controls`: headers that pay and bound the call. Raises Refusal when the door gave no answer at all."""
+    raw_path = f"/api/v2/gateway/{listing_id}{request.rest}".encode()
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": request.method,
+        "scheme": visit.request.scope.get("scheme", "http"),
+        "path": raw_path.decode(),
+        "raw_path": raw_path,
+        "query_string": request.query.encode(),
+        "root_path": "",
+        "headers": _write_headers(request, controls, visit),
+        "client": (visit.client_address, 0),
+        "server": visit.request.scope.get("server"),
+        "state": {},
+    }
+    line = _Line(request.body, visit.over, bytes_max)
+    await app(scope, line.receive, line.send)
+    return line.collect()
+
+
+def _write_headers(request: ToolRequest, controls: Iterable[tuple[str, str]], visit: Visit) -> RawHeaders:
+    outer: Sequence[tuple[bytes, bytes]] = visit.request.scope["headers"]
+    given = [(name.lower(), value) for name, value in request.headers if is_forwardable(name)]
+    names = {name for name, _ in given}
+    headers: RawHeaders = [(name.encode(), value.encode()) for name, value in [*given, *controls]]
+    headers += [(name, value) for name, value in outer if name in _PASSED_ON and name.decode() not in names]
+    headers += [(name, value) for name, value in outer if name == b"host"]
+    headers.append((b"x-request-id", visit.request_id.encode()))
+    if "accept" not in names:
+        headers.append((b"accept", b"application/json, */*;q=0.8"))
+    if request.body:
+        headers.append((b"content-length", str(len(request.body)).encode()))
+    return headers
+
+
+class _Line:
+    """The two ends of the inner request: its body and its caller's leaving in, the answer out."""
+
+    def __init__(self, body: bytes, over: asyncio.Event, bytes_max: int) -> None:
+        self._body: bytes | None = body
+        self._over = over
+        self._bytes_max = bytes_max
+        self._start: Message | None = None
+        self._chunks: list[bytes] = []
+        self._size = 0
+        self._is_ended = False
+
+    async def receive(self) -> Message:
+        if self._body is not None:
+            body, self._body = self._body, None
+            return {"type": "http.request", "body": body, "more_body": False}
+        await self._over.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._start = message
+            return
+        chunk: bytes = message.get("body", b"")
+        self._size += len(chunk)
+        if self._size > self._bytes_max:
+            self._chunks.clear()
+            self._over.set()  # what more comes is for nobody: the gateway lets go of the upstream
+        else:
+            self._chunks.append(chunk)
+        self._is_ended = not message.get("more_body", False)
+
+    def collect(self) -> HttpAnswer:
+        if self._start is None:
+            raise Refusal(_NO_ANSWER)
+        headers: dict[str, str] = {}
+        for raw_name, raw_value in self._start["headers"]:
+            name, value = raw_name.decode("latin-1").lower(), raw_value.decode("latin-1")
+            headers[name] = f"{headers[name]}, {value}" if name in headers else value
+        is_too_large = self._size > self._bytes_max
+        return HttpAnswer(
+            status=self._start["status"],
+            headers=headers,
+            body=b"".join(self._chunks),
+            is_whole=self._is_ended and not is_too_large,
+            is_too_large=is_too_large,
+        )
+
+
+_NO_ANSWER = Problem(
+    code=Code.INTERNAL_ERROR,
+    detail="The gateway failed. If a payment was shown, ask for its record before anything else.",
+    payment_state="held",
+)
