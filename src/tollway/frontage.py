@@ -41,7 +41,7 @@ from tollway.storage.session_store import SqlSessions
 from tollway.telemetry import Metrics
 from tollway.treasury import Treasury, make_challenger
 from tollway.web.app import build_app
-from tollway.web.authentication import make_challenge, wallet_dependency
+from tollway.web.authentication import Wallet, make_challenge, wallet_dependency
 from tollway.web.bazaar_routes import BazaarDesk, bazaar_router
 from tollway.web.call_routes import CallRoutes
 from tollway.web.creation_desk import CreationDesk
@@ -51,6 +51,8 @@ from tollway.web.history_routes import history_router, x402_history_router
 from tollway.web.listing_routes import ListingDesk, endpoint_judge, listing_router
 from tollway.web.listing_wire import ListingShape
 from tollway.web.load_gauge import LoadGauge
+from tollway.web.mcp_desk import McpDesk
+from tollway.web.mcp_routes import mcp_router
 from tollway.web.middleware import parse_proxies, read_client_address, read_request_id
 from tollway.web.nonce_meter import NonceMeter
 from tollway.web.signin_routes import signin_router
@@ -104,10 +106,11 @@ class Frontage:
         )
         wallet = wallet_dependency(authenticator, body_bytes_max=limits.control_body_bytes_max)
         nonce_meter = NonceMeter(limits=limits, rates=rooms.rates)
+        calls, listing_desk = self._calls(), self._listing_desk(wallet)
         return build_app(
-            call_app=self._calls(),
+            call_app=calls,
             routers=[
-                listing_router(self._listing_desk(wallet)),
+                listing_router(listing_desk),
                 history_router(
                     statement=rooms.book,
                     book=rooms.book,
@@ -130,6 +133,7 @@ class Frontage:
                         public_url=settings.public_url,
                     )
                 ),
+                mcp_router(self._mcp_desk(calls, listing_desk.shape, wallet)),
                 signin_router(rooms.desk, nonce_meter, limits=limits),
                 health_router(rooms.check_ready),
                 did_router(authority=self._origin.authority, signer=self._notary.address),
@@ -244,6 +248,21 @@ class Frontage:
             rates=rooms.rates,
             is_unprotected=rooms.inquirer.is_unprotected,
             fetch_document=rooms.inquirer.fetch_document,
+        )
+
+    def _mcp_desk(self, calls: ASGIApp, shape: ListingShape, wallet: Wallet) -> McpDesk:
+        rooms, settings = self._rooms, self._settings
+        return McpDesk(
+            catalog=rooms.catalog,
+            shape=shape,
+            statement=rooms.book,
+            call_app=calls,
+            wallet=wallet,
+            find_asset=self._find_asset,
+            now_ms=self._now_ms,
+            public_url=settings.public_url,
+            origin=str(self._origin),
+            body_bytes_max=self._limits.control_body_bytes_max,
         )
 
     def _is_x402_offered(self, asset: Asset, units: int, listing_id: ListingId) -> bool:

@@ -27,6 +27,9 @@ PROBLEM_TYPE = b"application/problem+json"
 OK, CREATED, NO_CONTENT = 200, 201, 204
 """The statuses of answers that are no problem, for those who have to name one."""
 
+FORBIDDEN = 403
+"""What the MCP transport asks for where a page of another origin knocks; no code of ours means that alone."""
+
 Rendered = tuple[int, list[tuple[bytes, bytes]], bytes]
 """Status, headers (lower-case names) and body."""
 
