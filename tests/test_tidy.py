@@ -79,6 +79,7 @@ TESTED_ELSEWHERE: dict[str, tuple[str, ...]] = {
         "storage/standing_rows.py",
     ),
     "contracts/test_ownerships.py": ("storage/ownership_store.py",),
+    "contracts/test_quality.py": ("registry/quality_book.py", "storage/quality_store.py"),
     "contracts/test_creations.py": ("registry/creation.py", "storage/creation_store.py"),
     "contracts/test_sessions.py": ("identity/sessions.py", "storage/session_store.py"),
     "contracts/test_migrations.py": ("storage/migrate.py", "storage/migration_run.py"),

@@ -183,6 +183,7 @@ class Frontage:
                 public_url=settings.public_url,
                 name=self._origin.authority,
                 note_upstream_s=rooms.metrics.upstream_seconds.observe,
+                tally=rooms.reputation.tally,
             ),
             meters=rooms.meters,
             limits=limits,

@@ -90,6 +90,9 @@ class Limits:
     )
     shared_rates_retry_s: float = 1.0  # between two looks at whether that server is there
 
+    # Quality of listings.
+    quality_flush_s: float = 2.0  # between two times that what was counted is written down; a crash loses so much
+
     # Proofs.
     nonce_ttl_s: int = 300
     signed_request_ttl_s: int = 300

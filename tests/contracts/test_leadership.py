@@ -399,8 +399,8 @@ async def test_a_whole_gateway_without_its_nodes_gives_way(
             return house.metrics.registry.get_sample_value("tollway_leading", {"duty": duty.label}) == 1
 
         await until(lambda: all(leads(duty) for duty in Duty))
-        others = [Candidate(database, duty=duty) for database, duty in zip(databases[:2], Duty, strict=True)]
-        async with others[0].standing(), others[1].standing():
+        others = [Candidate(database, duty=duty) for database, duty in zip(databases, Duty, strict=True)]
+        async with others[0].standing(), others[1].standing(), others[2].standing():
             await until(lambda: all(other.is_working for other in others))
             await until(lambda: not any(leads(duty) for duty in Duty))
         await until(lambda: all(leads(duty) for duty in Duty))
@@ -467,10 +467,11 @@ async def test_the_doctor_names_the_leaders_and_misses_them(
 ) -> None:
     nobody = await examine_leaders(postgres_url, databases[0])
     assert nobody.level == "note"
-    assert "nobody leads as sweeper or watcher" in nobody.detail
+    assert "nobody leads as sweeper or watcher or reputation" in nobody.detail
     sweeper, watcher = Candidate(databases[0]), Candidate(databases[1], duty=Duty.WATCHER)
-    async with sweeper.standing(), watcher.standing():
-        await until(lambda: sweeper.is_working and watcher.is_working)
+    third = Candidate(databases[0], duty=Duty.REPUTATION)
+    async with sweeper.standing(), watcher.standing(), third.standing():
+        await until(lambda: sweeper.is_working and watcher.is_working and third.is_working)
         both = await examine_leaders(postgres_url, databases[2])
         sweeper.networks_away = 1
         await until_handicap(databases[2], 1)

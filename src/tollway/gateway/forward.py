@@ -18,6 +18,7 @@ from tollway.errors import (
     UpstreamTimeout,
     UpstreamUnreachable,
 )
+from tollway.gateway.appraisal import appraise
 from tollway.gateway.breaker import Breaker
 from tollway.gateway.exchange import (
     Abandoned,
@@ -47,6 +48,7 @@ from tollway.outbound.policy import Endpoint
 from tollway.outbound.upstream import UpstreamRequest, UpstreamResponse
 from tollway.payments.settlement import FencedOff, NotSettled, Settled, Undecided
 from tollway.registry.listing import Listing, is_charged
+from tollway.registry.quality_tally import QualityTally
 
 _WIRE_STATES = {
     CallState.CONSUMED: "charged",
@@ -80,8 +82,10 @@ class Passage:
         public_url: str,
         name: str,
         note_upstream_s: Callable[[float], None] = lambda seconds: None,
+        tally: QualityTally | None = None,
     ) -> None:
-        """`note_upstream_s` hears how long each upstream took, from the first byte sent until its head."""
+        """`note_upstream_s` hears how long each upstream took, from the first byte sent until its head; `tally`, how paid
+        calls ended."""
         self._dialer = dialer
         self._book = book
         self._limits = limits
@@ -89,6 +93,7 @@ class Passage:
         self._public_url = public_url
         self._name = name
         self._note_upstream_s = note_upstream_s
+        self._tally = tally or QualityTally()
         self._relay = Relay(book=book, limits=limits, now_ms=now_ms)
         self._breaker = Breaker(limits=limits)
 
@@ -264,6 +269,7 @@ class Passage:
             match outcome:
                 case Settled(transfer=transfer):
                     is_kept = True
+                    self._count(trip, ticket, close, CallState.CONSUMED)
                     paid = replace(ticket, transaction=transfer.tx_hash)
                     own = call_headers(paid, "charged", rest_units=None)
                     own.append(proxy_status(self._name, f"received-status={response.status}"))
@@ -303,10 +309,17 @@ class Passage:
         try:
             closed = await self._book.close(close)
             if isinstance(closed, Closed):
+                self._count(trip, ticket, close, after)
                 return closed
         except StorageUnavailable:
             pass  # told below: the price stays taken until recovery finds the call
         return self._say_unknown(ticket)
+
+    def _count(self, trip: Trip, ticket: Ticket, close: Close, after: CallState) -> None:
+        listing = trip.shipment.listing
+        bucket = appraise(listing, ticket, close, after=after)
+        if bucket is not None:
+            self._tally.note(listing.id, bucket)
 
     def _describe(
         self,

@@ -36,6 +36,7 @@ class Duty(IntEnum):
 
     SWEEPER = 1
     WATCHER = 2
+    REPUTATION = 3
 
     @property
     def label(self) -> str:

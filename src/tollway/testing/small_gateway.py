@@ -26,6 +26,7 @@ from tollway.payments.proof import Binding, format_binding
 from tollway.payments.till import Till
 from tollway.rates import Rates
 from tollway.registry.listing import Listing, Shelf
+from tollway.registry.quality_tally import QualityTally
 from tollway.testing.asgi_exchange import Exchange
 from tollway.testing.listing_samples import sample_listing
 from tollway.testing.loopback import LoopbackUpstream, run_upstream
@@ -72,6 +73,7 @@ class SmallGateway:
         self.blocked: set[Address] = set()
         self.outcomes: list[str] = []
         self.upstream_s: list[float] = []
+        self.tally = QualityTally()
         self.buyer = Buyer.named("buyer")
         self._numbers = itertools.count(1)
         self.ticks_ms = 0
@@ -101,6 +103,7 @@ class SmallGateway:
             public_url=PUBLIC_URL,
             name="gw.example.com",
             note_upstream_s=self.upstream_s.append,
+            tally=self.tally,
         )
         self.settling = SmallSettlement(
             RULES, book=self.book, limits=limits, now_ms=self._clock, host="gw.example.com"

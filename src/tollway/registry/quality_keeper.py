@@ -1,0 +1,87 @@
+"""What runs beside the calls to keep the quality of listings: the tally is written down every few seconds and summed up,
+and the sums of listings without new calls are made anew every day. It counts nothing itself, and no call waits for it.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+from tollway.errors import StorageUnavailable
+from tollway.identifiers import ListingId
+from tollway.registry.quality_book import QualityBook
+from tollway.registry.quality_tally import QualityTally, day_of
+
+BATCH = 10
+"""Listings that are summed up in one transaction: a few milliseconds of a SQLite file's one writer."""
+BATCHES_MAX = 20
+"""In a row; what is left is due at the next turn."""
+BUSY_CALLS = 500
+BUSY_WAIT_MS = 60_000
+"""A listing with so many calls is summed up this often at most: another call more hardly moves it."""
+WAITING_MAX = 10_000
+STOP_DEADLINE_S = 2.0
+RENEW_INTERVAL_S = 600.0
+RENEW_PAUSE_S = 0.2
+FORGOTTEN_AT_ONCE = 1_000
+
+
+class QualityKeeper:
+    """One per process. Every gateway has to `write_down` again and again, and one of them all to `renew`."""
+
+    def __init__(self, book: QualityBook, *, tally: QualityTally, now_ms: Callable[[], int]) -> None:
+        self._book = book
+        self._tally = tally
+        self._now_ms = now_ms
+        self._due: dict[ListingId, None] = {}
+        self._not_before_ms: dict[ListingId, int] = {}
+
+    async def finish(self) -> None:
+        """The last turn: a stop loses nothing."""
+        try:
+            async with asyncio.timeout(STOP_DEADLINE_S):
+                await self.write_down(is_last=True)
+        except TimeoutError:
+            pass  # a database that is away: what it does not know by now is lost
+
+    async def write_down(self, *, is_last: bool = False) -> None:
+        """What was counted since the last time, and the sums that are due. `is_last`: also those that could wait."""
+        now_ms = self._now_ms()
+        counts = self._tally.take()
+        try:
+            await self._book.add(counts, day=day_of(now_ms))
+        except StorageUnavailable:
+            # It may have been written all the same: counted twice is better than a good day lost to an outage.
+            self._tally.give_back(counts)
+            return
+        for listing_id, _ in counts:
+            if len(self._due) < WAITING_MAX:
+                self._due[listing_id] = None
+        ready = [one for one in self._due if is_last or self._not_before_ms.get(one, 0) <= now_ms]
+        for start in range(0, min(len(ready), BATCH * BATCHES_MAX), BATCH):
+            await self._sum_up(ready[start : start + BATCH], now_ms)
+
+    async def _sum_up(self, listing_ids: list[ListingId], now_ms: int) -> None:
+        try:
+            sums = await self._book.sum_up(listing_ids, today=day_of(now_ms))
+        except StorageUnavailable:
+            return  # they stay due
+        for listing_id in listing_ids:
+            self._due.pop(listing_id, None)
+            if sums.get(listing_id, 0) >= BUSY_CALLS:
+                if len(self._not_before_ms) >= WAITING_MAX:
+                    self._not_before_ms.clear()
+                self._not_before_ms[listing_id] = now_ms + BUSY_WAIT_MS
+
+    async def renew(self) -> None:
+        """Sums of an earlier day are made anew, and what counts no more is dropped; in small pieces."""
+        with contextlib.suppress(StorageUnavailable):  # whoever needs it says so; it goes on at the next turn
+            await self._renew(day_of(self._now_ms()))
+
+    async def _renew(self, today: int) -> None:
+        while outdated := await self._book.find_outdated(today=today, count_max=BATCH):
+            await self._book.sum_up(outdated, today=today)
+            await asyncio.sleep(RENEW_PAUSE_S)
+        forgotten = FORGOTTEN_AT_ONCE
+        while forgotten == FORGOTTEN_AT_ONCE:
+            forgotten = await self._book.forget(today=today, rows_max=FORGOTTEN_AT_ONCE)
+            await asyncio.sleep(RENEW_PAUSE_S)

@@ -1,0 +1,140 @@
+"""When what was counted is written down and summed up."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from tollway.errors import StorageUnavailable
+from tollway.identifiers import ListingId
+from tollway.registry.quality_keeper import BATCH, BATCHES_MAX, BUSY_CALLS, BUSY_WAIT_MS, QualityKeeper
+from tollway.registry.quality_tally import FAILED, Counts, QualityTally, bucket_of, day_of
+
+ONE = ListingId("api_1")
+FAST = bucket_of(10)
+NOW_MS = 1_800_000_000_000
+
+
+@dataclass
+class Notebook:
+    """A `QualityBook` that remembers what it was asked."""
+
+    calls: dict[ListingId, int] = field(default_factory=dict)
+    added: list[tuple[dict[tuple[ListingId, int], int], int]] = field(default_factory=list)
+    summed: list[ListingId] = field(default_factory=list)
+    outdated: list[ListingId] = field(default_factory=list)
+    old_rows: int = 0
+    is_away: bool = False
+    is_adding: bool = True
+
+    async def add(self, counts: Counts, *, day: int) -> None:
+        if self.is_away or not self.is_adding:
+            raise StorageUnavailable
+        if counts:
+            self.added.append((dict(counts), day))
+        for (listing_id, _), count in counts.items():
+            self.calls[listing_id] = self.calls.get(listing_id, 0) + count
+
+    async def sum_up(self, listing_ids: Collection[ListingId], *, today: int) -> Mapping[ListingId, int]:
+        if self.is_away:
+            raise StorageUnavailable
+        assert len(listing_ids) <= BATCH
+        self.summed += listing_ids
+        self.outdated = [one for one in self.outdated if one not in listing_ids]
+        return {one: self.calls.get(one, 0) for one in listing_ids}
+
+    async def find_outdated(self, *, today: int, count_max: int) -> tuple[ListingId, ...]:
+        if self.is_away:
+            raise StorageUnavailable
+        return tuple(self.outdated[:count_max])
+
+    async def forget(self, *, today: int, rows_max: int) -> int:
+        dropped = min(self.old_rows, rows_max)
+        self.old_rows -= dropped
+        return dropped
+
+
+@dataclass
+class Scene:
+    book: Notebook = field(default_factory=Notebook)
+    tally: QualityTally = field(default_factory=QualityTally)
+    now_ms: int = NOW_MS
+
+    def __post_init__(self) -> None:
+        self.keeper = QualityKeeper(self.book, tally=self.tally, now_ms=lambda: self.now_ms)
+
+
+async def test_what_was_counted_is_written_once_and_summed_up() -> None:
+    scene = Scene()
+    await scene.keeper.write_down()
+    assert scene.book.summed == []
+    scene.tally.note(ONE, FAST)
+    scene.tally.note(ONE, FAILED)
+    await scene.keeper.write_down()
+    await scene.keeper.write_down()
+    assert scene.book.added == [({(ONE, FAST): 1, (ONE, FAILED): 1}, day_of(NOW_MS))]
+    assert scene.book.summed == [ONE]
+
+
+async def test_an_outage_loses_nothing() -> None:
+    scene = Scene(book=Notebook(is_away=True))
+    scene.tally.note(ONE, FAST)
+    await scene.keeper.write_down()
+    scene.tally.note(ONE, FAST)
+    await scene.keeper.finish()
+    scene.book.is_away = False
+    await scene.keeper.write_down()
+    assert scene.book.calls == {ONE: 2}
+    assert scene.book.summed == [ONE]
+
+
+async def test_a_sum_that_failed_is_due_again() -> None:
+    scene = Scene()
+    scene.tally.note(ONE, FAST)
+    scene.book.is_adding = False
+    await scene.keeper.write_down()
+    assert scene.book.summed == []
+    scene.book.is_adding = True
+    await scene.keeper.write_down()
+    assert scene.book.summed == [ONE]
+
+
+async def test_a_busy_listing_is_summed_up_once_a_minute_and_at_the_stop() -> None:
+    scene = Scene()
+
+    async def call(count: int = 1) -> int:
+        for _ in range(count):
+            scene.tally.note(ONE, FAST)
+        await scene.keeper.write_down()
+        return len(scene.book.summed)
+
+    assert await call(BUSY_CALLS - 1) == 1
+    assert await call() == 2
+    assert await call() == 2
+    scene.now_ms += BUSY_WAIT_MS - 1
+    assert await call() == 2
+    scene.now_ms += 1
+    assert await call(0) == 3  # it was due, though nobody called since
+    assert await call() == 3
+    await scene.keeper.finish()
+    assert len(scene.book.summed) == 4
+
+
+async def test_many_listings_are_summed_up_in_turns() -> None:
+    scene = Scene()
+    listings = [ListingId(f"api_{number}") for number in range(BATCH * BATCHES_MAX + 5)]
+    for listing_id in listings:
+        scene.tally.note(listing_id, FAST)
+    await scene.keeper.write_down()
+    assert scene.book.summed == listings[:-5]
+    await scene.keeper.write_down()
+    assert scene.book.summed == listings
+
+
+async def test_outdated_sums_are_made_anew_and_old_days_forgotten(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr("tollway.registry.quality_keeper.RENEW_PAUSE_S", 0)
+    outdated = [ListingId(f"api_{number}") for number in range(25)]
+    scene = Scene(book=Notebook(outdated=list(outdated), old_rows=2_500))
+    await scene.keeper.renew()
+    assert scene.book.summed == outdated
+    assert (scene.book.outdated, scene.book.old_rows) == ([], 0)
+    scene.book.is_away = True
+    await scene.keeper.renew()  # tried again at the next turn
