@@ -11,7 +11,7 @@ from tollway.client.x402_offer import TIMEOUT_MAX_S, X402Offer, read_receipt, re
 from tollway.identifiers import Address, ChainId, TxHash
 from tollway.ledger.authorization import Dialect
 from tollway.money import Asset, Price, TokenDomain
-from tollway.payments.challenge import build_challenge, encode_failure, encode_receipt
+from tollway.payments.challenge import ERROR, ChallengeForm, encode_failure, encode_receipt
 from tollway.payments.eip3009 import recover_signer
 from tollway.payments.mpp import Route
 from tollway.payments.presented import match_requirement, parse_presented
@@ -75,22 +75,13 @@ def route() -> Route:
 
 
 def test_what_our_gateway_asks_is_read_signed_and_counted_by_its_till() -> None:
-    challenge = build_challenge(
+    form = ChallengeForm(
         [REQUIREMENT],
-        Resource(
-            url="http://gw.test/api/v2/gateway/api_1",
-            description="d",
-            mime_type="",
-            service_name="",
-            tags=(),
-        ),
-        error="payment_required",
+        Resource(url="", description="d", mime_type="", service_name="", tags=()),
         extensions={"bazaar": {"info": {"a": 1}, "schema": {"type": "object"}}},
-        challenger=None,
-        route=route(),
-        now_s=NOW_S,
     )
-    headers = {name.decode().lower(): value.decode() for name, value in challenge.headers}
+    url = "http://gw.test/api/v2/gateway/api_1"
+    headers = {"payment-required": form.encode_required(url, {ERROR: b'"payment_required"'}).decode()}
     (offer,) = read_x402_offers(headers, body(OPTION))
     wallet = Wallet.from_key(b"\x11" * 32)
     signed = wallet.sign_authorization(

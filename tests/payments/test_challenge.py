@@ -1,5 +1,6 @@
 """One 402 for every dialect, small enough for every client; receipts in the dialect that paid."""
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -13,22 +14,20 @@ from tollway.discovery.bazaar import describe_call
 from tollway.identifiers import Address, ChainId, TxHash
 from tollway.ledger.authorization import Dialect
 from tollway.payments.challenge import (
+    ERROR,
     REQUIRED_BYTES_MAX,
-    Challenge,
-    build_challenge,
+    ChallengeForm,
     encode_failure,
     encode_receipt,
 )
-from tollway.payments.mpp import Challenger
+from tollway.payments.challenge import URL as URL_HOLE
 from tollway.payments.requirement import Requirement
+from tollway.payments.stencil import Hole, Stencil
 from tollway.payments.x402 import PAYMENT_IDENTIFIER_EXTENSION, Resource
 from tollway.testing.authorization_samples import (
-    CHALLENGER,
     NOW_S,
-    ROUTE,
     USDC,
     decode_header,
-    read_challenge,
     requirement_of,
 )
 
@@ -51,28 +50,25 @@ EXTENSIONS: dict[str, Any] = {"bazaar": BAZAAR, "payment-identifier": PAYMENT_ID
 
 
 def ask(
-    *requirements: Requirement,
-    resource: Resource = RESOURCE,
-    extensions: dict[str, Any] | None = None,
-    challenger: Challenger | None = CHALLENGER,
-) -> Challenge:
-    return build_challenge(
-        requirements,
-        resource,
-        error="payment_required",
-        extensions=EXTENSIONS if extensions is None else extensions,
-        challenger=challenger,
-        route=ROUTE,
-        now_s=NOW_S,
-    )
+    *requirements: Requirement, resource: Resource = RESOURCE, extensions: dict[str, Any] | None = None
+) -> ChallengeForm:
+    return ChallengeForm(requirements, resource, extensions=EXTENSIONS if extensions is None else extensions)
 
 
-def required_of(challenge: Challenge) -> dict[str, Any]:
-    value = dict(challenge.headers)[b"payment-required"]
+def required_of(
+    form: ChallengeForm, url: str = URL, values: dict[str, bytes] | None = None
+) -> dict[str, Any]:
+    value = form.encode_required(url, {ERROR: b'"payment_required"', **(values or {})})
     assert len(value) <= REQUIRED_BYTES_MAX
     content: dict[str, Any] = decode_header(value)
     PaymentRequired.model_validate(content)
     assert holds_no_null(content)
+    return content
+
+
+def members_of(form: ChallengeForm) -> dict[str, Any]:
+    filled = Stencil(form.members).fill({URL_HOLE: json.dumps(URL).encode(), ERROR: b'"payment_required"'})
+    content: dict[str, Any] = json.loads(filled)
     return content
 
 
@@ -86,10 +82,6 @@ def holds_no_null(value: Any) -> bool:
 
 def elsewhere(number: int) -> Requirement:
     return requirement_of(replace(USDC, chain_id=ChainId(number)))
-
-
-def test_nothing_to_offer_is_an_empty_challenge() -> None:
-    assert ask() == Challenge(headers=[], members={})
 
 
 def test_version_2_stands_in_the_header() -> None:
@@ -112,7 +104,7 @@ def test_without_extensions_there_is_no_such_member() -> None:
 
 
 def test_version_1_stands_in_the_body() -> None:
-    members = ask(requirement_of(), elsewhere(8453)).members
+    members = members_of(ask(requirement_of(), elsewhere(8453)))
     PaymentRequiredV1.model_validate(members)
     assert holds_no_null(members)
     assert members["error"] == "payment_required"
@@ -122,23 +114,13 @@ def test_version_1_stands_in_the_body() -> None:
 
 def test_one_network_that_version_1_does_not_know_spoils_nothing() -> None:
     """Its clients refuse the whole list for one name."""
-    challenge = ask(elsewhere(42161), requirement_of(), elsewhere(1))
-    assert [one["network"] for one in challenge.members["accepts"]] == ["base-sepolia"]
-    assert len(required_of(challenge)["accepts"]) == 3
+    form = ask(elsewhere(42161), requirement_of(), elsewhere(1))
+    assert [one["network"] for one in members_of(form)["accepts"]] == ["base-sepolia"]
+    assert len(required_of(form)["accepts"]) == 3
 
 
 def test_without_a_network_that_version_1_knows_there_are_no_members_of_it() -> None:
     assert ask(elsewhere(42161)).members == {}
-
-
-def test_mpp_asks_for_the_first_requirement_alone() -> None:
-    headers = ask(elsewhere(42161), requirement_of()).headers
-    challenges = [value for name, value in headers if name == b"www-authenticate"]
-    assert len(challenges) == 1
-    assert (
-        decode_header(read_challenge(challenges[0])["request"].encode())["methodDetails"]["chainId"] == 42161
-    )
-    assert [name for name, _ in ask(requirement_of(), challenger=None).headers] == [b"payment-required"]
 
 
 LONG = replace(RESOURCE, description="ä" * 4_000, tags=("a" * 32, "b" * 32))
@@ -178,33 +160,47 @@ def test_what_clients_miss_least_goes_first() -> None:
 
 
 def test_the_query_goes_last_of_all() -> None:
-    content = required_of(ask(requirement_of(), resource=replace(LONG, url=URL + "x" * 2_600)))
+    content = required_of(ask(requirement_of(), resource=LONG), URL + "x" * 2_600)
     assert content["resource"]["url"] == URL.partition("?")[0]
     assert content["accepts"]
 
 
 def test_even_the_longest_path_fits() -> None:
-    content = required_of(
-        ask(requirement_of(), resource=replace(LONG, url="https://gw.example.com/" + "x" * 8_000))
-    )
+    content = required_of(ask(requirement_of(), resource=LONG), "https://gw.example.com/" + "x" * 8_000)
     assert content["resource"]["url"].startswith("https://gw.example.com/xxx")
 
 
 @settings(max_examples=60, deadline=None)
 @given(
+    st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=3_000).map(
+        lambda t: "https://a/" + t
+    ),
     st.builds(
         Resource,
-        url=st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=3_000).map(
-            lambda t: "https://a/" + t
-        ),
+        url=st.just(""),
         description=st.text(max_size=1_500),
         service_name=st.text(max_size=130),
         tags=st.lists(st.text(max_size=40), max_size=6).map(tuple),
     ),
     st.integers(1, 12),
 )
-def test_it_always_fits_and_is_always_read(resource: Resource, count: int) -> None:
-    required_of(ask(*(elsewhere(1_000 + number) for number in range(count)), resource=resource))
+def test_it_always_fits_and_is_always_read(url: str, resource: Resource, count: int) -> None:
+    required_of(ask(*(elsewhere(1_000 + number) for number in range(count)), resource=resource), url)
+
+
+def test_a_form_is_filled_for_a_short_url_after_a_long_one_as_before() -> None:
+    form = ask(requirement_of(), elsewhere(8453))
+    before = required_of(form)
+    assert required_of(form, URL + "x" * 2_400) != before
+    assert required_of(form) == before
+
+
+def test_what_is_filled_in_later_counts_when_a_form_is_chosen_and_goes_first_of_the_extensions() -> None:
+    extensions = {**EXTENSIONS, "offers": {"info": {"all": Hole("offers")}, "schema": {"type": "object"}}}
+    form = ask(requirement_of(), extensions=extensions)
+    assert set(required_of(form, values={"offers": b"[]"})["extensions"]) == set(extensions)
+    filled = json.dumps(["x" * 2_600]).encode()
+    assert set(required_of(form, values={"offers": filled})["extensions"]) == set(EXTENSIONS)
 
 
 # ---- Receipts.

@@ -1,5 +1,6 @@
 """Signed offers and receipts: what anybody with eth-account or viem can check."""
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -8,7 +9,8 @@ from eth_account.messages import encode_typed_data
 from jsonschema import Draft202012Validator
 
 from tollway.identifiers import Address, ChainId, TxHash, keccak256
-from tollway.payments.offer_receipt import sign_offers, sign_receipt
+from tollway.payments.offer_receipt import OFFERS, OFFERS_EXTENSION, sign_offers, sign_receipt
+from tollway.payments.stencil import Stencil
 from tollway.testing.authorization_samples import NOW_S, USDC, requirement_of
 
 URL = "https://gw.example.com/api/v2/gateway/api_1/quote?city=Wien"
@@ -35,11 +37,12 @@ def signer_of(signed: dict[str, Any], domain: str, name: str, fields: tuple[str,
 
 def test_each_way_to_pay_is_offered_under_the_gateways_key() -> None:
     elsewhere = requirement_of(replace(USDC, chain_id=ChainId(8453)))
-    extension = sign_offers(
+    offers = sign_offers(
         [requirement_of(), elsewhere], resource_url=URL, now_s=NOW_S + 0.5, valid_s=600, sign=sign
     )
+    extension = json.loads(Stencil(OFFERS_EXTENSION).fill({OFFERS: json.dumps(offers).encode()}))
     Draft202012Validator(extension["schema"]).validate(extension["info"])
-    offers = extension["info"]["offers"]
+    assert extension["info"]["offers"] == offers
     assert [(one["format"], one["acceptIndex"]) for one in offers] == [("eip712", 0), ("eip712", 1)]
     assert offers[1]["payload"] == {
         "version": 1,
@@ -71,9 +74,7 @@ def test_a_receipt_is_signed_by_the_same_key() -> None:
 
 
 def test_every_word_of_an_offer_is_under_the_signature() -> None:
-    (offer,) = sign_offers([requirement_of()], resource_url=URL, now_s=NOW_S, valid_s=600, sign=sign)["info"][
-        "offers"
-    ]
+    (offer,) = sign_offers([requirement_of()], resource_url=URL, now_s=NOW_S, valid_s=600, sign=sign)
     for field in OFFER:
         value = offer["payload"][field]
         changed = {**offer["payload"], field: value + 1 if isinstance(value, int) else value + "0"}

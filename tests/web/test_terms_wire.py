@@ -13,11 +13,17 @@ from x402.schemas.v1 import PaymentRequiredV1
 
 from tollway.chain.rules import PRESETS
 from tollway.identifiers import Address, ChainId
+from tollway.identity.notary import Notary
+from tollway.identity.signatures import recover
 from tollway.money import Asset, Price, TokenDomain
+from tollway.payments.offer_receipt import offer_digest
+from tollway.registry.listing import Operation
 from tollway.testing.asgi_exchange import Exchange
 from tollway.testing.authorization_samples import decode_header, read_challenge
 from tollway.testing.small_crowd import CHAIN
-from tollway.testing.small_gateway import PUBLIC_URL, USDC, SmallGateway, open_gateway
+from tollway.testing.small_gateway import NOW_MS, PUBLIC_URL, USDC, SmallGateway, open_gateway
+from tollway.web.terms_wire import HEADERS_KEPT, TermsWire
+from tollway.web.wire import parse_time
 
 URL = f"{PUBLIC_URL}/api/v2/gateway/api_quotes"
 V1_UNKNOWN = ChainId(11_155_111)  # a network that clients of version 1 have no name for
@@ -257,3 +263,185 @@ async def test_each_header_is_told_once(gate: SmallGateway) -> None:
     names = [name for name, _ in answer.sent[0]["headers"]]
     for name in (b"www-authenticate", b"payment-required", b"cache-control", b"content-type"):
         assert names.count(name) == 1
+
+
+# ---- What is made once is made of what is true now.
+
+
+def payment_of(answer: Exchange) -> dict[str, Any]:
+    told: dict[str, Any] = answer.problem["payment"]
+    return told
+
+
+async def test_a_listing_that_changed_is_quoted_as_it_is_at_once(gate: SmallGateway) -> None:
+    listing = await gate.publish(description="Old.")
+    assert required(await gate.ask("GET", "/quote"))["resource"]["description"] == "Old."
+    other_wallet = Address(b"\x77" * 20)
+    listing = await gate.revise(
+        listing, description="New.", price=Price.parse("0.02"), pay_to=other_wallet, timeout_s=7
+    )
+    answer = await gate.ask("GET", "/quote")
+    v2 = required(answer)
+    (accepted,) = v2["accepts"]
+    assert v2["resource"]["description"] == "New."
+    assert (accepted["amount"], accepted["payTo"], accepted["maxTimeoutSeconds"]) == (
+        "20000",
+        str(other_wallet),
+        67,
+    )
+    assert payment_of(answer)["amount"] == "0.02"
+    assert {option["payTo"] for option in payment_of(answer)["options"]} == {str(other_wallet)}
+    (v1,) = answer.problem["accepts"]
+    assert (v1["maxAmountRequired"], v1["description"]) == ("20000", "New.")
+    request = decode_header(read_challenge(answer.headers["www-authenticate"].encode())["request"].encode())
+    assert (request["amount"], request["recipient"]) == ("20000", str(other_wallet))
+
+
+async def test_each_operation_is_quoted_at_its_own_price_and_described_by_its_own_words(
+    gate: SmallGateway,
+) -> None:
+    document = {
+        "paths": {
+            f"/{name}": {"get": {"parameters": [{"name": name, "in": "query", "schema": {"type": "string"}}]}}
+            for name in ("cheap", "dear", "{any}")
+        }
+    }
+    dear = Operation(method="GET", path="/dear", price=Price.parse("0.5"))
+    await gate.publish(openapi=document, operations=(dear,))
+    for _ in range(2):
+        for path, amount, name in (
+            ("/cheap", "10000", "cheap"),
+            ("/dear", "500000", "dear"),
+            ("/x", "10000", "{any}"),
+            ("/cheap", "10000", "cheap"),
+        ):
+            v2 = required(await gate.ask("GET", path))
+            assert v2["accepts"][0]["amount"] == amount
+            properties = v2["extensions"]["bazaar"]["schema"]["properties"]["input"]["properties"]
+            assert list(properties["queryParams"].get("properties", [])) == [name] * (name.isalpha())
+
+
+async def test_each_method_is_described_as_itself(gate: SmallGateway) -> None:
+    await gate.publish()
+    for method in ("GET", "POST", "GET", "HEAD", "POST"):
+        v2 = required(await gate.ask(method, "/quote"))
+        assert v2["extensions"]["bazaar"]["info"]["input"]["method"] == method
+
+
+async def test_what_cannot_be_settled_any_more_is_not_offered_any_more_and_comes_back(
+    gate: SmallGateway,
+) -> None:
+    dear = Operation(method="GET", path="/dear", price=Price.parse("0.5"))
+    await gate.publish(operations=(dear,))
+    assert (await gate.ask("GET", "/quote")).headers["payment-required"]
+    gauge = gate.settling.tank._gauges[CHAIN]
+    seen_s, gauge.seen_s = gauge.seen_s, -1e9
+    answer = await gate.ask("GET", "/quote")
+    assert not {"payment-required", "www-authenticate"} & set(answer.headers)
+    assert not {"accepts", "x402Version", "error"} & set(answer.problem)
+    assert [option["rail"] for option in payment_of(answer)["options"]] == ["tx"]
+    assert "x402" not in answer.problem["detail"]
+    assert payment_of(await gate.ask("GET", "/dear"))["amount"] == "0.5"
+    gauge.seen_s = seen_s
+    answer = await gate.ask("GET", "/quote")
+    assert required(answer)["accepts"]
+    assert [option["rail"] for option in payment_of(answer)["options"]] == ["tx", "x402"]
+
+
+async def test_moments_requests_and_challenges_are_each_requests_own(gate: SmallGateway) -> None:
+    await gate.publish()
+    first = await gate.ask("GET", "/quote")
+    gate.now_ms += 1_234
+    second = await gate.ask("GET", "/quote")
+    moments = [parse_time(payment_of(answer)["expiresAt"]) for answer in (first, second)]
+    assert moments == [NOW_MS + 600_000, NOW_MS + 601_234]
+    challenges = [read_challenge(one.headers["www-authenticate"].encode()) for one in (first, second)]
+    assert challenges[0]["id"] != challenges[1]["id"]
+    assert challenges[0]["expires"] < challenges[1]["expires"]
+    third = await gate.ask("GET", "/quote")  # in the same moment
+    assert read_challenge(third.headers["www-authenticate"].encode())["id"] != challenges[1]["id"]
+    other = await gate.ask("GET", "/quote?x=1")
+    assert required(other)["resource"]["url"] == URL + "/quote?x=1" != required(second)["resource"]["url"]
+    assert other.problem["instance"] == second.problem["instance"]
+
+
+async def test_refusals_of_other_kinds_quote_the_same_with_words_of_their_own(gate: SmallGateway) -> None:
+    await gate.publish()
+    plain = await gate.ask("GET", "/quote")
+    for _ in range(2):
+        refused = await gate.ask("GET", "/quote", [("PAYMENT-SIGNATURE", "e30=")])
+        assert payment_of(refused) == payment_of(plain)
+        assert required(refused)["accepts"] == required(plain)["accepts"]
+        assert required(refused)["error"] != required(plain)["error"]
+
+
+async def test_no_member_of_a_402_is_told_twice(gate: SmallGateway) -> None:
+    """The terms and the problem are encoded apart, and joined as text."""
+    await gate.publish()
+    tiny = await gate.pay(1)
+    for headers in ([], [("PAYMENT-SIGNATURE", "e30=")], gate.plain_proof(tiny.tx_hash)):
+        answer = await gate.ask("GET", "/quote", headers)
+        assert answer.status == 402
+        names = [name for name, _ in json.loads(answer.body, object_pairs_hook=list)]
+        assert len(names) == len(set(names)), names
+
+
+class Notarised:
+    """A gateway that signs its offers."""
+
+    def __init__(self, gate: SmallGateway) -> None:
+        self.notary = Notary.derive(b"\x07" * 32)
+        gate.calls._terms = TermsWire(
+            gate.rules,
+            public_url=PUBLIC_URL,
+            challenger=None,
+            now_ms=lambda: gate.now_ms,
+            entropy=gate._entropy,
+            notary=self.notary,
+        )
+
+    def read_offers(self, answer: Exchange) -> list[dict[str, Any]]:
+        """Each payload, once its signature was found to be the gateway's."""
+        offers = required(answer)["extensions"]["offer-receipt"]["info"]["offers"]
+        for offer in offers:
+            signature = bytes.fromhex(offer["signature"][2:])
+            assert recover(offer_digest(offer["payload"]), signature) == self.notary.address
+        return [offer["payload"] for offer in offers]
+
+
+async def test_offers_of_one_url_are_signed_once_in_a_while_and_never_promise_too_much(
+    gate: SmallGateway,
+) -> None:
+    signed = Notarised(gate)
+    await gate.publish()
+    now_s = gate.now_ms // 1000
+    (first,) = signed.read_offers(await gate.ask("GET", "/quote"))
+    assert first["validUntil"] == now_s + 600
+    gate.now_ms += 4_000
+    (again,) = signed.read_offers(await gate.ask("GET", "/quote"))
+    assert again == first
+    (other,) = signed.read_offers(await gate.ask("GET", "/quote?x=1"))
+    assert (other["resourceUrl"], other["validUntil"]) == (URL + "/quote?x=1", now_s + 604)
+    gate.now_ms += 1_000
+    (fresh,) = signed.read_offers(await gate.ask("GET", "/quote"))
+    assert fresh["validUntil"] == now_s + 605
+    gate.now_ms -= 60_000  # the clock was set back
+    (back,) = signed.read_offers(await gate.ask("GET", "/quote"))
+    assert back["validUntil"] == now_s - 55 + 600
+
+
+async def test_an_offer_of_a_price_that_was_changed_is_not_given_out_again(gate: SmallGateway) -> None:
+    signed = Notarised(gate)
+    listing = await gate.publish()
+    (before,) = signed.read_offers(await gate.ask("GET", "/quote"))
+    await gate.revise(listing, price=Price.parse("0.02"))
+    (after,) = signed.read_offers(await gate.ask("GET", "/quote"))
+    assert (before["amount"], after["amount"]) == ("10000", "20000")
+
+
+async def test_what_is_remembered_of_urls_is_bounded(gate: SmallGateway) -> None:
+    await gate.publish()
+    for number in range(HEADERS_KEPT + 2):
+        await gate.ask("GET", f"/quote?x={number}")
+    assert len(gate.calls._terms._required) <= HEADERS_KEPT
+    assert len(gate.calls._terms._sheets) == 1

@@ -59,6 +59,14 @@ def describe_call(
     return None
 
 
+def find_path(openapi: Mapping[str, Any] | None, path: str) -> str:
+    """The path of the provider's document that a call's path is described under; as `path`, it gives the same
+    description. Empty where there is none."""
+    paths = _mapping((openapi or {}).get("paths"))
+    wanted = path.partition("?")[0].rstrip("/") or "/"
+    return wanted if _mapping(paths.get(wanted)) else _find_template(paths, wanted)
+
+
 def _describe(place: str, known: Mapping[str, str], hints: Sequence[_Hint]) -> dict[str, Any]:
     """`place`: where the hints stand in `input`; a body stands there even when it is empty."""
     examples = {hint.name: hint.example for hint in hints if hint.example is not None}
@@ -185,9 +193,7 @@ def search_json(
 
 
 def _find_operation(openapi: Mapping[str, Any] | None, method: str, path: str) -> Mapping[str, Any]:
-    paths = _mapping((openapi or {}).get("paths"))
-    wanted = path.partition("?")[0].rstrip("/") or "/"
-    chosen = _mapping(paths.get(wanted)) or _find_template(paths, wanted)
+    chosen = _mapping(_mapping((openapi or {}).get("paths")).get(find_path(openapi, path)))
     key = "get" if method == "HEAD" and "head" not in chosen else method.lower()
     operation = dict(_mapping(chosen.get(key)))
     shared = chosen.get("parameters")
@@ -197,16 +203,16 @@ def _find_operation(openapi: Mapping[str, Any] | None, method: str, path: str) -
     return operation
 
 
-def _find_template(paths: Mapping[str, Any], wanted: str) -> Mapping[str, Any]:
+def _find_template(paths: Mapping[str, Any], wanted: str) -> str:
     segments = wanted.split("/")
-    for _, (template, item) in zip(range(_PATHS_MAX), paths.items(), strict=False):
+    for _, template in zip(range(_PATHS_MAX), paths, strict=False):
         parts = str(template).split("/")
         if len(parts) == len(segments) and all(
             part == segment or (part.startswith("{") and part.endswith("}"))
             for part, segment in zip(parts, segments, strict=True)
         ):
-            return _mapping(item)
-    return {}
+            return str(template)
+    return ""
 
 
 def _query_hints(operation: Mapping[str, Any]) -> list[_Hint]:

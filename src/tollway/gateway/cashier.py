@@ -53,8 +53,10 @@ from tollway.payments.requirement import Requirement, current_requirements, list
 from tollway.payments.settlement import Settlement
 from tollway.payments.terms import Tariff
 from tollway.registry.listing import Listing
+from tollway.registry.revision_memory import RevisionMemory
 
 PATH_LENGTH_MAX = 2_048
+QUOTES_KEPT = 4_096
 
 CheckCustomer = Callable[[Address, Price, Asset], Awaitable[Problem | None]]
 """Whether this wallet may make this call now at that price: blocked, too dear, too many failures, too fast."""
@@ -98,11 +100,15 @@ class Cashier:
         self._limits = limits
         self._now_ms = now_ms
         self._entropy = entropy
+        self._quotes: RevisionMemory[tuple[Requirement, ...]] = RevisionMemory(QUOTES_KEPT)
 
     def quote(self, tariff: Tariff, listing: Listing) -> tuple[Requirement, ...]:
         """What a 402 offers: the current price, on every rail that can be settled now."""
-        quoted = current_requirements(tariff, self._rules, timeout_s=listing.timeout_s)
-        return tuple(one for one in quoted if self._settlement.is_offered(one.asset, one.units, listing.id))
+        quoted = self._quotes.find(listing, tariff.price.text)
+        if quoted is None:
+            quoted = current_requirements(tariff, self._rules, timeout_s=listing.timeout_s)
+            self._quotes.keep(listing, tariff.price.text, quoted)
+        return tuple([one for one in quoted if self._settlement.is_offered(one.asset, one.units, listing.id)])
 
     def read(self, call: IncomingCall) -> Presented | Problem | None:
         """What the call shows on these rails; None when it shows nothing there."""

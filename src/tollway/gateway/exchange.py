@@ -115,11 +115,17 @@ class Offer:
     price: Price
     expires_ms: int
     quote: Callable[[], tuple[Requirement, ...]] = tuple
+    _quoted: list[tuple[Requirement, ...]] = field(
+        default_factory=list, init=False, repr=False, compare=False
+    )
 
     @property
     def requirements(self) -> tuple[Requirement, ...]:
-        """Worked out only where somebody is asked to pay: most calls are not."""
-        return self.quote()
+        """Worked out only where somebody is asked to pay: most calls are not. Once, so that all of an answer says the
+        same."""
+        if not self._quoted:
+            self._quoted.append(self.quote())
+        return self._quoted[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,13 +63,16 @@ def decode_object(value: bytes, *, bytes_max: int) -> dict[str, Any]:
 
 def encode_object(content: Mapping[str, Any]) -> bytes:
     """base64 in the standard alphabet with padding: stock x402 clients refuse any other."""
-    return binascii.b2a_base64(_compact(content), newline=False)
+    return encode_base64(encode_json(content))
+
+
+def encode_base64(raw: bytes) -> bytes:
+    return binascii.b2a_base64(raw, newline=False)
 
 
 def encode_object_urlsafe(content: Mapping[str, Any]) -> str:
     """base64url without padding of canonical JSON (RFC 8785; sorted keys suffice for ASCII keys and integers): MPP."""
-    raw = binascii.b2a_base64(_compact(content, is_sorted=True), newline=False)
-    return raw.translate(_TO_URLSAFE).rstrip(b"=").decode("ascii")
+    return encode_urlsafe(_encode_sorted(content).encode("utf-8", "replace"))
 
 
 def encode_urlsafe(raw: bytes) -> str:
@@ -79,9 +82,13 @@ def encode_urlsafe(raw: bytes) -> str:
 _TO_URLSAFE = bytes.maketrans(b"+/", b"-_")
 
 
-def _compact(content: Mapping[str, Any], *, is_sorted: bool = False) -> bytes:
-    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"), sort_keys=is_sorted)
-    return text.encode("utf-8", "replace")
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+_encode_sorted = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode
+
+
+def encode_json(content: object) -> bytes:
+    """UTF-8 without needless space; what is no character becomes a question mark."""
+    return _encode(content).encode("utf-8", "replace")
 
 
 def parse_transfer(fields: Mapping[str, Any], signature: object) -> SignedTransfer:

@@ -1,28 +1,25 @@
-"""The 402 in the dialects of x402 v2, x402 v1 and MPP, and the receipts in each of them. Pure.
+"""The 402 in the dialects of x402 v2 and v1, and the receipts in each dialect. Pure.
 
-Nothing here says what is owed: the requirements do. The `PAYMENT-REQUIRED` header is kept small, because clients and
-proxies refuse large ones; what a client can do without goes first.
+Nothing here says what is owed: the requirements do. MPP's challenge is made in `mpp`. The `PAYMENT-REQUIRED` header is
+kept small, because clients and proxies refuse large ones; what a client can do without goes first.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from tollway.identifiers import Address, ChainId, TxHash, format_network
 from tollway.ledger.authorization import Dialect
-from tollway.payments.authorization_wire import encode_object, encode_object_urlsafe
-from tollway.payments.mpp import (
-    CHALLENGE_HEADER,
-    METHOD,
-    RECEIPT_HEADER,
-    Challenger,
-    Route,
-    format_moment,
+from tollway.payments.authorization_wire import (
+    encode_base64,
+    encode_json,
+    encode_object,
+    encode_object_urlsafe,
 )
+from tollway.payments.mpp import METHOD, RECEIPT_HEADER, format_moment
 from tollway.payments.requirement import Requirement
+from tollway.payments.stencil import Hole, Stencil
 from tollway.payments.x402 import (
-    REQUIRED_HEADER,
     RESPONSE_HEADER,
     RESPONSE_HEADER_V1,
     Resource,
@@ -39,43 +36,53 @@ _PATH_KEPT = 512
 
 Header = tuple[bytes, bytes]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Challenge:
-    """What a 402 says beside the problem: `headers`, and the `members` of x402 v1 in its body. Empty where an
-    authorisation cannot pay."""
-
-    headers: list[Header]
-    members: dict[str, Any]
+URL, ERROR = Hole("url"), Hole("error")
+"""What differs between requests: the public URL that was asked for, and the code or the protocol's reason."""
 
 
-def build_challenge(
-    requirements: Sequence[Requirement],
-    resource: Resource,
-    *,
-    error: str,
-    extensions: Mapping[str, Mapping[str, Any]],
-    challenger: Challenger | None,
-    route: Route,
-    now_s: float,
-    salt: bytes = b"",
-) -> Challenge:
-    """One 402 for every dialect. `error`: the code, or the protocol's reason. `extensions`: each with `info` and `schema`.
+class ChallengeForm:
+    """One 402 in the dialects of x402, written but for its holes. `members`: those of version 1, for the body; empty where
+    its clients would choke. `requirements` is not empty."""
 
-    MPP's challenge is of the first requirement alone: its clients take the first of several without looking further.
-    `salt`: random bytes that make it one of its kind.
-    """
-    if not requirements:
-        return Challenge(headers=[], members={})
-    headers = [(REQUIRED_HEADER, _fit(requirements, resource, error, extensions))]
-    if challenger is not None:
-        headers.append(
-            (CHALLENGE_HEADER, challenger.challenge(requirements[0], route, now_s=now_s, salt=salt))
+    def __init__(
+        self,
+        requirements: Sequence[Requirement],
+        resource: Resource,
+        *,
+        extensions: Mapping[str, Mapping[str, Any]],
+    ) -> None:
+        """`resource`: its URL is filled in later. `extensions`: each with `info` and `schema`; may have holes of its own."""
+        resource = replace(resource, url=URL)
+        accepts_v1 = [requirement_json_v1(requirement, resource) for requirement in requirements]
+        kept = [accepted for accepted in accepts_v1 if accepted is not None]
+        self.members = {"x402Version": 1, "error": ERROR, "accepts": kept} if kept else {}
+        draft = _Draft(
+            requirements=requirements,
+            resource=_describe_shortly(resource, _DESCRIPTION_MAX),
+            extensions=extensions,
         )
-    accepts_v1 = [requirement_json_v1(requirement, resource) for requirement in requirements]
-    kept = [accepted for accepted in accepts_v1 if accepted is not None]
-    members = {"x402Version": 1, "error": error, "accepts": kept} if kept else {}
-    return Challenge(headers=headers, members=members)
+        self._drafts = _shrink(draft)
+        self._stencils = [Stencil(next(self._drafts))]  # the others are made when a long URL needs them
+
+    def encode_required(self, url: str, values: Mapping[str, bytes]) -> bytes:
+        """The value of `PAYMENT-REQUIRED`: the fullest form that fits. `values`: for all holes but the URL's."""
+        values = {**values, URL: encode_json(url)}
+        for stencil in self._list_stencils():
+            if _encoded_bytes(stencil.count(values)) <= REQUIRED_BYTES_MAX:
+                return encode_base64(stencil.fill(values))
+        # A path of kilobytes: its beginning still names the listing.
+        path = url.partition("?")[0]
+        values[URL] = encode_json(path)
+        if _encoded_bytes(stencil.count(values)) > REQUIRED_BYTES_MAX:
+            values[URL] = encode_json(path[:_PATH_KEPT])
+        return encode_base64(stencil.fill(values))
+
+    def _list_stencils(self) -> Iterator[Stencil]:
+        """From the fullest to the barest."""
+        yield from self._stencils
+        for content in self._drafts:
+            self._stencils.append(Stencil(content))
+            yield self._stencils[-1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,58 +91,40 @@ class _Draft:
 
     requirements: Sequence[Requirement]
     resource: Resource
-    error: str
     extensions: Mapping[str, Mapping[str, Any]]
 
-    def encode(self) -> bytes:
+    def to_json(self) -> dict[str, Any]:
         content: dict[str, Any] = {
             "x402Version": 2,
-            "error": self.error,
+            "error": ERROR,
             "resource": resource_json(self.resource),
             "accepts": [requirement_json(requirement) for requirement in self.requirements],
         }
         if self.extensions:
-            content["extensions"] = {name: dict(extension) for name, extension in self.extensions.items()}
-        return encode_object(content)
+            content["extensions"] = dict(self.extensions)
+        return content
 
 
-def _fit(
-    requirements: Sequence[Requirement],
-    resource: Resource,
-    error: str,
-    extensions: Mapping[str, Mapping[str, Any]],
-) -> bytes:
-    draft = _Draft(
-        requirements=requirements,
-        resource=_describe_shortly(resource, _DESCRIPTION_MAX),
-        error=error,
-        extensions=extensions,
-    )
-    encoded = draft.encode()
-    for shrink in _shrinks(draft):
-        if len(encoded) <= REQUIRED_BYTES_MAX:
-            break
-        draft = shrink(draft)
-        encoded = draft.encode()
-    return encoded
-
-
-def _shrinks(draft: _Draft) -> Iterator[Callable[[_Draft], _Draft]]:
-    """What goes first is what a client misses least; of the extensions the largest."""
-    yield lambda d: replace(d, extensions={name: _without_details(ext) for name, ext in d.extensions.items()})
-    yield lambda d: replace(d, resource=replace(d.resource, tags=()))
-    yield lambda d: replace(d, resource=_describe_shortly(d.resource, _DESCRIPTION_SHORT))
-    for name in sorted(draft.extensions, key=lambda one: -len(encode_object(dict(draft.extensions[one])))):
-        yield partial(_without_extension, name)
+def _shrink(draft: _Draft) -> Iterator[dict[str, Any]]:
+    """Less and less of it: what goes first is what a client misses least; of the extensions the largest."""
+    yield draft.to_json()
+    extensions = {name: _without_details(extension) for name, extension in draft.extensions.items()}
+    yield (draft := replace(draft, extensions=extensions)).to_json()
+    yield (draft := replace(draft, resource=replace(draft.resource, tags=()))).to_json()
+    resource = _describe_shortly(draft.resource, _DESCRIPTION_SHORT)
+    yield (draft := replace(draft, resource=resource)).to_json()
+    # What is filled in later is more than all that stands there now: offers, each with a signature.
+    sizes = {name: (Stencil(one).holes, len(encode_json(one))) for name, one in extensions.items()}
+    for name in sorted(sizes, key=sizes.__getitem__, reverse=True):
+        del extensions[name]
+        yield draft.to_json()
     for _ in draft.requirements[1:]:
-        yield lambda d: replace(d, requirements=d.requirements[:-1])
-    yield lambda d: replace(d, resource=replace(d.resource, url=d.resource.url.partition("?")[0]))
-    # A path of kilobytes: its beginning still names the listing.
-    yield lambda d: replace(d, resource=replace(d.resource, url=d.resource.url[:_PATH_KEPT]))
+        yield (draft := replace(draft, requirements=draft.requirements[:-1])).to_json()
 
 
-def _without_extension(name: str, draft: _Draft) -> _Draft:
-    return replace(draft, extensions={one: ext for one, ext in draft.extensions.items() if one != name})
+def _encoded_bytes(raw_bytes: int) -> int:
+    """Of base64 with padding."""
+    return -(-raw_bytes // 3) * 4
 
 
 def _describe_shortly(resource: Resource, length_max: int) -> Resource:
@@ -144,7 +133,7 @@ def _describe_shortly(resource: Resource, length_max: int) -> Resource:
     return replace(resource, description=resource.description[: length_max - 1].rstrip() + "…")
 
 
-def _without_details(extension: Mapping[str, Any]) -> Mapping[str, Any]:
+def _without_details(extension: Mapping[str, Any]) -> dict[str, Any]:
     """The schema that still says yes to `info`: an object."""
     return {**extension, "schema": {"type": "object"}}
 

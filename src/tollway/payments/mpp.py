@@ -8,6 +8,7 @@ nonce, which is bound to the challenge. Sources: the Payment HTTP authentication
 import hmac
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from hashlib import sha256
 from typing import Any
 
@@ -82,18 +83,7 @@ class Challenger:
 
         `salt` makes it one of its kind: the nonce of the authorisation follows from the challenge, so a wallet that is
         challenged twice alike could pay for one call only."""
-        request = encode_object_urlsafe(
-            {
-                "amount": str(requirement.base_units),
-                "currency": str(requirement.asset.token),
-                "recipient": str(requirement.pay_to),
-                "methodDetails": {
-                    "chainId": requirement.asset.chain_id,
-                    "credentialTypes": [CREDENTIAL_TYPE],
-                    "decimals": requirement.asset.decimals,
-                },
-            }
-        )
+        request = _encode_request(requirement)
         expires = format_moment(int(now_s) + requirement.max_timeout_s)
         opaque = encode_object_urlsafe({"route": route.digest, "salt": salt.hex()})
         challenge_id = self._sign(request=request, expires=expires, opaque=opaque)
@@ -155,6 +145,22 @@ class Challenger:
         return encode_urlsafe(hmac.digest(self.secret, slots.encode("utf-8", "replace"), "sha256"))
 
 
+@lru_cache(maxsize=1024)
+def _encode_request(requirement: Requirement) -> str:
+    return encode_object_urlsafe(
+        {
+            "amount": str(requirement.base_units),
+            "currency": str(requirement.asset.token),
+            "recipient": str(requirement.pay_to),
+            "methodDetails": {
+                "chainId": requirement.asset.chain_id,
+                "credentialTypes": [CREDENTIAL_TYPE],
+                "decimals": requirement.asset.decimals,
+            },
+        }
+    )
+
+
 def _is_of(route: Route, opaque: str) -> bool:
     """Of our own texts only."""
     content = decode_object(opaque.encode(), bytes_max=len(opaque))
@@ -168,6 +174,7 @@ def _take_chain(request: dict[str, Any]) -> ChainId:
     return ChainId(chain_id)
 
 
+@lru_cache(maxsize=64)  # many are asked for in one second
 def format_moment(seconds: int) -> str:
     """Unix seconds as RFC 3339 in UTC."""
     return (_EPOCH + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%S.000Z")

@@ -5,11 +5,14 @@ is not here, a `Sign` is handed in. Source: the x402 extension `offer-receipt`, 
 the network of the payment.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, lru_cache
+from types import MappingProxyType
 from typing import Any
 
 from tollway.identifiers import Address, ChainId, TxHash, format_network, keccak256
 from tollway.payments.requirement import Requirement
+from tollway.payments.stencil import Hole
 from tollway.payments.x402 import SCHEME
 
 OFFER_RECEIPT = "offer-receipt"
@@ -41,9 +44,9 @@ _DOMAIN_TYPE = keccak256(b"EIP712Domain(string name,string version,uint256 chain
 
 def sign_offers(
     requirements: Sequence[Requirement], *, resource_url: str, now_s: float, valid_s: int, sign: Sign
-) -> dict[str, Any]:
-    """The extension of a 402: an offer for each requirement, in the order of `accepts`. `valid_s`: for how long the
-    price is sure to count."""
+) -> list[dict[str, Any]]:
+    """What goes into `OFFERS_EXTENSION`: an offer for each requirement, in the order of `accepts`. `valid_s`: for how
+    long the price is sure to count."""
     offers = []
     for index, requirement in enumerate(requirements):
         offer: dict[str, str | int] = {
@@ -65,7 +68,7 @@ def sign_offers(
                 "signature": "0x" + signature.hex(),
             }
         )
-    return {"info": {"offers": offers}, "schema": _schema("offers", {"type": "array"})}
+    return offers
 
 
 def sign_receipt(
@@ -105,15 +108,32 @@ def receipt_digest(receipt: dict[str, str | int]) -> bytes:
 
 
 def _digest(domain: str, name: str, fields: dict[str, str], values: dict[str, str | int]) -> bytes:
-    described = ",".join(f"{kind} {field}" for field, kind in fields.items())
-    words = [keccak256(f"{name}({described})".encode()), *(_encode(values[field]) for field in fields)]
-    separator = keccak256(_DOMAIN_TYPE + _encode(domain) + _encode("1") + _encode(1))
-    return keccak256(b"\x19\x01" + separator + keccak256(b"".join(words)))
+    described = ",".join([f"{kind} {field}" for field, kind in fields.items()])
+    words = [_hash_text(f"{name}({described})"), *[_encode(values[field]) for field in fields]]
+    return keccak256(b"\x19\x01" + _hash_domain(domain) + keccak256(b"".join(words)))
+
+
+@cache  # there are two
+def _hash_domain(domain: str) -> bytes:
+    return keccak256(_DOMAIN_TYPE + _encode(domain) + _encode("1") + _encode(1))
 
 
 def _encode(value: str | int) -> bytes:
-    return value.to_bytes(32, "big") if isinstance(value, int) else keccak256(value.encode())
+    return value.to_bytes(32, "big") if isinstance(value, int) else _hash_text(value)
+
+
+@lru_cache(maxsize=1024)
+def _hash_text(text: str) -> bytes:
+    """Networks, tokens, wallets and amounts come again and again."""
+    return keccak256(text.encode())
 
 
 def _schema(name: str, kind: dict[str, str]) -> dict[str, Any]:
     return {"type": "object", "properties": {name: kind}, "required": [name]}
+
+
+OFFERS = Hole("offers")
+OFFERS_EXTENSION: Mapping[str, Any] = MappingProxyType(
+    {"info": {"offers": OFFERS}, "schema": _schema("offers", {"type": "array"})}
+)
+"""The extension of a 402."""

@@ -34,7 +34,7 @@ from tollway.limits import Limits
 from tollway.web.load_gauge import LoadGauge
 from tollway.web.middleware import check_request_line
 from tollway.web.problems import instance_of, render_problem
-from tollway.web.terms_wire import TermsWire
+from tollway.web.terms_wire import Terms, TermsWire
 
 _log = structlog.get_logger(__name__)
 
@@ -94,7 +94,7 @@ class CallRoutes:
             outcome.headers.append((b"x-request-id", request_id.encode()))
             await self._answer(outcome, body, send)
         elif isinstance(outcome, Declined):
-            await self._decline(scope, body, send, request_id, self._with_terms(outcome, call))
+            await self._decline(scope, body, send, request_id, outcome, self._find_terms(outcome, call))
         else:
             state = outcome.payment_state
             told = Declined(problem=replace(_BROKEN_OFF, payment_state=state))
@@ -131,18 +131,11 @@ class CallRoutes:
             _log.exception("call_failed", request_id=call.request_id, api_id=call.listing_id)
             return Declined(problem=_INTERNAL)
 
-    def _with_terms(self, declined: Declined, call: IncomingCall | Problem) -> Declined:
-        """A 402 in all its dialects."""
+    def _find_terms(self, declined: Declined, call: IncomingCall | Problem) -> Terms | None:
+        """Of a 402, in all its dialects."""
         if declined.offer is None or not isinstance(call, IncomingCall):
-            return declined
-        problem, offer = declined.problem, declined.offer
-        challenge = self._terms.challenge(offer, call, problem)
-        members = {**problem.members, "payment": self._terms.terms_json(offer), **challenge.members}
-        return replace(
-            declined,
-            problem=replace(problem, members=members),
-            headers=[*declined.headers, *challenge.headers],
-        )
+            return None
+        return self._terms.tell(declined.offer, call, declined.problem)
 
     # ---- Answers.
 
@@ -205,13 +198,25 @@ class CallRoutes:
             stream.sent += len(piece)
 
     async def _decline(
-        self, scope: Scope, body: "IncomingBody", send: Send, request_id: str, declined: Declined
+        self,
+        scope: Scope,
+        body: "IncomingBody",
+        send: Send,
+        request_id: str,
+        declined: Declined,
+        terms: Terms | None = None,
     ) -> None:
         problem = declined.problem
         status, headers, content = render_problem(
-            problem, public_url=self._public_url, request_id=request_id, instance=instance_of(scope)
+            problem,
+            public_url=self._public_url,
+            request_id=request_id,
+            instance=instance_of(scope),
+            encoded=b"" if terms is None else terms.members,
         )
         headers += declined.headers
+        if terms is not None:
+            headers += terms.headers
         told = {name for name, _ in declined.headers}
         if b"tollway-payment-state" not in told:
             headers.append((b"tollway-payment-state", (problem.payment_state or "none").encode()))

@@ -42,6 +42,7 @@ SIGN_IN_CHALLENGE = "PAYMENT-REQUIRED"
 CHALLENGED_BY_402 = "challenged_by_402"
 """In `scope["state"]`: who asks understands a sign-in challenge only where it comes as a 402 (`web/authentication.py`)."""
 
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _PATH_SAFE = "/%:@!$&'()*+,;=~-._"
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 _log = structlog.get_logger(__name__)
@@ -138,10 +139,16 @@ def problem_type(code: Code, *, public_url: str) -> str:
 
 
 def render_problem(
-    problem: Problem, *, public_url: str, request_id: str, instance: str, status: int | None = None
+    problem: Problem,
+    *,
+    public_url: str,
+    request_id: str,
+    instance: str,
+    status: int | None = None,
+    encoded: bytes = b"",
 ) -> Rendered:
     """An RFC 9457 answer. `instance`: a URI reference to what failed, usually the path of the request. `status`: only
-    where it is not the one of the code."""
+    where it is not the one of the code. `encoded`: a JSON object of more members, none of them one of a problem's."""
     kind = KINDS[problem.code]
     status = kind.status if status is None else status
     retry_after_s = problem.retry_after_s if problem.retry_after_s is not None else kind.retry_after_s
@@ -165,7 +172,9 @@ def render_problem(
     if problem.reason is not None:
         content["reason"] = problem.reason
     content = {**problem.members, **content}
-    body = json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+    body = _encode(content).encode("utf-8", "replace")
+    if encoded:
+        body = encoded[:-1] + b"," + body[1:]
     headers = [
         (b"content-type", PROBLEM_TYPE),
         (b"content-length", str(len(body)).encode()),

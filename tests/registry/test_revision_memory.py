@@ -1,0 +1,40 @@
+"""What is remembered of a listing is of its state as it is, and never more than so much."""
+
+from dataclasses import replace
+
+from tollway.identifiers import Address, ListingId
+from tollway.registry.revision_memory import RevisionMemory
+from tollway.testing.listing_samples import sample_listing
+
+LISTING = sample_listing(provider=Address(b"\x01" * 20))
+
+
+def test_it_gives_back_what_was_kept_of_this_state_under_this_key() -> None:
+    memory: RevisionMemory[str] = RevisionMemory(10)
+    assert memory.find(LISTING, "a") is None
+    assert memory.keep(LISTING, "a", "made") == "made"
+    assert (memory.find(LISTING, "a"), memory.find(LISTING, "b")) == ("made", None)
+
+
+def test_another_state_of_the_listing_knows_nothing_even_under_the_same_revision() -> None:
+    memory: RevisionMemory[str] = RevisionMemory(10)
+    memory.keep(LISTING, "a", "made")
+    for other in (replace(LISTING, revision=2), replace(LISTING), replace(LISTING, id=ListingId("api_2"))):
+        assert memory.find(other, "a") is None
+
+
+def test_a_newer_state_takes_the_place_of_the_older_one() -> None:
+    memory: RevisionMemory[str] = RevisionMemory(10)
+    memory.keep(LISTING, "a", "old")
+    changed = replace(LISTING, revision=2)
+    memory.keep(changed, "a", "new")
+    assert (memory.find(LISTING, "a"), memory.find(changed, "a"), len(memory)) == (None, "new", 1)
+
+
+def test_what_was_not_asked_for_longest_goes_first() -> None:
+    memory: RevisionMemory[int] = RevisionMemory(2)
+    memory.keep(LISTING, "a", 1)
+    memory.keep(LISTING, "b", 2)
+    assert memory.find(LISTING, "a") == 1
+    memory.keep(LISTING, "c", 3)
+    assert [memory.find(LISTING, key) for key in "abc"] == [1, None, 3]
