@@ -14,6 +14,7 @@ from starlette.types import ASGIApp
 
 from tollway.chain.rpc import RpcReader
 from tollway.chain.rules import ChainRules
+from tollway.clocks import ticks_ms
 from tollway.entropy import Entropy
 from tollway.gateway.cashier import Cashier
 from tollway.gateway.forward import Passage
@@ -46,6 +47,7 @@ from tollway.web.bazaar_routes import BazaarDesk, bazaar_router
 from tollway.web.call_routes import CallRoutes
 from tollway.web.creation_desk import CreationDesk
 from tollway.web.did_routes import did_router
+from tollway.web.discovery_routes import DocumentDesk, discovery_router
 from tollway.web.health_routes import health_router
 from tollway.web.history_routes import history_router, x402_history_router
 from tollway.web.listing_routes import ListingDesk, endpoint_judge, listing_router
@@ -125,14 +127,8 @@ class Frontage:
                     find_asset=self._find_asset,
                     now_ms=self._now_ms,
                 ),
-                bazaar_router(
-                    BazaarDesk(
-                        catalog=rooms.catalog,
-                        rules=rooms.rules,
-                        is_offered=self._is_x402_offered,
-                        public_url=settings.public_url,
-                    )
-                ),
+                bazaar_router(self._bazaar_desk()),
+                discovery_router(self._document_desk()),
                 mcp_router(self._mcp_desk(calls, listing_desk.shape, wallet)),
                 signin_router(rooms.desk, nonce_meter, limits=limits),
                 health_router(rooms.check_ready),
@@ -219,25 +215,17 @@ class Frontage:
 
     def _listing_desk(self, wallet: Callable[[Request], Awaitable[Identity]]) -> ListingDesk:
         rooms, settings = self._rooms, self._settings
-        assets = tuple(asset for rules in rooms.rules.values() for asset in rules.assets)
         return ListingDesk(
             catalog=rooms.catalog,
             rules=DraftRules(
-                assets=assets,
+                assets=self._shape().assets,
                 main_networks=frozenset(
                     chain_id for chain_id, rules in rooms.rules.items() if rules.kind == "main"
                 ),
                 allow_private_endpoints=settings.allow_private_endpoints,
                 judge_endpoint=endpoint_judge(allow_private=settings.allow_private_endpoints),
             ),
-            shape=ListingShape(
-                public_url=settings.public_url,
-                assets=assets,
-                confirmations_for=lambda asset, units: rooms.rules[asset.chain_id].confirmations_for(
-                    asset, units
-                ),
-                is_offered=self._is_x402_offered,
-            ),
+            shape=self._shape(),
             limits=settings.limits,
             authenticate=wallet,
             probe=rooms.dialer.probe,
@@ -265,6 +253,38 @@ class Frontage:
             origin=str(self._origin),
             body_bytes_max=self._limits.control_body_bytes_max,
         )
+
+    def _shape(self) -> ListingShape:
+        rules = self._rooms.rules
+        return ListingShape(
+            public_url=self._settings.public_url,
+            assets=tuple(asset for one in rules.values() for asset in one.assets),
+            confirmations_for=lambda asset, units: rules[asset.chain_id].confirmations_for(asset, units),
+            is_offered=self._is_x402_offered,
+        )
+
+    def _bazaar_desk(self) -> BazaarDesk:
+        return BazaarDesk(
+            catalog=self._rooms.catalog,
+            rules=self._rooms.rules,
+            is_offered=self._is_x402_offered,
+            public_url=self._settings.public_url,
+        )
+
+    def _document_desk(self) -> DocumentDesk:
+        rooms, settings = self._rooms, self._settings
+        return DocumentDesk(
+            catalog=rooms.catalog,
+            shape=self._shape(),
+            bazaar=self._bazaar_desk(),
+            limits=settings.limits,
+            is_mpp_offered=self._is_mpp_offered,
+            is_bound_required=settings.require_bound_signature,
+            ticks_ms=ticks_ms,
+        )
+
+    def _is_mpp_offered(self, asset: Asset, units: int, listing_id: ListingId) -> bool:
+        return self._settings.mpp and self._rooms.treasury.settlement.is_offered(asset, units, listing_id)
 
     def _is_x402_offered(self, asset: Asset, units: int, listing_id: ListingId) -> bool:
         return self._settings.x402 and self._rooms.treasury.settlement.is_offered(asset, units, listing_id)
