@@ -9,6 +9,7 @@ import pytest
 from tollway.errors import Code, Problem
 from tollway.gateway.exchange import IncomingCall
 from tollway.gateway.opening import Opening, Openings
+from tollway.gateway.parameters import Manuals
 from tollway.gateway.target import Target
 from tollway.identifiers import ListingId
 from tollway.limits import DEFAULT_LIMITS
@@ -48,7 +49,7 @@ def find(
     versions = [listing.current_terms(since_ms=0)]
     if older is not None:
         versions.append(replace(versions[0], operations=older))
-    openings = Openings(wait_s=lambda endpoint: wait_s, allow_private=False)
+    openings = Openings(wait_s=lambda endpoint: wait_s, allow_private=False, manuals=Manuals())
     return openings.find(Shelf(listing=listing, versions=tuple(versions)), asked)
 
 
@@ -99,3 +100,60 @@ def test_knows_what_each_version_of_the_terms_asks_the_current_one_first(
     )
     assert [tariff.price.text for tariff in opening.tariffs] == prices
     assert opening.is_free == (prices[0] == "0")
+
+
+DOCUMENT = {
+    "openapi": "3.1.0",
+    "paths": {
+        "/v1/cities/{city}": {"get": {}, "post": {}},
+        "/v1/Cities/all": {"get": {}},
+        "/v1/tiles/{z}/{x}.{format}": {"get": {}},
+        "/v1/only": {"head": {}},
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("method", "rest", "price"),
+    [
+        ("GET", "/v1/cities/rome", "0.01"),
+        ("HEAD", "/v1/cities/rome", "0.01"),
+        ("POST", "/v1/cities/rome/", "0.01"),
+        ("GET", "//v1/%63ities;a=1/all", "0.01"),
+        ("GET", "/v1/tiles/3/4.png", "0.01"),
+        ("GET", "/v1/priced/9", "0.5"),
+        ("HEAD", "/v1/only", "0.01"),
+        ("GET", "/v1/only", Code.ROUTE_NOT_FOUND),
+        ("DELETE", "/v1/cities/rome", Code.ROUTE_NOT_FOUND),
+        ("GET", "/v1/cities", Code.ROUTE_NOT_FOUND),
+        ("GET", "", Code.ROUTE_NOT_FOUND),
+        ("GET", "/v1/tiles/3/png", Code.ROUTE_NOT_FOUND),
+        ("GET", "/v1/cities/rome%2Fsecret", Code.INVALID_REQUEST),
+        ("GET", "/v1/cities/..%2f..%2fadmin", Code.INVALID_REQUEST),
+        ("GET", "/v1/cities/x%5c..%5c..%5cadmin", Code.INVALID_REQUEST),
+        ("GET", "/v1/priced/..%252f..%252fadmin", Code.INVALID_REQUEST),
+    ],
+)
+def test_a_listing_that_refuses_other_paths_serves_what_is_documented_or_priced(
+    method: str, rest: str, price: str | Code
+) -> None:
+    priced = Operation(method="GET", path="/v1/priced/{id}", price=Price.parse("0.5"))
+    found = find(
+        call(rest, method=method),
+        other_paths="refuse",
+        operations=(priced,),
+        openapi=DOCUMENT,
+        endpoint="https://api.example.com",
+    )
+    if isinstance(found, Problem):
+        assert found.code is price
+    else:
+        assert found.tariffs[0].price.text == price
+
+
+def test_the_document_serves_no_method_that_the_listing_does_not_take() -> None:
+    open_host = {"other_paths": "refuse", "openapi": DOCUMENT, "endpoint": "https://api.example.com"}
+    assert isinstance(find(call(), methods=("GET",), **open_host), Opening)
+    problem = find(call(method="POST"), methods=("GET",), **open_host)
+    assert isinstance(problem, Problem)
+    assert problem.code is Code.METHOD_NOT_ALLOWED

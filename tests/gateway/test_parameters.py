@@ -8,7 +8,11 @@ from hypothesis import strategies as st
 
 from tollway.errors import Code
 from tollway.gateway.parameters import Manual
+from tollway.identifiers import Address
+from tollway.registry.listing import UpstreamAuth
+from tollway.testing.listing_samples import sample_listing
 
+PROVIDER = Address.parse("0x" + "11" * 20)
 TEXT = {"type": "string"}
 
 
@@ -21,11 +25,16 @@ def document(*parameters: Any, path: str = "/q", method: str = "get", **more: An
 
 
 def missing(
-    doc: dict[str, Any], target: str = "/q", method: str = "GET", *headers: str, given: Any = ()
+    doc: dict[str, Any],
+    target: str = "/q",
+    method: str = "GET",
+    *headers: str,
+    given: UpstreamAuth | None = None,
 ) -> list:
     rest, _, query = target.partition("?")
     sent = [(name.encode(), b"1") for name in headers]
-    problem = Manual(doc, given=given).check(method=method, rest=rest, query=query, headers=sent)
+    manual = Manual(sample_listing(provider=PROVIDER, openapi=doc, upstream_auth=given))
+    problem = manual.check(method=method, rest=rest, query=query, headers=sent)
     if problem is None:
         return []
     assert (problem.code, problem.payment_state) == (Code.VALIDATION_FAILED, "none")
@@ -74,8 +83,8 @@ def test_headers_count_in_any_case() -> None:
 
 def test_what_the_gateway_adds_is_asked_of_nobody() -> None:
     doc = document(parameter("X-Key", "header"), parameter("key"))
-    assert missing(doc, given=("x-key",)) == ["key"]
-    assert missing(doc, given=("KEY", "X-KEY")) == []
+    assert missing(doc, given=UpstreamAuth(location="header", name="x-key", value="1")) == ["key"]
+    assert missing(doc, given=UpstreamAuth(location="query", name="key", value="1")) == ["X-Key"]
 
 
 @pytest.mark.parametrize(
@@ -133,8 +142,31 @@ json = st.recursive(
 
 @given(paths=json, query=st.text(max_size=20))
 def test_no_document_makes_it_fail(paths: Any, query: str) -> None:
-    Manual({"paths": paths}).check(method="GET", rest="/q", query=query, headers=[])
-    Manual({"paths": {"/q": paths}}).check(method="GET", rest="/q", query=query, headers=[])
-    Manual({"paths": {"/q": {"get": {"parameters": paths}}}}).check(
-        method="GET", rest="/q", query=query, headers=[]
-    )
+    for nested in (paths, {"/q": paths}, {"/q": {"get": {"parameters": paths}}}):
+        missing({"paths": nested}, f"/q?{query}")
+
+
+@pytest.mark.parametrize(
+    ("body", "has_body", "told"),
+    [
+        ({"required": True, "content": {}}, False, [""]),
+        ({"required": True}, True, []),
+        ({"required": False}, False, []),
+        ({"content": {}}, False, []),
+        ({"required": "true"}, False, []),
+        ({"$ref": "#/components/requestBodies/needed"}, False, [""]),
+        ({"$ref": "https://elsewhere.example/body.json"}, False, []),
+        (7, False, []),
+    ],
+)
+def test_a_required_body_is_missed(body: Any, has_body: bool, told: list[str]) -> None:
+    doc = document(method="post", components={"requestBodies": {"needed": {"required": True}}})
+    doc["paths"]["/q"]["post"]["requestBody"] = body
+    manual = Manual(sample_listing(provider=PROVIDER, openapi=doc))
+    problem = manual.check(method="POST", rest="/q", query="", headers=[], has_body=has_body)
+    assert ([error.pointer for error in problem.errors] if problem else []) == told
+
+
+def test_a_header_that_no_caller_could_send_is_not_required() -> None:
+    doc = document(*(parameter(name, "header") for name in ("X-Payment-Tx", "Host", "a b", "X-Fine")))
+    assert missing(doc) == ["X-Fine"]

@@ -13,9 +13,10 @@ from urllib.parse import quote
 from tollway.discovery.payment_info import payment_info
 from tollway.discovery.plain_schema import Copied, SchemaCopier
 from tollway.discovery.plain_words import clean_line, clean_prose
-from tollway.discovery.sold_operations import Offer, list_offers, takes_parameter
+from tollway.discovery.sold_operations import Offer, list_offers
 from tollway.money import Price
 from tollway.registry.listing import Listing
+from tollway.registry.offered_operations import is_asked_for
 from tollway.registry.provider_document import DocumentOperation, DocumentParameter, ProviderDocument
 
 OptionsAt = Callable[[Price], Sequence[Mapping[str, Any]]]
@@ -178,7 +179,7 @@ class _Writer:
         return [
             self._parameter(parameter)
             for parameter in offer.source.parameters
-            if takes_parameter(self._listing, parameter)
+            if is_asked_for(self._listing, parameter)
         ]
 
     def _parameter(self, parameter: DocumentParameter) -> dict[str, Any]:

@@ -15,13 +15,13 @@ from tollway.discovery.plain_schema import Copied, SchemaCopier
 from tollway.discovery.plain_words import clean_line, clean_prose
 from tollway.money import Price
 from tollway.registry.listing import Listing, Operation
+from tollway.registry.offered_operations import is_asked_for, takes_method
 from tollway.registry.path_reading import normal_path, only_of_method, pick, priced_verb
 from tollway.registry.provider_document import (
     DocumentOperation,
     DocumentParameter,
     ProviderDocument,
 )
-from tollway.registry.reserved import is_reserved_header
 
 Place = Literal["path", "query", "header", "body"]
 
@@ -35,11 +35,6 @@ WHOLE = "call"
 _ANY_TEXT: Mapping[str, Any] = {"type": "string"}
 _UNPLAIN = re.compile(r"[^A-Za-z0-9_.-]+")
 _VARIABLE = re.compile(r"\{([^{}/]*)\}")
-_TOLD_HEADERS = frozenset({"accept", "content-type", "authorization"})  # OpenAPI 3.1 §4.8.12.1: ignored
-_PASSED_HEADERS = frozenset(
-    {"accept-language", "content-encoding", "content-language", "range", "traceparent", "tracestate"}
-    | {"if-match", "if-none-match", "if-modified-since", "if-unmodified-since", "if-range", "user-agent"}
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,26 +99,6 @@ def list_offers(listing: Listing, document: ProviderDocument) -> tuple[Offer, ..
     return tuple(found)
 
 
-def is_sold(listing: Listing, operation: DocumentOperation) -> bool:
-    """Whether a listing takes calls of a documented operation by their method."""
-    verb = priced_verb(operation.method)
-    return not listing.methods or operation.method in listing.methods or verb in listing.methods
-
-
-def takes_parameter(listing: Listing, parameter: DocumentParameter) -> bool:
-    """Not what the gateway adds by itself, nor what it would not pass on."""
-    auth = listing.upstream_auth
-    if auth is not None and parameter.place == auth.location and parameter.name.lower() == auth.name.lower():
-        return False
-    if parameter.place != "header":
-        return True
-    lower = parameter.name.lower()
-    forwarded = {name.lower() for name in listing.forward_headers}
-    if lower in _TOLD_HEADERS or is_reserved_header(lower):
-        return False
-    return lower in forwarded or lower in _PASSED_HEADERS
-
-
 class _Reader:
     def __init__(self, listing: Listing, document: ProviderDocument) -> None:
         self._listing = listing
@@ -135,7 +110,7 @@ class _Reader:
     def documented(self) -> Iterator[Offer]:
         for operation in self._document.operations:
             key = (priced_verb(operation.method), _shape(operation.path))
-            if key in self._shapes or not is_sold(self._listing, operation):
+            if key in self._shapes or not takes_method(self._listing, operation.method):
                 continue
             self._shapes.add(key)
             yield Offer(sold=self._documented(operation), source=operation)
@@ -150,7 +125,7 @@ class _Reader:
         body = self._read_body(content)
         inputs = _Inputs()
         for parameter in operation.parameters:
-            if takes_parameter(self._listing, parameter):
+            if is_asked_for(self._listing, parameter):
                 schema = (
                     self._document.resolve(parameter.content.get("schema")) and parameter.content["schema"]
                 )

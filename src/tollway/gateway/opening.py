@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from tollway.errors import Problem
 from tollway.gateway.exchange import IncomingCall
 from tollway.gateway.forward import build_target
+from tollway.gateway.parameters import Manuals
 from tollway.gateway.refusals import NO_OPERATION, UNREACHABLE, find_closed
-from tollway.gateway.target import match_operation
+from tollway.gateway.target import READ_TWICE, match_operation, other_readings
 from tollway.outbound.policy import Endpoint, EndpointRefused, parse_endpoint
 from tollway.payments.terms import Tariff
 from tollway.registry.listing import Listing, Operation, Shelf, Terms
+from tollway.registry.path_reading import normal_path, only_of_method, pick
 
 ENDPOINTS_KEPT = 10_000
 
@@ -39,8 +41,11 @@ class Opening:
 class Openings:
     """One per process; safe to use from many tasks at once."""
 
-    def __init__(self, *, wait_s: Callable[[Endpoint], int | None], allow_private: bool) -> None:
+    def __init__(
+        self, *, wait_s: Callable[[Endpoint], int | None], allow_private: bool, manuals: Manuals
+    ) -> None:
         """`wait_s`: seconds until an upstream that is known to be down is tried again."""
+        self._manuals = manuals
         self._wait_s = wait_s
         self._allow_private = allow_private
         self._endpoints: dict[str, Endpoint | EndpointRefused] = {}
@@ -52,6 +57,10 @@ class Openings:
         tariffs = _find_tariffs(shelf, call)
         if isinstance(tariffs, Problem):
             return tariffs
+        if shelf.listing.other_paths == "refuse":
+            problem = self._find_unsold(shelf.listing, call)
+            if problem is not None:
+                return problem
         endpoint = self._find_endpoint(shelf.listing)
         if isinstance(endpoint, EndpointRefused):
             return UNREACHABLE
@@ -59,6 +68,21 @@ class Openings:
         if isinstance(target, Problem):
             return target
         return Opening(shelf=shelf, endpoint=endpoint, target=target, tariffs=tariffs)
+
+    def _find_unsold(self, listing: Listing, call: IncomingCall) -> Problem | None:
+        """Only operations with a price, and those of the document, are served: as the path is written, and under every
+        other reading that a server could give it."""
+        method, rest = call.method, call.target.rest
+        manual = self._manuals.find(listing)
+        priced = only_of_method(listing.operations, method)
+        is_described = manual is not None and manual.describes(method=method, rest=rest)
+        if not is_described and pick(priced, normal_path(rest)) is None:
+            return NO_OPERATION
+        for reading in map(normal_path, other_readings(rest)):
+            is_described = manual is not None and manual.can_be(method=method, reading=reading)
+            if not is_described and pick(priced, reading, is_loose=True) is None:
+                return READ_TWICE
+        return None
 
     def _find_wait_s(self, listing: Listing) -> int | None:
         endpoint = self._find_endpoint(listing)
@@ -81,8 +105,6 @@ def _find_tariffs(shelf: Shelf, call: IncomingCall) -> tuple[Tariff, ...] | Prob
     operation = match_operation(current.operations, call.method, call.target.rest)
     if isinstance(operation, Problem):
         return operation
-    if operation is None and shelf.listing.other_paths == "refuse":
-        return NO_OPERATION
     tariffs = [_tariff(current, operation)]
     for version in older:
         operation = match_operation(version.operations, call.method, call.target.rest)

@@ -32,7 +32,7 @@ from tollway.gateway.forward import Passage
 from tollway.gateway.headers import check_control_headers, is_loop
 from tollway.gateway.meters import Meters
 from tollway.gateway.opening import Opening, Openings
-from tollway.gateway.parameters import Manual
+from tollway.gateway.parameters import Manuals
 from tollway.gateway.refusals import (
     LOOP,
     NOT_FOUND,
@@ -46,7 +46,7 @@ from tollway.gateway.replays import is_coming
 from tollway.gateway.sale import Known, Sale, Shown
 from tollway.gateway.teller import Teller
 from tollway.gateway.trip import Shipment
-from tollway.identifiers import Address, ListingId
+from tollway.identifiers import Address
 from tollway.ledger.book import Book
 from tollway.limits import Limits
 from tollway.payments.authorization_verdict import is_late
@@ -58,8 +58,6 @@ from tollway.registry.listing import Listing, Shelf
 
 _Seen = Shown | Presented | Problem | None
 """What a call shows on the rails of authorisations. `Shown`: the books know it, and its body is read to be compared."""
-
-MANUALS_KEPT = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +93,10 @@ class Gateway:
         self._cashier = cashier
         self._passage = passage
         self._limits = limits
-        self._openings = Openings(wait_s=passage.wait_s, allow_private=name.allow_private)
+        self._manuals = Manuals()
+        self._openings = Openings(
+            wait_s=passage.wait_s, allow_private=name.allow_private, manuals=self._manuals
+        )
         self._customers = Customers(meters, limits=limits, is_blocked=is_blocked, now_ms=now_ms)
         self._now_ms = now_ms
         self._counter = Counter(
@@ -115,7 +116,6 @@ class Gateway:
             is_bound_required=name.is_bound_required,
             now_ms=now_ms,
         )
-        self._manuals: dict[tuple[ListingId, int], Manual] = {}
 
     async def serve(self, call: IncomingCall) -> Outcome:
         """One call, from its headers to its outcome. Raises StorageUnavailable and ChainUnavailable: nothing taken."""
@@ -265,19 +265,15 @@ class Gateway:
         )
 
     def _check_parameters(self, call: IncomingCall, listing: Listing) -> Problem | None:
-        """The provider's document is read once per revision of a listing."""
-        if listing.openapi is None:
-            return None
-        key = (listing.id, listing.revision)
-        manual = self._manuals.get(key)
+        manual = self._manuals.find(listing)
         if manual is None:
-            if len(self._manuals) >= MANUALS_KEPT:
-                self._manuals.clear()
-            auth = listing.upstream_auth
-            manual = Manual(listing.openapi, given=() if auth is None else (auth.name,))
-            self._manuals[key] = manual
+            return None
         return manual.check(
-            method=call.method, rest=call.target.rest, query=call.target.query, headers=call.headers
+            method=call.method,
+            rest=call.target.rest,
+            query=call.target.query,
+            headers=call.headers,
+            has_body=call.body.is_present and call.body.length != 0,
         )
 
     # ---- Free.

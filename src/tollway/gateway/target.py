@@ -128,16 +128,15 @@ def match_operation(operations: Sequence[Op], method: str, rest: str) -> Op | Pr
         return None
     candidates = only_of_method(operations, method)
     chosen = pick(candidates, normal_path(rest))
-    for reading in _other_readings(rest):
+    for reading in other_readings(rest):
         other = pick(candidates, reading, is_loose=True)
         if other is not None and (chosen is None or other.price != chosen.price):
-            return _refused(
-                "The path can be read as more than one operation; write it as the API's documents do."
-            )
+            return READ_TWICE
     return chosen
 
 
-def _other_readings(rest: str) -> set[str]:
+def other_readings(rest: str) -> set[str]:
+    """What servers could make of a path, each in normal form; how it is written is one of them."""
     readings = {tidy_path(_text(reading.replace(b"\\", b"/"))) for reading in _readings(rest or "/")}
     return readings | {_resolve_dots(reading) for reading in readings if "/." in reading}
 
@@ -162,3 +161,6 @@ def _refused(detail: str) -> Problem:
         detail=detail,
         errors=(FieldError(code="invalid", detail=detail, parameter="path"),),
     )
+
+
+READ_TWICE = _refused("The path can be read as more than one operation; write it as the API's documents do.")

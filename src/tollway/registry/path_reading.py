@@ -38,6 +38,11 @@ def tidy_path(path: str) -> str:
     return path.rstrip("/") or "/"
 
 
+def loose_path(normal: str) -> str:
+    """What a server makes of it that decodes twice."""
+    return tidy_path(unquote_to_bytes(unquote_to_bytes(normal)).decode("utf-8", "surrogateescape"))
+
+
 class PricedOperation(Protocol):
     """`registry.listing.Operation`, as far as matching needs it."""
 
@@ -87,10 +92,9 @@ _VARIABLE = re.compile(r"\{[^{}/]*\}")
 @lru_cache(maxsize=4096)
 def read_template(path: str) -> PathTemplate:
     normal = normal_path(path)
-    loose = tidy_path(unquote_to_bytes(unquote_to_bytes(normal)).decode("utf-8", "surrogateescape"))
     return PathTemplate(
         exact=re.compile(_pattern(normal), re.S),
-        loose=re.compile(_pattern(loose), re.I | re.S),
+        loose=re.compile(_pattern(loose_path(normal)), re.I | re.S),
         rank=tuple(_rank(segment) for segment in normal.split("/")),
     )
 

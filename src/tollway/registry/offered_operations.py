@@ -1,0 +1,33 @@
+"""What of a provider's document a listing offers: the operations whose method it takes, the parameters that a caller has to
+do with. Pure, and the same for the passage and for everything that describes a listing.
+"""
+
+from tollway.registry.listing import Listing
+from tollway.registry.path_reading import priced_verb
+from tollway.registry.provider_document import DocumentParameter, ProviderDocument
+from tollway.registry.reserved import is_header_name, is_reserved_header
+
+_IGNORED_HEADERS = frozenset({"accept", "content-type", "authorization"})
+"""OpenAPI 3.1 §4.8.12.1: definitions of these are ignored."""
+
+
+def takes_method(listing: Listing, method: str) -> bool:
+    """HEAD is where GET is."""
+    methods = listing.methods
+    return not methods or method in methods or priced_verb(method) in methods
+
+
+def is_asked_for(listing: Listing, parameter: DocumentParameter) -> bool:
+    """Not what the gateway adds by itself, nor a header that belongs to HTTP or to the gateway."""
+    auth, lower = listing.upstream_auth, parameter.name.lower()
+    if auth is not None and lower == auth.name.lower():
+        return False
+    if parameter.place != "header":
+        return True
+    return is_header_name(lower) and lower not in _IGNORED_HEADERS and not is_reserved_header(lower)
+
+
+def has_documented(listing: Listing) -> bool:
+    """Whether its document names anything that the listing would serve."""
+    operations = ProviderDocument(listing.openapi or {}).operations
+    return any(takes_method(listing, operation.method) for operation in operations)
