@@ -143,13 +143,13 @@ def test_what_was_known_of_another_origin_does_not_count() -> None:
         ("dns", ORIGIN, ALICE, True),
         ("dns", ORIGIN, BOB, True),
         ("dns", OTHER, ALICE, False),
-        ("dns", None, ALICE, False),
+        ("dns", "", ALICE, False),
         ("signature", ORIGIN, ALICE, True),
         ("signature", ORIGIN, BOB, False),
         ("signature", OTHER, ALICE, False),
     ],
 )
 def test_an_edit_of_origin_or_signing_payee_ends_a_proof(
-    method: Method, origin: str | None, pay_to: Address, is_kept: bool
+    method: Method, origin: str, pay_to: Address, is_kept: bool
 ) -> None:
     assert is_still_of(check(None, method), origin=origin, pay_to=pay_to) is is_kept

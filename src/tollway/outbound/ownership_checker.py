@@ -57,33 +57,35 @@ class OwnershipChecker:
         names: TextRecords,
         judge: SignatureJudge,
         secret: bytes,
-        allow_private: bool,
         limits: Limits,
     ) -> None:
         self._dialer = dialer
         self._names = names
         self._judge = judge
         self._secret = secret
-        self._allow_private = allow_private
         self._limits = limits
 
-    def challenge(self, stake: Stake) -> Challenge | None:
-        """What would prove it. None for an endpoint that this gateway does not call any more."""
-        endpoint = parse_endpoint(stake.endpoint, allow_private=self._allow_private)
-        if not isinstance(endpoint, Endpoint):
-            return None
+    def challenge(self, stake: Stake) -> Challenge:
+        """What would prove it."""
+        endpoint = parse_endpoint(stake.endpoint, allow_private=True)  # the dialer judges what is called
+        origin, host = "", None
+        if isinstance(endpoint, Endpoint):
+            origin = endpoint.origin
+            host = None if is_literal(endpoint.host) else endpoint.host.removesuffix(".")
         return Challenge(
             listing_id=stake.listing_id,
-            origin=endpoint.origin,
-            host=None if is_literal(endpoint.host) else endpoint.host.removesuffix("."),
+            origin=origin,
+            host=host,
             provider=stake.provider,
             pay_to=stake.pay_to,
             networks=stake.networks,
-            content=make_content(self._secret, provider=stake.provider, origin=endpoint.origin),
+            content=make_content(self._secret, provider=stake.provider, origin=origin),
         )
 
     async def look(self, challenge: Challenge) -> Sights:
         """All places at once."""
+        if not challenge.origin:
+            return Sights(of={})
         looks = {
             "wellKnown": self._look_at_file,
             "dns": self._look_at_name,

@@ -9,11 +9,12 @@ import base64
 import hmac
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, Self
 
 from tollway.errors import Code, Problem
 from tollway.identifiers import Address, ChainId, ListingId
 from tollway.registry.advice import Advice
+from tollway.registry.listing import Listing
 
 Method = Literal["wellKnown", "dns", "signature"]
 METHODS: tuple[Method, ...] = ("wellKnown", "dns", "signature")
@@ -34,6 +35,7 @@ _PURPOSE = b"tollway ownership\n"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Challenge:
     """What proves that `origin` is `provider`'s. `host` None: the origin is an address, which has no name to ask about.
+    `origin` empty: the endpoint is none by today's rules, and nothing proves it.
 
     `content`: a line of the file or a text of the name. `networks`: where a contract wallet at `pay_to` may stand.
     """
@@ -136,7 +138,7 @@ def note_check(
     )
 
 
-def is_still_of(ownership: Ownership, *, origin: str | None, pay_to: Address) -> bool:
+def is_still_of(ownership: Ownership, *, origin: str, pay_to: Address) -> bool:
     """Whether what is known holds for a listing that leads there and pays that wallet."""
     return ownership.origin == origin and ownership.signer in (None, pay_to)
 
@@ -150,6 +152,16 @@ class Stake:
     pay_to: Address
     networks: tuple[ChainId, ...]
     endpoint: str
+
+    @classmethod
+    def of(cls, listing: Listing) -> Self:
+        return cls(
+            listing_id=listing.id,
+            provider=listing.provider,
+            pay_to=listing.pay_to,
+            networks=listing.networks,
+            endpoint=listing.endpoint,
+        )
 
 
 class Ownerships(Protocol):

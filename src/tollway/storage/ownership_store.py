@@ -136,7 +136,7 @@ def _note(
     return after
 
 
-def _is_changed(row: Row[Any], challenge: Challenge) -> bool:
+def _is_changed(row: Any, challenge: Challenge) -> bool:
     return (row.provider, row.pay_to) != (bytes(challenge.provider), bytes(challenge.pay_to)) or (
         _find_origin(row.endpoint) != challenge.origin
     )
@@ -164,9 +164,9 @@ def _find_due(connection: Connection, before_ms: int, limit: int) -> tuple[Stake
     )
 
 
-def _find_origin(endpoint: str) -> str | None:
+def _find_origin(endpoint: str) -> str:
     parsed = parse_endpoint(endpoint, allow_private=True)
-    return parsed.origin if isinstance(parsed, Endpoint) else None
+    return parsed.origin if isinstance(parsed, Endpoint) else ""
 
 
 def _read(row: Row[Any]) -> Ownership:

@@ -44,16 +44,7 @@ class MemoryOwnerships:
             (known, listing) for known, listing in await self._list_verified() if known.checked_ms < before_ms
         ]
         due.sort(key=lambda pair: pair[0].checked_ms)
-        return tuple(
-            Stake(
-                listing_id=listing.id,
-                provider=listing.provider,
-                pay_to=listing.pay_to,
-                networks=listing.networks,
-                endpoint=listing.endpoint,
-            )
-            for _, listing in due[:limit]
-        )
+        return tuple(Stake.of(listing) for _, listing in due[:limit])
 
     async def find_holder(self, origin: str) -> Address | None:
         holders = [listing for known, listing in await self._list_verified() if known.origin == origin]
@@ -76,6 +67,6 @@ class MemoryOwnerships:
         return None if shelf is None or shelf.listing.retired_ms is not None else shelf.listing
 
 
-def _find_origin(listing: Listing) -> str | None:
+def _find_origin(listing: Listing) -> str:
     parsed = parse_endpoint(listing.endpoint, allow_private=True)
-    return parsed.origin if isinstance(parsed, Endpoint) else None
+    return parsed.origin if isinstance(parsed, Endpoint) else ""

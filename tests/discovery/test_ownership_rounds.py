@@ -1,0 +1,128 @@
+"""When origins are looked at again, and how often one origin is asked for many listings."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from tollway.discovery.ownership_rounds import OwnershipRounds
+from tollway.identifiers import Address, ListingId
+from tollway.limits import Limits
+from tollway.registry.listing import Listing
+from tollway.registry.ownership import Challenge, Method, Stake
+from tollway.testing.listing_samples import sample_listing
+from tollway.testing.memory_catalog import MemoryCatalog
+from tollway.testing.memory_ownerships import MemoryOwnerships
+
+ALICE, BOB = Address(b"\xaa" * 20), Address(b"\xbb" * 20)
+ORIGIN, OTHER = "https://api.example.com", "https://other.example.com"
+Look = Callable[[Challenge], Awaitable[tuple[Method, ...]]]
+LIMITS = Limits(ownership_recheck_s=100.0, ownership_failures_max=2)
+
+
+@dataclass
+class Play:
+    catalog: MemoryCatalog = field(default_factory=MemoryCatalog)
+    now_ms: int = 0
+    proved: dict[str, tuple[Method, ...]] = field(default_factory=dict)
+    looked: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.ownerships = MemoryOwnerships(self.catalog)
+        self.rounds = self.make_rounds(self.look)
+
+    def make_rounds(self, look: Look, *, round_max: int = 200) -> OwnershipRounds:
+        return OwnershipRounds(
+            self.ownerships,
+            challenge=self.challenge,
+            look=look,
+            limits=LIMITS,
+            now_ms=lambda: self.now_ms,
+            round_max=round_max,
+        )
+
+    def challenge(self, stake: Stake) -> Challenge:
+        return Challenge(
+            listing_id=stake.listing_id,
+            origin=stake.endpoint,
+            host=None,
+            provider=stake.provider,
+            pay_to=stake.pay_to,
+            networks=stake.networks,
+            content="line",
+        )
+
+    async def look(self, challenge: Challenge) -> tuple[Method, ...]:
+        self.looked.append(challenge.origin)
+        return self.proved.get(challenge.origin, ())
+
+    async def prove(self, name: str, *, origin: str = ORIGIN, provider: Address = ALICE) -> Listing:
+        listing = sample_listing(id=ListingId(name), provider=provider, name=name, endpoint=origin)
+        await self.catalog.publish(listing)
+        challenge = self.challenge(Stake.of(listing))
+        await self.ownerships.note(challenge, ["dns"], now_ms=self.now_ms, failures_max=2)
+        return listing
+
+
+@pytest.fixture
+def play() -> Play:
+    return Play()
+
+
+async def test_nothing_is_looked_at_before_its_day_is_over(play: Play) -> None:
+    await play.prove("api_1")
+    play.now_ms = 100_000
+    await play.rounds.check_due()
+    assert play.looked == []
+    play.now_ms = 100_001
+    await play.rounds.check_due()
+    await play.rounds.check_due()
+    assert play.looked == [ORIGIN]
+
+
+async def test_a_proof_that_stands_goes_on_and_one_that_is_gone_ends_after_its_failures(play: Play) -> None:
+    kept, lost = await play.prove("api_1"), await play.prove("api_2", origin=OTHER)
+    play.proved = {ORIGIN: ("wellKnown",)}
+    for day, is_lost in ((1, False), (2, True)):
+        play.now_ms += 100_001
+        await play.rounds.check_due()
+        standing = await play.ownerships.find(kept.id)
+        assert standing is not None
+        assert (standing.verified_ms, standing.method) == (play.now_ms, "wellKnown")
+        standing = await play.ownerships.find(lost.id)
+        assert standing is not None
+        assert (standing.failures, standing.is_verified) == (day, not is_lost)
+    play.looked.clear()
+    play.now_ms += 100_001
+    await play.rounds.check_due()
+    assert play.looked == [ORIGIN], "what is proved no more is not looked at either"
+
+
+async def test_many_listings_at_one_origin_are_one_look_a_wallet(play: Play) -> None:
+    for number in range(7):
+        await play.prove(f"api_{number}")
+    await play.prove("api_bob", provider=BOB)
+    play.now_ms = 100_001
+    play.proved = {ORIGIN: ("dns",)}
+    await play.rounds.check_due()
+    assert play.looked == [ORIGIN, ORIGIN]
+    assert await play.ownerships.find_due(before_ms=100_001, limit=99) == ()
+
+    play.looked.clear()
+    play.now_ms = 200_002
+    await play.make_rounds(play.look, round_max=3).check_due()
+    assert await play.ownerships.find_due(before_ms=200_002, limit=99) == (), "every round of it"
+    assert len(play.looked) == 3 + 1
+
+
+async def test_what_changed_while_it_was_looked_at_is_not_written_and_ends_the_round(play: Play) -> None:
+    listing = await play.prove("api_1")
+    play.now_ms = 100_001
+
+    async def edit_meanwhile(challenge: Challenge) -> tuple[Method, ...]:
+        play.looked.append(challenge.origin)
+        await play.catalog.revise(replace(listing, endpoint=OTHER), expected_revision=listing.revision)
+        return ("dns",)
+
+    await play.make_rounds(edit_meanwhile).check_due()
+    assert (play.looked, await play.ownerships.is_verified(listing.id)) == ([ORIGIN], False)
