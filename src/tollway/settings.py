@@ -83,6 +83,7 @@ TRADER_KEYS = frozenset(
         "BUDGET",
         "MAX_PRICE",
         "RAIL",
+        "SESSION_BUDGET",
     }
 )
 """Names after the prefix that other commands read; here they are neither used nor an error."""

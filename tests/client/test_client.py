@@ -691,13 +691,10 @@ async def test_what_surely_moved_nothing_is_no_part_of_the_session(make, gateway
 async def test_a_session_without_a_limit_counts_all_the_same(make, gateway):
     client = make()
     await do(client.call(API, prepay=2))
-    spending = client.spending()
-    assert (dict(spending.session), spending.session_budget, spending.budget) == (
-        {"USDC": 2 * 10**16},
-        None,
-        None,
-    )
-    assert spending.max_price.atto_for("USDC") == 10**18
+    assert dict(client.spending().session) == {"USDC": 2 * 10**16}
+    allowance = client.allowance
+    assert (allowance.session_budget, allowance.budget) == (None, None)
+    assert allowance.max_price.atto_for("USDC") == 10**18
 
 
 async def test_search_ranks_where_there_are_words(make, gateway):

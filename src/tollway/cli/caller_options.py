@@ -15,8 +15,9 @@ import typer
 
 from tollway.cli.showing import print_failure
 from tollway.cli.told import read_nodes, read_wallet
-from tollway.client import CallerFailure, KeyUnusable, Patience, TollwayClient
+from tollway.client import AsyncTollwayClient, CallerFailure, KeyUnusable, Patience, TollwayClient
 from tollway.client.checkout import RailChoice
+from tollway.client.desk import ClientOptions
 from tollway.errors import StorageUnavailable
 
 REFUSED, USAGE, LATER = 1, 2, 3
@@ -79,24 +80,31 @@ class CallerSession:
     store: Path | None = None
     max_price: str | None = None
     budget: str | None = None
+    session_budget: str | None = None
     wait_s: float = 180.0
     rail: RailChoice = "auto"
     chains: tuple[int, ...] = ()
 
     def open(self, *, is_signing: bool) -> TollwayClient:
         """Raises `KeyUnusable` where a signature is needed and there is no key, and ValueError."""
-        wallet = read_wallet(self.key_file) if is_signing else None
-        return TollwayClient(
-            self.gateway,
-            wallet=wallet,
-            rpc_urls=read_nodes(self.rpc),
-            store_path=self.store,
-            max_price=self.max_price,
-            budget=self.budget,
-            patience=Patience(wait_s=self.wait_s),
-            rail=self.rail,
-            chains=self.chains,
-        )
+        return TollwayClient(self.gateway, **self._options(is_signing=is_signing))
+
+    def open_async(self, *, is_signing: bool) -> AsyncTollwayClient:
+        """See `open`."""
+        return AsyncTollwayClient(self.gateway, **self._options(is_signing=is_signing))
+
+    def _options(self, *, is_signing: bool) -> ClientOptions:
+        return {
+            "wallet": read_wallet(self.key_file) if is_signing else None,
+            "rpc_urls": read_nodes(self.rpc),
+            "store_path": self.store,
+            "max_price": self.max_price,
+            "budget": self.budget,
+            "session_budget": self.session_budget,
+            "patience": Patience(wait_s=self.wait_s),
+            "rail": self.rail,
+            "chains": self.chains,
+        }
 
 
 def split_nodes(told: str) -> tuple[str, ...]:

@@ -1,9 +1,11 @@
 """The whole command line: the commands of the operator, the trader and the visitor of the demo, put together."""
 
-from tollway.cli import demo, trade
+from tollway.cli import browse, demo, desktop, trade
 from tollway.cli.operator_line import app, wallet
 
 __all__ = ["app"]
 
 trade.register(app, wallet=wallet)
+browse.register(app)
+desktop.register(app)
 demo.register(app)

@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from pydantic_core import from_json
@@ -16,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tollway.client import CallerFailure, CallHeld, CallResponse, GatewayRefused, PaymentRefused
-from tollway.client.shown_text import plain
+from tollway.client.shown_text import plain, plain_line
 from tollway.client.steps import SignedAuthorization, Transfer
 from tollway.client.x402_offer import Receipt
 from tollway.money import format_decimal
@@ -45,6 +46,41 @@ def print_listings(page: Document) -> None:
         table.add_row(*_plain_texts(words))
     Console().print(table)
     Console().print(Text(f"page {page.get('page', 1)}, {page.get('total', 0)} in all", style="dim"))
+
+
+def print_found(page: Document, details: Sequence[Document]) -> None:
+    """What a search found, in its order. `details`: of each; empty where there are none any more."""
+    table = Table(box=None, pad_edge=False)
+    for heading in ("id", "name", "price", "networks", "quality", "verified", "found in"):
+        table.add_column(heading, no_wrap=heading in ("id", "price"))
+    for api, more in zip(page.get("apis", ()), details, strict=False):
+        words = (
+            api.get("id"),
+            plain_line(str(api.get("name") or "")),
+            f"{api.get('pricePerRequest')} {api.get('currency')}",
+            ", ".join(str(network) for network in more.get("networks") or ()),
+            _tell_quality(more.get("quality")),
+            "yes" if more.get("verified") is True else "no",
+            ", ".join(str(field) for field in api.get("match") or ()),
+        )
+        table.add_row(*_plain_texts(words))
+    Console().print(table)
+    more_than = "more than " if page.get("totalIsLowerBound") else ""
+    Console().print(
+        Text(f"page {page.get('page', 1)}, {more_than}{page.get('total', 0)} in all", style="dim")
+    )
+
+
+def _tell_quality(quality: object) -> str:
+    """`99.81 % of 12034, 120 ms`: successes of the paid calls of 30 days, and their median latency."""
+    if not isinstance(quality, Mapping) or quality.get("successRate30d") is None:
+        return "not measured"
+    try:
+        percent = Decimal(str(quality["successRate30d"])) * 100
+    except InvalidOperation:
+        return "not measured"
+    told = f"{percent.normalize():f} % of {quality.get('calls30d')}"
+    return told if quality.get("p50Ms") is None else f"{told}, {quality['p50Ms']} ms"
 
 
 def print_calls(page: Document) -> None:

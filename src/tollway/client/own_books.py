@@ -9,18 +9,24 @@ from tollway.client.call_plan import CallOptions
 from tollway.client.desk import ClientOptions, Desk
 from tollway.client.quote import Cap
 from tollway.client.steps import SignedAuthorization, Transfer
-from tollway.identifiers import TxHash
+from tollway.identifiers import Address, TxHash
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allowance:
+    """What may be spent on one call, by this wallet in all, and by this client. None: that limit was not set."""
+
+    max_price: Cap
+    budget: Cap | None
+    session_budget: Cap | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spending:
-    """By currency, in 10^-18. `session`: what this client has signed. A limit that is None was not set."""
+    """By currency, in 10^-18: of this wallet in all, and what this client has signed."""
 
     total: Mapping[str, int]
     session: Mapping[str, int]
-    max_price: Cap
-    budget: Cap | None
-    session_budget: Cap | None
 
 
 class CallerBase:
@@ -46,16 +52,26 @@ class CallerBase:
         told = TxHash.parse(transaction)
         return self._desk.store.abandon(told) or self._desk.store.abandon_authorization(bytes(told))
 
+    @property
+    def address(self) -> Address | None:
+        """The wallet that pays."""
+        return None if self._desk.wallet is None else self._desk.wallet.address
+
+    @property
+    def gateway(self) -> str:
+        """Where requests go."""
+        return self._desk.root
+
+    @property
+    def allowance(self) -> Allowance:
+        desk = self._desk
+        return Allowance(max_price=desk.max_price, budget=desk.budget, session_budget=desk.session.cap)
+
     def spending(self) -> Spending:
-        """What this wallet has spent, and what it may."""
+        """What counts against the budgets by now."""
         desk, wallet = self._desk, self._desk.wallet
-        return Spending(
-            total=MappingProxyType({} if wallet is None else desk.store.spent(wallet.address)),
-            session=desk.session.spent(),
-            max_price=desk.max_price,
-            budget=desk.budget,
-            session_budget=desk.session.cap,
-        )
+        total = {} if wallet is None else desk.store.spent(wallet.address)
+        return Spending(total=MappingProxyType(total), session=MappingProxyType(dict(desk.session.spent())))
 
     def keep_key(self, api_id: str, path: str = "", **options: Unpack[CallOptions]) -> str | None:
         """The idempotency key under which this request is to be made, until `drop_key`: the same one for whoever asks

@@ -1,0 +1,87 @@
+"""Commands of whoever looks for an API: search, describe. They need no key, and sign nothing."""
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Annotated, Any
+
+import typer
+
+from tollway.cli.caller_options import DEFAULT_GATEWAY, AsJson, CallerSession, Gateway, explained
+from tollway.cli.outline import print_outline
+from tollway.cli.showing import is_for_people, print_found, print_json
+from tollway.client import CallerFailure, TollwayClient
+
+LOOKUPS_AT_ONCE_MAX = 8
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands."""
+    app.command("search")(search)
+    app.command("describe")(describe)
+
+
+def search(
+    words: Annotated[list[str] | None, typer.Argument(help="All of these must occur.")] = None,
+    page: Annotated[int, typer.Option("--page")] = 1,
+    limit: Annotated[int, typer.Option("--limit")] = 20,
+    tag: Annotated[str | None, typer.Option("--tag")] = None,
+    currency: Annotated[str | None, typer.Option("--currency")] = None,
+    network: Annotated[str | None, typer.Option("--network", help="eip155:…")] = None,
+    max_price: Annotated[str | None, typer.Option("--max-price", help="Needs --currency.")] = None,
+    min_success_rate: Annotated[
+        float | None, typer.Option("--min-success-rate", help="Of paid calls, such as 0.99.")
+    ] = None,
+    verified: Annotated[
+        bool | None, typer.Option("--verified/--unverified", help="Whether the provider proved to own it.")
+    ] = None,
+    sort: Annotated[
+        str | None, typer.Option("--sort", help="relevance, newest, price, -price, name.")
+    ] = None,
+    gateway: Gateway = DEFAULT_GATEWAY,
+    as_json: AsJson = False,
+) -> None:
+    """Find APIs: price, networks, measured quality, and why they were found."""
+    with explained(as_json=as_json), CallerSession(gateway=gateway).open(is_signing=False) as client:
+        found = client.search(
+            " ".join(words or ()),
+            page=page,
+            limit=limit,
+            tag=tag,
+            currency=currency,
+            network=network,
+            maxPrice=max_price,
+            minSuccessRate=min_success_rate,
+            verified=verified,
+            sort=sort,
+        )
+        if is_for_people(as_json=as_json):
+            print_found(found, _look_up(client, found))
+        else:
+            print_json(found)
+
+
+def _look_up(client: TollwayClient, page: dict[str, Any]) -> list[dict[str, Any]]:
+    """The details of each listing of a page, in its order; empty for one that is gone."""
+
+    def look(item: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return client.show(str(item.get("id")))
+        except CallerFailure:
+            return {}
+
+    with ThreadPoolExecutor(LOOKUPS_AT_ONCE_MAX) as pool:
+        return list(pool.map(look, page.get("apis", ())))
+
+
+def describe(
+    api_id: Annotated[str, typer.Argument(metavar="ID")],
+    gateway: Gateway = DEFAULT_GATEWAY,
+    as_json: AsJson = False,
+) -> None:
+    """How to use one API: operations, examples, price, what is charged and when, limits, trust."""
+    with explained(as_json=as_json):
+        with CallerSession(gateway=gateway).open(is_signing=False) as client:
+            document = client.describe(api_id)
+        if is_for_people(as_json=as_json):
+            print_outline(document)
+        else:
+            print_json(document)
