@@ -112,6 +112,8 @@ REFUSED = [
     ({"TOLLWAY_SECRET_KEY_FILE": "nowhere"}, "", "cannot be used"),
     ({"TOLLWAY_ALLOW_MIXED_NETWORKS": "maybe"}, "", "true or false"),
     ({"TOLLWAY_REGISTRATION": "closed"}, "", "open, allowlist"),
+    ({"TOLLWAY_MCP_ORIGINS": "chat.example.com"}, "", "chat.example.com"),
+    ({"TOLLWAY_MCP_ORIGINS": "https://chat.example.com/page"}, "", "web origin"),
     ({"TOLLWAY_REGISTRATION": "allowlist"}, "", "at least one wallet"),
     ({"TOLLWAY_ALLOWLIST": "0x12"}, "", "40 hex digits"),
     ({"TOLLWAY_TRUSTED_PROXIES": "10.0.0.1/8"}, "", "host bits"),
@@ -237,12 +239,14 @@ def test_lists_and_maxima_from_the_environment() -> None:
         {
             "TOLLWAY_ALLOWLIST": f"{WALLET}, {WALLET.lower()}",
             "TOLLWAY_TRUSTED_PROXIES": "10.0.0.0/8,::1",
+            "TOLLWAY_MCP_ORIGINS": "https://Chat.example.com/,http://localhost:6274",
             "TOLLWAY_UNFINAL_SPEND_MAX": "USDC:100,ETH:0.05",
             "TOLLWAY_ADMIN_LISTEN": "off",
         }
     )
     assert settings.allowlist == {Address.parse(WALLET)}
     assert settings.trusted_proxies == ("10.0.0.0/8", "::1/128")
+    assert settings.mcp_origins == {"https://chat.example.com", "http://localhost:6274"}
     assert dict(settings.unfinal_spend_max_nano) == {"USDC": 100 * 10**9, "ETH": 5 * 10**7}
     assert settings.admin_listen is None
 

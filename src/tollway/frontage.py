@@ -252,6 +252,7 @@ class Frontage:
             public_url=settings.public_url,
             origin=str(self._origin),
             body_bytes_max=self._limits.control_body_bytes_max,
+            origins=settings.mcp_origins,
         )
 
     def _shape(self) -> ListingShape:

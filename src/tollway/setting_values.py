@@ -143,6 +143,16 @@ def parse_proxies(raw: Any) -> tuple[str, ...]:
     return tuple(str(ipaddress.ip_network(text)) for text in parse_strings(raw))
 
 
+def parse_origins(raw: Any) -> frozenset[str]:
+    """Web origins as browsers send them, such as `https://chat.example.com`; `*` is any."""
+    origins = frozenset(text.lower().rstrip("/") for text in parse_strings(raw))
+    for origin in origins - {"*"}:
+        parts = urlsplit(origin)
+        if parts.scheme not in ("http", "https") or not parts.netloc or f"{parts.scheme}://{parts.netloc}" != origin:
+            raise ValueError(f"{origin} is no web origin such as https://chat.example.com")
+    return origins
+
+
 def parse_maxima(raw: Any) -> Mapping[str, int]:
     """`{USDC = "100"}`, or `USDC:100,ETH:0.05`."""
     pairs = dict(part.split(":", 1) for part in parse_strings(raw)) if isinstance(raw, str) else raw

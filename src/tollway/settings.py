@@ -32,6 +32,7 @@ from tollway.setting_values import (
     parse_listen,
     parse_maxima,
     parse_number,
+    parse_origins,
     parse_proxies,
     parse_public_url,
     parse_secret_key,
@@ -68,6 +69,7 @@ KEYS = (
     "log_level",
     "log_format",
     "trusted_proxies",
+    "mcp_origins",
 )
 """Every plain setting. Beside them: `networks` and `limits`."""
 
@@ -117,6 +119,7 @@ class Settings:
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["auto", "json", "console"] = "auto"
     trusted_proxies: tuple[str, ...] = ()
+    mcp_origins: frozenset[str] = frozenset()
 
     @property
     def is_sqlite(self) -> bool:
@@ -214,6 +217,7 @@ class _Reader:
             log_level=self._take("log_level", one_of("debug", "info", "warning", "error"), "info"),
             log_format=self._take("log_format", one_of("auto", "json", "console"), "auto"),
             trusted_proxies=self._take("trusted_proxies", parse_proxies, ()),
+            mcp_origins=self._take("mcp_origins", parse_origins, frozenset()),
         )
 
     def _take(self, name: str, parse: Callable[[Any], T], default: T) -> T:
