@@ -148,9 +148,23 @@ def parse_origins(raw: Any) -> frozenset[str]:
     origins = frozenset(text.lower().rstrip("/") for text in parse_strings(raw))
     for origin in origins - {"*"}:
         parts = urlsplit(origin)
-        if parts.scheme not in ("http", "https") or not parts.netloc or f"{parts.scheme}://{parts.netloc}" != origin:
+        is_web = parts.scheme in ("http", "https") and parts.netloc
+        if not is_web or f"{parts.scheme}://{parts.netloc}" != origin:
             raise ValueError(f"{origin} is no web origin such as https://chat.example.com")
     return origins
+
+
+def parse_name_servers(raw: Any) -> tuple[NameServer, ...]:
+    """Addresses, each with a port or the usual one: `192.0.2.53`, `192.0.2.53:5353`, `[2001:db8::53]:5353`."""
+    return tuple(_parse_name_server(text) for text in parse_strings(raw))
+
+
+def _parse_name_server(text: str) -> NameServer:
+    match = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([0-9.]+))(?::([0-9]{1,5}))?|([0-9a-fA-F:.]+)", text)
+    if match is None or not 0 < int(match[3] or 53) <= 65_535:
+        raise ValueError(f"{text[:60]} is not an address of a name server, such as 192.0.2.53:53")
+    address = ipaddress.ip_address(match[1] or match[2] or match[4])
+    return NameServer(ip=str(address), port=int(match[3] or 53))
 
 
 def parse_maxima(raw: Any) -> Mapping[str, int]:

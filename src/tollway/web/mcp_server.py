@@ -81,9 +81,7 @@ class McpServer:
             get_tool_input_schema=schemas.get,
             on_list_tools=list_tools,
             on_call_tool=call_tool,
-            on_list_prompts=_list_prompts,
-            on_list_resources=_list_resources,
-            on_list_resource_templates=_list_templates,
+            **_NOTHING_ELSE,
         )
         await self._serve(server, scope, receive, send)
 
@@ -129,9 +127,7 @@ class McpServer:
             get_tool_input_schema=find_schema,
             on_list_tools=list_tools,
             on_call_tool=call_tool,
-            on_list_prompts=_list_prompts,
-            on_list_resources=_list_resources,
-            on_list_resource_templates=_list_templates,
+            **_NOTHING_ELSE,
         )
         await self._serve(server, scope, receive, send)
 
@@ -189,6 +185,24 @@ async def _list_resources(ctx: Context, params: Page) -> types.ListResourcesResu
 
 async def _list_templates(ctx: Context, params: Page) -> types.ListResourceTemplatesResult:
     return types.ListResourceTemplatesResult(resource_templates=[])
+
+
+async def _get_prompt(ctx: Context, params: types.GetPromptRequestParams) -> types.GetPromptResult:
+    raise MCPError(types.INVALID_PARAMS, "There are no prompts here.")
+
+
+async def _read_resource(ctx: Context, params: types.ReadResourceRequestParams) -> types.ReadResourceResult:
+    raise MCPError(types.INVALID_PARAMS, "There are no resources here.", {"uri": str(params.uri)})
+
+
+_NOTHING_ELSE: dict[str, Any] = {
+    "on_list_prompts": _list_prompts,
+    "on_get_prompt": _get_prompt,
+    "on_list_resources": _list_resources,
+    "on_list_resource_templates": _list_templates,
+    "on_read_resource": _read_resource,
+}
+"""Prompts and resources: there are none, and a client that asks is told so in its own words."""
 
 
 def _no_such_cursor() -> MCPError:
