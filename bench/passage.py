@@ -141,7 +141,7 @@ class Door:
                 notary=self._notary,
                 offer_valid_s=LIMITS.price_memory_s,
                 now_ms=now_ms,
-                entropy=secrets.token_bytes,
+                entropy=self._names.take,
             ),
             limits=LIMITS,
             public_url=PUBLIC_URL,

@@ -202,7 +202,7 @@ class Frontage:
                 notary=self._notary,
                 offer_valid_s=limits.price_memory_s,
                 now_ms=self._now_ms,
-                entropy=secrets.token_bytes,
+                entropy=self._names.take,  # a salt is no secret: it only makes a challenge one of its kind
             ),
             limits=limits,
             public_url=settings.public_url,

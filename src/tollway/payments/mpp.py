@@ -85,7 +85,7 @@ class Challenger:
         challenged twice alike could pay for one call only."""
         request = _encode_request(requirement)
         expires = format_moment(int(now_s) + requirement.max_timeout_s)
-        opaque = encode_object_urlsafe({"route": route.digest, "salt": salt.hex()})
+        opaque = encode_urlsafe(f'{{"route":"{route.digest}","salt":"{salt.hex()}"}}'.encode())
         challenge_id = self._sign(request=request, expires=expires, opaque=opaque)
         return (
             f'Payment id="{challenge_id}", realm="{self.realm}", method="{METHOD}", intent="{INTENT}", '

@@ -42,6 +42,13 @@ SIGN_IN_CHALLENGE = "PAYMENT-REQUIRED"
 CHALLENGED_BY_402 = "challenged_by_402"
 """In `scope["state"]`: who asks understands a sign-in challenge only where it comes as a 402 (`web/authentication.py`)."""
 
+_HEADERS = (
+    (b"content-type", PROBLEM_TYPE),
+    (b"cache-control", b"no-store"),
+    (b"x-content-type-options", b"nosniff"),
+    (b"access-control-allow-origin", b"*"),
+    (b"access-control-expose-headers", EXPOSED_HEADERS.encode()),
+)
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _PATH_SAFE = "/%:@!$&'()*+,;=~-._"
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
@@ -176,12 +183,8 @@ def render_problem(
     if encoded:
         body = encoded[:-1] + b"," + body[1:]
     headers = [
-        (b"content-type", PROBLEM_TYPE),
-        (b"content-length", str(len(body)).encode()),
-        (b"cache-control", b"no-store"),
-        (b"x-content-type-options", b"nosniff"),
-        (b"access-control-allow-origin", b"*"),
-        (b"access-control-expose-headers", EXPOSED_HEADERS.encode()),
+        *_HEADERS,
+        (b"content-length", b"%d" % len(body)),
         (b"x-request-id", request_id.encode("latin-1", "replace")),
     ]
     if retry_after_s is not None:

@@ -6,6 +6,7 @@ Pure. It reads text and refuses what it does not know; it never guesses what an 
 import re
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import TypeVar
 from urllib.parse import unquote_to_bytes
 
@@ -24,8 +25,13 @@ _WHOLE = re.compile(r"-?[0-9]{1,18}")
 
 def format_time(ms: int) -> str:
     """Milliseconds since the epoch as RFC 3339 in UTC: `2026-11-21T09:15:00.000Z`."""
-    moment = _EPOCH + timedelta(milliseconds=ms)
-    return moment.strftime("%Y-%m-%dT%H:%M:%S.") + f"{ms % 1000:03d}Z"
+    seconds, rest_ms = divmod(ms, 1000)
+    return f"{_format_second(seconds)}.{rest_ms:03d}Z"
+
+
+@lru_cache(maxsize=64)  # many are asked for in one second
+def _format_second(seconds: int) -> str:
+    return (_EPOCH + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def parse_time(text: str) -> int:
