@@ -1,0 +1,284 @@
+"""The four documents of one API over HTTP: what is answered, how it may be kept, and when it is refused."""
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import httpx
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from tollway.chain.rules import ChainRules
+from tollway.identifiers import Address, ChainId, ListingId
+from tollway.limits import Limits
+from tollway.money import Asset, Price, TokenDomain
+from tollway.registry.listing import Listing, Operation, UpstreamAuth
+from tollway.registry.standing import Quality, Standing
+from tollway.sandbox.provider_document import SAMPLE_DOCUMENT
+from tollway.testing.listing_samples import sample_listing
+from tollway.testing.memory_catalog import MemoryCatalog
+from tollway.web.app import build_app
+from tollway.web.bazaar_routes import BazaarDesk
+from tollway.web.discovery_routes import DocumentDesk, discovery_router
+from tollway.web.document_memory import FRESH_MS
+from tollway.web.listing_wire import ListingShape
+from tollway.web.load_gauge import LoadGauge
+
+BASE = ChainId(8453)
+PUBLIC_URL = "https://gw.example.com"
+ALICE = Address(b"\xaa" * 20)
+USDC = Asset(
+    chain_id=BASE,
+    token=Address(b"\x01" * 20),
+    symbol="USDC",
+    decimals=6,
+    domain=TokenDomain(name="USD Coin", version="2"),
+)
+RULES = {BASE: ChainRules(chain_id=BASE, kind="main", confirmations=((0, 1),), assets=(USDC,))}
+QUOTES = sample_listing(
+    provider=ALICE,
+    id=ListingId("api_quotes"),
+    name="Quotes",
+    description="A price for every symbol",
+    endpoint="https://hidden.example.com/base",
+    networks=(BASE,),
+    openapi=SAMPLE_DOCUMENT,
+    upstream_auth=UpstreamAuth(location="header", name="X-Secret-Name", value="hush"),
+    created_ms=1_795_239_000_000,
+)
+API = "/api/v2/apis/api_quotes"
+DOCUMENTS = ("discovery", "agent", "openapi.json", "llms.txt")
+
+
+@dataclass
+class Library:
+    """The routes over a catalog in memory, and what can be settled now."""
+
+    client: httpx.AsyncClient
+    catalog: MemoryCatalog
+    ticks_ms: int = 0
+    settles: bool = True
+    mpp: bool = True
+    asked: list[int] = field(default_factory=list)
+
+    async def get(self, document: str, **headers: str) -> httpx.Response:
+        return await self.client.get(f"{API}/{document}", headers=headers)
+
+    async def edit(self, **changes: Any) -> None:
+        shelf = await self.catalog.find(QUOTES.id)
+        assert shelf is not None
+        edited: Listing = replace(shelf.listing, **changes)
+        await self.catalog.revise(edited, expected_revision=shelf.listing.revision)
+
+
+async def no_calls(scope: Scope, receive: Receive, send: Send) -> None:
+    raise NotImplementedError
+
+
+@pytest.fixture
+async def library() -> AsyncIterator[Library]:
+    catalog = MemoryCatalog()
+    async with httpx.AsyncClient(base_url="http://gateway.test") as client:
+        library = Library(client=client, catalog=catalog)
+
+        def is_offered(asset: Asset, units: int, listing_id: ListingId) -> bool:
+            library.asked.append(units)
+            return library.settles
+
+        desk = DocumentDesk(
+            catalog=catalog,
+            shape=ListingShape(
+                public_url=PUBLIC_URL,
+                assets=(USDC,),
+                confirmations_for=lambda asset, units: 1,
+                is_offered=is_offered,
+            ),
+            bazaar=BazaarDesk(catalog=catalog, rules=RULES, is_offered=is_offered, public_url=PUBLIC_URL),
+            limits=Limits(),
+            is_mpp_offered=lambda asset, units, listing_id: library.mpp and library.settles,
+            is_bound_required=False,
+            ticks_ms=lambda: library.ticks_ms,
+        )
+        app = build_app(
+            call_app=no_calls,
+            routers=[discovery_router(desk)],
+            public_url=PUBLIC_URL,
+            limits=Limits(),
+            clock=lambda: 0.0,
+            entropy=lambda size: bytes(size),
+            gauge=LoadGauge(limits=Limits(), clock=lambda: 0.0, read_memory_bytes=lambda: 0),
+        )
+        client._transport = httpx.ASGITransport(app=app)
+        await catalog.publish(QUOTES)
+        yield library
+
+
+# ---- What is answered.
+
+
+async def test_the_discovery_document_holds_everything(library: Library) -> None:
+    answer = await library.get("discovery")
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "application/json")
+    told = answer.json()
+    assert told["gatewayUrl"] == f"{PUBLIC_URL}/api/v2/gateway/api_quotes"
+    assert [option["rail"] for option in told["pricing"]["options"]] == ["tx", "x402"]
+    assert told["openapi"] == (await library.get("openapi.json")).json()
+    assert told["bazaar"]["resource"].startswith(told["gatewayUrl"])
+    quote = told["operations"][0]
+    assert quote["url"] == told["gatewayUrl"] + "/quote/{symbol}"
+    assert quote["mcpTool"].startswith("api_quotes.get_")
+    assert quote["inputSchema"]["required"] == ["symbol"]
+
+
+async def test_the_agent_document_is_small(library: Library) -> None:
+    answer = await library.get("agent")
+    assert len(answer.content) <= 8 * 1024
+    assert answer.json()["interfaces"]["http"]["url"] == f"{PUBLIC_URL}/api/v2/gateway/api_quotes"
+
+
+async def test_the_openapi_document_has_prices_and_our_server(library: Library) -> None:
+    answer = await library.get("openapi.json")
+    assert answer.headers["content-type"] == "application/openapi+json"
+    told = answer.json()
+    assert told["servers"] == [{"url": f"{PUBLIC_URL}/api/v2/gateway/api_quotes"}]
+    quote = told["paths"]["/quote/{symbol}"]["get"]
+    assert {"mpp", "x402"} == {name for protocol in quote["x-payment-info"]["protocols"] for name in protocol}
+    assert "402" in quote["responses"]
+
+
+async def test_the_text_is_markdown(library: Library) -> None:
+    answer = await library.get("llms.txt")
+    assert answer.headers["content-type"] == "text/markdown; charset=utf-8"
+    assert answer.text.startswith("# Quotes\n")
+    assert len(answer.text) < 4_000
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+async def test_neither_the_endpoint_nor_its_secret_is_told(library: Library, document: str) -> None:
+    text = (await library.get(document)).text
+    assert not any(secret in text for secret in ("hidden.example.com", "X-Secret-Name", "hush"))
+
+
+async def test_what_is_known_of_a_listing_is_told(library: Library) -> None:
+    quality = Quality(calls=40, success_ppm=1_000_000, p50_ms=9, p95_ms=20)
+    library.catalog.standings[QUOTES.id] = Standing(quality=quality, verified_ms=1_795_239_000_000)
+    told = (await library.get("discovery")).json()
+    assert (told["verified"], told["verifiedAt"]) == (True, "2026-11-21T05:30:00.000Z")
+    assert told["quality"]["calls30d"] == 40
+    assert (await library.get("agent")).json()["trust"]["quality"] == told["quality"]
+    assert "40 paid calls" in (await library.get("llms.txt")).text
+
+
+async def test_a_rail_that_is_shut_is_in_no_document(library: Library) -> None:
+    library.settles = False
+    told = (await library.get("discovery")).json()
+    assert [option["rail"] for option in told["pricing"]["options"]] == ["tx"]
+    assert told["bazaar"] is None
+    rails = (await library.get("agent")).json()["payment"]["rails"]
+    assert [rail["rail"] for rail in rails] == ["tx"]
+
+
+async def test_mpp_has_a_switch_of_its_own(library: Library) -> None:
+    library.mpp = False
+    rails = (await library.get("agent")).json()["payment"]["rails"]
+    assert [rail["rail"] for rail in rails] == ["x402", "tx"]
+
+
+async def test_prices_of_operations_come_with_their_options(library: Library) -> None:
+    await library.edit(
+        operations=(Operation(method="GET", path="/quote/{symbol}", price=Price.parse("0.5")),)
+    )
+    told = (await library.get("discovery")).json()
+    assert told["operations"][0]["price"] == {"mode": "fixed", "amount": "0.5", "currency": "USDC"}
+    (other,) = told["pricing"]["otherPrices"]
+    assert (other["amount"], {option["amount"] for option in other["options"]}) == ("0.5", {"500000"})
+
+
+@pytest.mark.parametrize("status", ["active", "paused"])
+async def test_a_paused_listing_says_so(library: Library, status: str) -> None:
+    await library.edit(status=status)
+    assert (await library.get("agent")).json()["status"] == status
+    assert (await library.get("discovery")).json()["status"] == status
+
+
+# ---- How it may be kept.
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+async def test_documents_may_be_kept_for_a_minute_and_asked_again_by_their_tag(
+    library: Library, document: str
+) -> None:
+    first = await library.get(document)
+    etag = first.headers["etag"]
+    assert first.headers["cache-control"] == "public, max-age=60"
+    assert f'<{PUBLIC_URL}{API}>; rel="describes"' in first.headers["link"]
+    for tag in (etag, f"W/{etag}", f'"other", {etag}', "*"):
+        again = await library.get(document, **{"If-None-Match": tag})
+        assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", etag)
+    assert (await library.get(document, **{"If-None-Match": '"other"'})).status_code == 200
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+async def test_head_answers_like_get_without_a_body(library: Library, document: str) -> None:
+    shown = await library.get(document)
+    head = await library.client.head(f"{API}/{document}")
+    assert (head.status_code, head.content) == (200, b"")
+    for name in ("etag", "content-type", "content-length", "cache-control"):
+        assert head.headers[name] == shown.headers[name]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+async def test_an_edit_shows_at_once_under_a_new_tag(library: Library, document: str) -> None:
+    before = await library.get(document)
+    await library.edit(name="Better Quotes")
+    after = await library.get(document)
+    assert "Better Quotes" in after.text
+    assert after.headers["etag"] != before.headers["etag"]
+
+
+async def test_what_was_written_is_shown_again_for_some_seconds(library: Library) -> None:
+    await library.get("agent")
+    library.settles = False
+    assert len((await library.get("agent")).json()["payment"]["options"]) == 2
+    library.ticks_ms += FRESH_MS
+    assert len((await library.get("agent")).json()["payment"]["options"]) == 1
+
+
+# ---- When it is refused.
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+@pytest.mark.parametrize(
+    ("changes", "status", "code"),
+    [({"retired_ms": 5}, 410, "api_retired"), ({"suspended_ms": 5}, 503, "api_paused")],
+)
+async def test_what_is_withdrawn_has_no_documents(
+    library: Library, document: str, changes: dict[str, Any], status: int, code: str
+) -> None:
+    await library.get(document)  # what was written before is not given out either
+    await library.edit(**changes)
+    answer = await library.get(document)
+    assert (answer.status_code, answer.json()["code"]) == (status, code)
+    assert "cache-control" not in answer.headers or "max-age" not in answer.headers["cache-control"]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+async def test_an_unknown_listing_has_none(library: Library, document: str) -> None:
+    answer = await library.client.get(f"/api/v2/apis/api_none/{document}")
+    assert (answer.status_code, answer.json()["code"]) == (404, "api_not_found")
+
+
+async def test_other_methods_are_refused(library: Library) -> None:
+    answer = await library.client.post(f"{API}/agent", json={})
+    assert (answer.status_code, answer.json()["code"]) == (405, "method_not_allowed")
+
+
+async def test_a_document_of_two_thousand_operations_is_served(library: Library) -> None:
+    operation = {"summary": "\U0001f310" * 40, "responses": {"200": {"description": "ok"}}}
+    paths = {f"/v1/{number}/{{id}}": {"get": operation} for number in range(2_000)}
+    await library.edit(openapi={"openapi": "3.1.0", "info": {"title": "t", "version": "1"}, "paths": paths})
+    assert len((await library.get("agent")).content) <= 8 * 1024
+    assert len((await library.get("llms.txt")).text) < 4_000
+    told = json.loads((await library.get("discovery")).content)
+    assert len(told["operations"]) == len(told["openapi"]["paths"]) == 2_000
