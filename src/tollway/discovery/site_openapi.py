@@ -117,13 +117,12 @@ _RELAYED = answer(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """What the documents of the site say about it. `public_url` without a final slash; `contact`: a URL or an
-    address of the operator."""
+    """What the documents of the site say about it. `public_url` without a final slash; `contact`: of the operator, a
+    `mailto:` or `https:` URI."""
 
     public_url: str
     version: str
-    contact_url: str | None = None
-    contact_email: str | None = None
+    contact: str | None = None
 
 
 def build_site_openapi(
@@ -169,9 +168,10 @@ def build_site_openapi(
 
 
 def _info(site: Site) -> dict[str, Any]:
-    contact = {"name": "The operator of this gateway", "url": site.contact_url or f"{site.public_url}/"}
-    if site.contact_email:
-        contact["email"] = site.contact_email
+    told = site.contact or f"{site.public_url}/"
+    is_mail = told.startswith("mailto:")
+    reached = {"email": told.removeprefix("mailto:")} if is_mail else {"url": told}
+    contact = {"name": "The operator of this gateway", **reached}
     return {
         "title": "Tollway",
         "version": site.version,

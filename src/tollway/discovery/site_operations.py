@@ -12,6 +12,7 @@ from tollway.discovery.site_schemas import (
     HEX,
     TEXT,
     asked,
+    nullable,
     ref,
 )
 from tollway.errors import Code
@@ -171,7 +172,7 @@ REGISTRY = (
 
 
 def _document(part: str, name: str, summary: str, *, media_type: str) -> SiteOperation:
-    shown = TEXT if media_type == PLAIN_TEXT else ANY_OBJECT
+    shown = ANY_OBJECT if media_type.endswith("json") else TEXT
     return SiteOperation(
         method="get",
         path=f"/api/v2/apis/{{apiId}}/{part}",
@@ -196,9 +197,12 @@ DOCUMENTS = (
         media_type="application/json",
     ),
     _document(
-        "openapi.json", "getApiOpenapi", "The API as OpenAPI 3.1, with prices", media_type="application/json"
+        "openapi.json",
+        "getApiOpenapi",
+        "The API as OpenAPI 3.1, with prices",
+        media_type="application/openapi+json",
     ),
-    _document("llms.txt", "getApiLlmsTxt", "The API in plain words", media_type=PLAIN_TEXT),
+    _document("llms.txt", "getApiLlmsTxt", "The API in plain words", media_type="text/markdown"),
 )
 
 OWNERSHIP = (
@@ -227,9 +231,9 @@ OWNERSHIP = (
 
 _NONCE_BODY = asked(
     {
-        "address": ref("Address"),
-        "chainId": {"type": "integer", "minimum": 0, "maximum": 10**15 - 1},
-        "uri": {"type": "string", "description": "Under the public URL; a nonce for that URI alone."},
+        "address": {"oneOf": [ref("Address"), {"type": "null"}]},
+        "chainId": nullable("integer", minimum=0, maximum=10**15 - 1),
+        "uri": nullable("string", description="Under the public URL; a nonce for that URI alone."),
     }
 )
 

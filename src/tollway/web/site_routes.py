@@ -1,0 +1,220 @@
+"""The site: the page at `/`, the contract at `/openapi.json` and drawn at `/docs`, and the files by which crawlers and agents
+find their way (`/llms.txt`, `/.well-known/api-catalog`, `/robots.txt`, `/.well-known/security.txt`). Reads only.
+
+What stands in them is decided in `discovery`. No page loads anything from another host, and none runs a script of ours
+inside itself; the addresses in them are the configured one, never what a request says it is.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+from fastapi import APIRouter, Request, Response
+
+from tollway.discovery.catalog_files import (
+    CATALOG_PAGE_SIZE,
+    CATALOG_PAGES_MAX,
+    CATALOG_TYPE,
+    CatalogPage,
+    describe_catalog,
+    write_robots,
+    write_security_text,
+    write_site_text,
+)
+from tollway.discovery.site_contract import SiteKind
+from tollway.discovery.site_openapi import Site, build_site_openapi
+from tollway.errors import Code, Problem, Refusal
+from tollway.registry.catalog import Catalog, ListingQuery
+from tollway.web.document_memory import DocumentMemory
+from tollway.web.listing_query import PAGE_MAX, WORDS_LENGTH_MAX
+from tollway.web.listing_wire import has_etag, is_same_weakly, render_json
+from tollway.web.problems import KINDS
+from tollway.web.shop_window import ShopWindow
+from tollway.web.site_page import write_home
+from tollway.web.wire import Query, format_time
+
+CACHE_S, ASSET_CACHE_S = 60, 86_400
+HOME_LIMIT = 20
+TEXT_LISTINGS_MAX = 40
+SECURITY_TEXT_DAYS = 90
+_DAY_MS = 86_400_000
+
+PAGES = Path(__file__).parent / "pages"
+ASSETS = {
+    "docs.js": "text/javascript; charset=utf-8",
+    "style.css": "text/css; charset=utf-8",
+    "swagger-ui-bundle.js": "text/javascript; charset=utf-8",
+    "swagger-ui.css": "text/css; charset=utf-8",
+    "favicon.svg": "image/svg+xml",
+}
+
+_HTML, _TEXT = "text/html; charset=utf-8", "text/plain; charset=utf-8"
+_RULES = "default-src 'none'; base-uri 'none'; frame-ancestors 'none'; img-src 'self' data:; style-src 'self'"
+HOME_RULES = f"{_RULES}; form-action 'self'"
+DOCS_RULES = f"{_RULES}; form-action 'none'; script-src 'self'; connect-src 'self'"
+"""Content-Security-Policy. The page that draws the contract asks nobody but this origin, and runs files of ours alone."""
+
+KIND_TABLE = {
+    code: SiteKind(status=kind.status, is_delayed=kind.retry_after_s is not None)
+    for code, kind in KINDS.items()
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiteDesk:
+    """The collaborators of the routes."""
+
+    catalog: Catalog
+    window: ShopWindow
+    site: Site
+    now_ms: Callable[[], int]
+    ticks_ms: Callable[[], int]
+
+
+def site_router(desk: SiteDesk) -> APIRouter:
+    routes = SiteRoutes(desk)
+    router = APIRouter(tags=["site"])
+    router.add_api_route("/", routes.show_home, methods=["GET"])
+    router.add_api_route("/openapi.json", routes.show_openapi, methods=["GET"])
+    router.add_api_route("/docs", routes.show_docs, methods=["GET"])
+    router.add_api_route("/docs/{name}", routes.show_asset, methods=["GET"])
+    router.add_api_route("/favicon.svg", routes.show_favicon, methods=["GET"])
+    router.add_api_route("/llms.txt", routes.show_text, methods=["GET"])
+    router.add_api_route("/robots.txt", routes.show_robots, methods=["GET"])
+    router.add_api_route("/.well-known/api-catalog", routes.show_catalog, methods=["GET"])
+    router.add_api_route("/.well-known/security.txt", routes.show_security, methods=["GET"])
+    return router
+
+
+class SiteRoutes:
+    """Safe to call from many tasks at once."""
+
+    def __init__(self, desk: SiteDesk) -> None:
+        self._desk = desk
+        self._memory = DocumentMemory(ticks_ms=desk.ticks_ms)
+        self._links = _format_links()
+
+    async def show_home(self, request: Request) -> Response:
+        query = Query(request.scope["query_string"], known=("q", "page"))
+        words = query.text("q", length_max=WORDS_LENGTH_MAX)
+        number = query.whole("page", default=1, least=1, most=PAGE_MAX)
+        query.finish()
+        words = words if (words or "").strip() else None
+        asked = ListingQuery(
+            page=number, limit=HOME_LIMIT, words=words, sort="relevance" if words else "newest"
+        )
+        page = await self._desk.catalog.search(asked)
+        headers = {"Content-Security-Policy": HOME_RULES, "Cache-Control": f"public, max-age={CACHE_S}"}
+        return Response(write_home(page, asked), media_type=_HTML, headers={**headers, "Link": self._links})
+
+    async def show_openapi(self, request: Request) -> Response:
+        body = await self._memory.take("openapi", 0, self._write_openapi)
+        return self._answer(request, body, "application/json")
+
+    async def show_docs(self, request: Request) -> Response:
+        body = await _read_page("docs.html")
+        return self._answer(request, body, _HTML, more={"Content-Security-Policy": DOCS_RULES})
+
+    async def show_asset(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in ASSETS:
+            raise Refusal(_NOTHING)
+        return await self._show_file(request, name)
+
+    async def show_favicon(self, request: Request) -> Response:
+        return await self._show_file(request, "favicon.svg")
+
+    async def show_text(self, request: Request) -> Response:
+        return self._answer(request, await self._memory.take("llms", 0, self._write_text), _TEXT)
+
+    async def show_robots(self, request: Request) -> Response:
+        return self._answer(request, write_robots(self._desk.site.public_url).encode(), _TEXT)
+
+    async def show_catalog(self, request: Request) -> Response:
+        query = Query(request.scope["query_string"], known=("page",))
+        number = query.whole("page", default=0, least=1, most=CATALOG_PAGES_MAX)
+        query.finish()
+
+        async def write() -> bytes:
+            return await self._write_catalog(number)
+
+        body = await self._memory.take(f"catalog {number}", 0, write)
+        return self._answer(request, body, CATALOG_TYPE)
+
+    async def show_security(self, request: Request) -> Response:
+        contact = self._desk.site.contact
+        if contact is None:
+            raise Refusal(_NO_CONTACT)
+        today_ms = self._desk.now_ms() // _DAY_MS * _DAY_MS
+        expires = format_time(today_ms + SECURITY_TEXT_DAYS * _DAY_MS)
+        body = write_security_text(self._desk.site.public_url, contact, expires=expires)
+        return self._answer(request, body.encode(), _TEXT)
+
+    # ---- What is written.
+
+    async def _write_openapi(self) -> bytes:
+        featured = await self._desk.window.choose()
+        return await asyncio.to_thread(
+            build_site_openapi, self._desk.site, kinds=KIND_TABLE, featured=featured
+        )
+
+    async def _write_text(self) -> bytes:
+        page = await self._desk.catalog.search(ListingQuery(limit=TEXT_LISTINGS_MAX))
+        listings = tuple(found.listing for found in page.found)
+        return write_site_text(self._desk.site.public_url, listings, total=page.total).encode()
+
+    async def _write_catalog(self, number: int) -> bytes:
+        page = await self._desk.catalog.search(ListingQuery(page=number or 1, limit=CATALOG_PAGE_SIZE))
+        told = CatalogPage(
+            listings=tuple(found.listing for found in page.found), total=page.total, number=number
+        )
+        content = await asyncio.to_thread(describe_catalog, self._desk.site.public_url, told)
+        return render_json(content)
+
+    # ---- How it is answered.
+
+    async def _show_file(self, request: Request, name: str) -> Response:
+        body = await _read_page(name)
+        return self._answer(request, body, ASSETS[name], cache_s=ASSET_CACHE_S)
+
+    def _answer(
+        self,
+        request: Request,
+        body: bytes,
+        media_type: str,
+        *,
+        cache_s: int = CACHE_S,
+        more: dict[str, str] | None = None,
+    ) -> Response:
+        """With a validator of its content, and relations to the rest of the site."""
+        etag = f'"{sha256(body).hexdigest()[:24]}"'
+        headers = {
+            "ETag": etag,
+            "Cache-Control": f"public, max-age={cache_s}",
+            "Link": self._links,
+            **(more or {}),
+        }
+        known = request.headers.get("if-none-match")
+        if known is not None and has_etag(known, etag, same=is_same_weakly):
+            return Response(status_code=304, headers=headers)
+        return Response(body, media_type=media_type, headers=headers)
+
+
+async def _read_page(name: str) -> bytes:
+    return await asyncio.to_thread((PAGES / name).read_bytes)
+
+
+def _format_links() -> str:
+    links = (
+        ("/.well-known/api-catalog", "api-catalog", CATALOG_TYPE),
+        ("/openapi.json", "service-desc", "application/json"),
+        ("/docs", "service-doc", "text/html"),
+        ("/llms.txt", "service-doc", "text/plain"),
+    )
+    return ", ".join(f'<{path}>; rel="{rel}"; type="{media_type}"' for path, rel, media_type in links)
+
+
+_NOTHING = Problem(code=Code.ROUTE_NOT_FOUND, detail="Nothing lives at this path.")
+_NO_CONTACT = Problem(code=Code.ROUTE_NOT_FOUND, detail="The operator has named no contact.")
