@@ -2,20 +2,24 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import count
 from typing import Any
 
 import pytest
+from sqlalchemy import Connection, insert, select
 
 from tollway.errors import StorageUnavailable
 from tollway.identifiers import Address, ChainId, ListingId
 from tollway.money import Price
 from tollway.registry.catalog import TERMS_MEMORY_S, Catalog, ListingQuery, Market, Revised, Stale
 from tollway.registry.listing import ChargeOn, Listing, Operation, RateLimit, UpstreamAuth
+from tollway.registry.standing import UNKNOWN_STANDING, Quality, Standing
 from tollway.storage.catalog_store import CatalogStore
+from tollway.storage.catalog_tables import listing_table
 from tollway.storage.database import Database, connect_database
 from tollway.storage.sealer import Sealer
+from tollway.storage.standing_tables import ownership_table, quality_table
 from tollway.testing.listing_samples import sample_listing
 from tollway.testing.memory_catalog import MemoryCatalog
 
@@ -39,6 +43,15 @@ class Setup:
     clock: Clock
     neighbour: Catalog
     """The catalog of another process over the same store."""
+    database: Database | None = None
+
+    async def know(self, listing: Listing, standing: Standing) -> None:
+        """What other rooms have found out."""
+        if isinstance(self.catalog, MemoryCatalog):
+            self.catalog.standings[listing.id] = standing
+            return
+        assert self.database is not None
+        await self.database.write(lambda connection: write_standing(connection, listing, standing))
 
 
 def make_listing(**changes: Any) -> Listing:
@@ -87,7 +100,12 @@ async def setup(request: pytest.FixtureRequest) -> AsyncIterator[Setup]:
     database = connect_database(url)
     await database.open()
     try:
-        yield Setup(catalog=make_store(database, clock), clock=clock, neighbour=make_store(database, clock))
+        yield Setup(
+            catalog=make_store(database, clock),
+            clock=clock,
+            neighbour=make_store(database, clock),
+            database=database,
+        )
     finally:
         await database.close()
 
@@ -96,6 +114,15 @@ def make_store(database: Database, clock: Callable[[], int]) -> CatalogStore:
     numbers = count()
     sealer = Sealer(b"k" * 32, entropy=lambda size: next(numbers).to_bytes(size, "big"))
     return CatalogStore(database, sealer=sealer, now_ms=clock)
+
+
+def write_standing(connection: Connection, listing: Listing, standing: Standing) -> None:
+    seq = connection.scalar(select(listing_table.c.seq).where(listing_table.c.id == listing.id))
+    quality, verified_ms = standing.quality, standing.verified_ms
+    if quality is not None:
+        connection.execute(insert(quality_table).values(listing_seq=seq, day=1, **asdict(quality)))
+    origin = {"origin": "https://api.example.com", "method": "file", "checked_ms": 1, "failures": 0}
+    connection.execute(insert(ownership_table).values(listing_seq=seq, verified_ms=verified_ms, **origin))
 
 
 @pytest.fixture
@@ -370,6 +397,73 @@ async def test_filters_and_order(catalog: Catalog) -> None:
         assert [found.listing.name for found in page.found] == names, query
         if query.page == 1 and not query.skip:
             assert page.total == len(names), query
+
+
+def measured(success_ppm: int, *, calls: int = 100) -> Standing:
+    return Standing(quality=Quality(calls=calls, success_ppm=success_ppm, p50_ms=10, p95_ms=90))
+
+
+STANDINGS = {
+    "alpha": replace(measured(950_000), verified_ms=7),
+    "Beta": measured(290_000),
+    "éclair": Standing(verified_ms=9),
+    "Zeta": measured(1_000_000),
+}
+GRADED: list[tuple[ListingQuery, list[str]]] = [
+    (ListingQuery(min_success_rate=0.0), ["Zeta", "Beta", "alpha"]),
+    (ListingQuery(min_success_rate=0.29), ["Zeta", "Beta", "alpha"]),
+    (ListingQuery(min_success_rate=0.290000001), ["Zeta", "alpha"]),
+    (ListingQuery(min_success_rate=0.95), ["Zeta", "alpha"]),
+    (ListingQuery(min_success_rate=1.0), ["Zeta"]),
+    (ListingQuery(verified=True), ["éclair", "alpha"]),
+    (ListingQuery(verified=False), ["Zeta", "delta", "Beta"]),
+    (ListingQuery(verified=True, min_success_rate=0.5), ["alpha"]),
+    (ListingQuery(verified=False, min_success_rate=0.5), ["Zeta"]),
+    (ListingQuery(verified=False, min_success_rate=0.1, skip=1), ["Beta"]),
+    (ListingQuery(verified=True, words="weather"), ["éclair", "alpha"]),
+    (ListingQuery(min_success_rate=0.1, words="weather", sort="relevance"), ["alpha"]),
+    (ListingQuery(min_success_rate=0.1, sort="name"), ["alpha", "Beta", "Zeta"]),
+    (ListingQuery(verified=False, sort="name"), ["Beta", "delta", "Zeta"]),
+    (ListingQuery(min_success_rate=0.1, currency="USDC", sort="-price"), ["alpha", "Beta", "Zeta"]),
+    (ListingQuery(min_success_rate=0.1, provider=BOB), ["alpha"]),
+    (ListingQuery(min_success_rate=0.1, network=OPTIMISM), ["Beta"]),
+    (ListingQuery(verified=True, markets=(Market(chain_id=BASE, currency="USDC"),)), ["éclair", "alpha"]),
+]
+
+
+async def test_filters_by_what_is_known_of_a_listing(setup: Setup) -> None:
+    """Whatever is known of a listing that lists do not show: it is not found by that."""
+    suspended = make_listing(name="suspended")
+    await publish_all(setup.catalog, [*SHELF, suspended])
+    await setup.know(suspended, replace(measured(1_000_000), verified_ms=3))
+    await setup.catalog.revise(replace(suspended, suspended_ms=1), expected_revision=1)
+    for listing in SHELF:
+        await setup.know(listing, STANDINGS.get(listing.name, UNKNOWN_STANDING))
+    for query, names in GRADED:
+        page = await setup.catalog.search(query)
+        assert [found.listing.name for found in page.found] == names, query
+        assert page.total == len(names) + query.skip, query
+        for found in page.found:
+            assert found.standing == STANDINGS.get(found.listing.name, UNKNOWN_STANDING)
+            assert await setup.catalog.standing(found.listing.id) == found.standing
+
+
+async def test_relevance_is_weighed_by_measured_quality(setup: Setup) -> None:
+    """Among listings that fit alike; what is not measured stands where a rate of 0.82 would."""
+    grades = {"worst": 0, "poor": 700_000, "unmeasured": None, "good": 850_000, "best": 1_000_000}
+    newest_last = sorted(grades, key=lambda name: grades[name] or 0)
+    listings = {name: make_listing(name=f"{name} weather") for name in reversed(newest_last)}
+    fitting = make_listing(name="storm storm", description="weather storm", tags=("storm",))
+    await publish_all(setup.catalog, [*listings.values(), fitting])
+    for name, success_ppm in grades.items():
+        if success_ppm is not None:
+            await setup.know(listings[name], measured(success_ppm))
+    await setup.know(fitting, measured(0))
+    query = ListingQuery(words="weather", sort="relevance")
+    names = [name.removesuffix(" weather") for name in await names_of(setup.catalog, query)]
+    assert names == ["best", "good", "unmeasured", "poor", "worst", "storm storm"]
+    assert await names_of(setup.catalog, replace(query, words="storm")) == ["storm storm"]
+    assert (await names_of(setup.catalog, replace(query, skip=1, limit=1))) == ["good weather"]
 
 
 USDC_ON_BASE, USDC_ON_OPTIMISM = (Market(chain_id=chain_id, currency="USDC") for chain_id in (BASE, OPTIMISM))

@@ -268,7 +268,7 @@ async def test_details_tell_what_is_known_of_the_listing(door: Door) -> None:
     after = await door.client.get(url, headers={"If-None-Match": before.headers["etag"]})
     assert after.status_code == 200
     # Not every call succeeded, so the rate is not shown as 1.
-    shown = {"calls30d": 21, "successRate30d": 0.9999, "p50Ms": 40, "p95Ms": None}
+    shown = {"calls30d": 21, "successRate30d": 0.999999, "p50Ms": 40, "p95Ms": None}
     assert after.json()["quality"] == shown
     assert after.json()["verified"] is True
     edited = await door.send("PUT", url, BODY)

@@ -33,8 +33,9 @@ class ListingQuery:
     stand in one of them (whole words, see `words.py`), and text without any word finds nothing.
 
     `newest` is the order of publishing; ties of `price` and `name` go oldest first, of `-price` and `relevance` newest
-    first. `tag` is compared without case, accents and width. `min_success_rate` and `verified` find nothing as long as
-    nothing is measured or verified. `skip`: how many are passed over before the first page.
+    first. `relevance` is that of the words, weighed by measured quality (`standing.weigh_rank`). `tag` is compared without
+    case, accents and width. `min_success_rate`, from 0 to 1, finds only listings whose quality is measured; `verified`
+    those whose ownership is proved, or is not. `skip`: how many are passed over before the first page.
 
     `markets`: only active listings that cost something (whole, or one of their operations) and are sold in one of these;
     in none of no markets.

@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy import (
     BigInteger,
     ColumnElement,
+    Double,
     FromClause,
     Select,
     Text,
@@ -21,6 +22,7 @@ from sqlalchemy import (
     func,
     literal,
     literal_column,
+    not_,
     or_,
     select,
     table,
@@ -29,13 +31,16 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import TSQUERY, TSVECTOR
 
 from tollway.registry.catalog import TOTAL_EXACT_MAX, ListingQuery, Market
+from tollway.registry.standing import RANK_LEAST, RANK_SPAN, least_ppm
 from tollway.registry.words import fold
 from tollway.storage.catalog_rows import NO_OPERATIONS
 from tollway.storage.catalog_tables import listing_table, network_table, tag_table
 from tollway.storage.named_index import ReadBy
+from tollway.storage.standing_tables import ownership_table, quality_table
 
 _INDEX = "ix_listing_"
 _SHOWN, _PRICE, _CURRENCY = (_INDEX + name for name in ("shown", "price", "currency"))
+_SUCCESS, _VERIFIED = _INDEX + "quality_success", _INDEX + "ownership_verified"
 
 fts_table = table(
     "listing_search", column("rowid", BigInteger), column("name"), column("description"), column("tags")
@@ -94,11 +99,12 @@ def find_facets(query: ListingQuery, words: Sequence[str], *, is_sqlite: bool) -
         facets.append(_priced(query))
     elif query.currency is not None:
         facets.append(_shown("currency", currency=query.currency))
-    return facets or [
-        _shown(
-            "shown",
-        )
-    ]
+    is_shown_only = bool(facets)  # by now; what follows holds listings that no list shows too
+    if query.min_success_rate is not None:
+        facets.append(_succeeding(query.min_success_rate))
+    if query.verified:
+        facets.append(_verified())
+    return facets if is_shown_only else [*facets, _shown("shown")]
 
 
 def in_order(query: ListingQuery) -> tuple[Facet, tuple[ColumnElement[Any], ...]]:
@@ -136,6 +142,10 @@ def sold_in(markets: Sequence[Market], seq: ColumnElement[int]) -> ColumnElement
     return look.limit(1).scalar_subquery().is_not(None)
 
 
+def is_unverified(seq: ColumnElement[int]) -> ColumnElement[bool]:
+    return not_(_verified().holds(seq))
+
+
 def _priced(query: ListingQuery) -> Facet:
     """Of one currency, up to a price if there is one, by price."""
     price = _shown("price", currency=query.currency)
@@ -162,11 +172,46 @@ def _shown(name: str, **equal: object) -> Facet:
     return Facet(source=source, seq=columns.seq, where=(*where, columns.is_shown == true()), index=index)
 
 
+def _succeeding(rate: float) -> Facet:
+    """Measured, and not worse than that; hidden ones too."""
+    least = least_ppm(rate)
+
+    def good(source: FromClause) -> Facet:
+        # What is added keeps SQLite from the index by rate, where the one by listing is meant.
+        return Facet(source=source, seq=source.c.listing_seq, where=(source.c.success_ppm + 0 >= least,))
+
+    by_rate = ReadBy(quality_table, _SUCCESS)
+    return Facet(
+        source=by_rate,
+        seq=by_rate.c.listing_seq,
+        where=(by_rate.c.success_ppm >= least,),
+        index=_SUCCESS,
+        by_age=good(quality_table.alias("measured")),
+        asked=good(quality_table.alias("asked_quality")),
+    )
+
+
+def _verified() -> Facet:
+    """Of a proved origin; hidden ones too."""
+    source = ReadBy(ownership_table, _VERIFIED)
+    where = (source.c.verified_ms.is_not(None),)
+    return Facet(source=source, seq=source.c.listing_seq, where=where, index=_VERIFIED)
+
+
+def _weigh(seq: ColumnElement[int]) -> ColumnElement[float]:
+    """`weigh_rank`, of the quality of a listing."""
+    of = quality_table.alias("weighed")
+    rate = of.c.success_ppm / literal(1_000_000.0, Double)
+    factor = select(literal(RANK_LEAST, Double) + literal(RANK_SPAN, Double) * rate * rate)
+    return func.coalesce(factor.where(of.c.listing_seq == seq).scalar_subquery(), literal(1.0, Double))
+
+
 def _match_fts(words: Sequence[str]) -> Facet:
     # Each word is quoted; split words hold no quote. bm25 is smaller for better hits.
     wanted = literal(" ".join(f'"{word}"' for word in words), Text)
     condition: ColumnElement[bool] = literal_column("listing_search").op("MATCH", is_comparison=True)(wanted)
-    rank: ColumnElement[Any] = literal_column("bm25(listing_search, 10.0, 1.0, 5.0)")
+    fit: ColumnElement[float] = literal_column("bm25(listing_search, 10.0, 1.0, 5.0)", Double)
+    rank = fit * _weigh(fts_table.c.rowid)
     return Facet(source=fts_table, seq=fts_table.c.rowid, where=(condition,), rank=rank)
 
 
@@ -174,7 +219,7 @@ def _match_vectors(words: Sequence[str]) -> Facet:
     wanted = cast(literal(" & ".join(f"'{word}'" for word in words), Text), TSQUERY)
     columns = vector_table.c
     condition = columns.words.op("@@", is_comparison=True)(wanted)
-    rank = desc(func.ts_rank(columns.words, wanted))
+    rank = desc(func.ts_rank(columns.words, wanted) * _weigh(columns.listing_seq))
     # Its numbers say little about rare words: without a fence it would walk all listings by age for a few of them.
     fenced = select(columns.listing_seq).where(condition).limit(TOTAL_EXACT_MAX).subquery("matched")
     few = Facet(source=fenced, seq=fenced.c.listing_seq, where=())

@@ -16,7 +16,15 @@ from sqlalchemy import Connection, Select, delete, desc, func, insert, select, t
 from tollway.registry.catalog import TOTAL_EXACT_MAX, ListingQuery
 from tollway.registry.listing import Listing
 from tollway.registry.words import query_words, searched_texts, split_words
-from tollway.storage.catalog_facets import Facet, find_facets, fts_table, in_order, sold_in, vector_table
+from tollway.storage.catalog_facets import (
+    Facet,
+    find_facets,
+    fts_table,
+    in_order,
+    is_unverified,
+    sold_in,
+    vector_table,
+)
 from tollway.storage.catalog_tables import total_table
 
 RANKED_MAX = 1_000
@@ -47,20 +55,19 @@ class _Hits:
         ]
         if self.query.markets is not None:
             others.append(sold_in(self.query.markets, lead.seq))
+        if self.query.verified is False:
+            others.append(is_unverified(lead.seq))
         return lead.select(*others)
 
     @property
     def is_one_set(self) -> bool:
-        return len(self.facets) == 1 and self.query.markets is None
+        return len(self.facets) == 1 and self.query.markets is None and self.query.verified is not False
 
 
 def find_page(connection: Connection, query: ListingQuery) -> tuple[list[int], int, bool]:
     """Numbers of the listings of a page, the total, and whether that is only a lower bound."""
     words = query_words(query.words) if query.words is not None else ()
-    # Nothing is measured or verified yet, so nothing meets these filters; nor is anything found by no word.
-    if query.min_success_rate is not None or query.verified or (query.words is not None and not words):
-        return [], 0, False
-    if query.markets == ():
+    if query.markets == () or (query.words is not None and not words):  # nothing is found by no word
         return [], 0, False
     facets = find_facets(query, words, is_sqlite=connection.dialect.name == "sqlite")
     hits = _begin_with_smallest(connection, query, facets)
@@ -96,9 +103,7 @@ def _count_up_to_cap(connection: Connection, found: Select[Any]) -> int:
 
 
 def _is_unfiltered(query: ListingQuery) -> bool:
-    anything = ListingQuery(
-        page=query.page, limit=query.limit, skip=query.skip, sort=query.sort, verified=query.verified
-    )
+    anything = ListingQuery(page=query.page, limit=query.limit, skip=query.skip, sort=query.sort)
     return query == anything
 
 

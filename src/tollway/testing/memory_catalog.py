@@ -8,7 +8,7 @@ from tollway.identifiers import Address, ListingId
 from tollway.registry.catalog import TOTAL_EXACT_MAX, Found, ListingPage, ListingQuery, Market, Revised, Stale
 from tollway.registry.creation import Begun, CreationAnswer
 from tollway.registry.listing import Listing, Shelf, Terms
-from tollway.registry.standing import UNKNOWN_STANDING, Standing
+from tollway.registry.standing import UNKNOWN_STANDING, Standing, least_ppm, weigh_rank
 from tollway.registry.words import (
     fold,
     holds_all,
@@ -81,7 +81,11 @@ class MemoryCatalog:
     async def search(self, query: ListingQuery) -> ListingPage:
         self.searches += 1
         words = query_words(query.words) if query.words is not None else ()
-        hits = [kept for kept in self._kept.values() if _is_hit(kept.listing, query, words)]
+        hits = [
+            kept
+            for kept in self._kept.values()
+            if _is_hit(kept.listing, query, words) and _has_standing(self._standing(kept), query)
+        ]
         hits.sort(key=lambda kept: -kept.seq)
         if query.sort == "price":
             hits.sort(key=lambda kept: (kept.listing.price.nano, kept.seq))
@@ -90,19 +94,22 @@ class MemoryCatalog:
         elif query.sort == "name":
             hits.sort(key=lambda kept: (fold(kept.listing.name), kept.seq))
         elif query.sort == "relevance":
-            hits.sort(key=lambda kept: -_rank(kept.listing, words))
+            hits.sort(key=lambda kept: -_rank(kept.listing, words) * weigh_rank(self._standing(kept).quality))
         start = query.start
         found = tuple(
             Found(
                 listing=replace(kept.listing, upstream_auth=None, openapi=None),
                 match=matched_fields(kept.listing, words) if words else (),
-                standing=self.standings.get(kept.listing.id, UNKNOWN_STANDING),
+                standing=self._standing(kept),
             )
             for kept in hits[start : start + query.limit]
         )
         is_capped = len(hits) > TOTAL_EXACT_MAX and _is_filtered(query)
         total = TOTAL_EXACT_MAX if is_capped else len(hits)
         return ListingPage(found=found, total=total, is_lower_bound=is_capped)
+
+    def _standing(self, kept: _Kept) -> Standing:
+        return self.standings.get(kept.listing.id, UNKNOWN_STANDING)
 
     async def is_payee_shared(self, pay_to: Address, provider: Address) -> bool:
         return any(
@@ -118,8 +125,6 @@ def _is_shown(listing: Listing) -> bool:
 def _is_hit(listing: Listing, query: ListingQuery, words: tuple[str, ...]) -> bool:
     return (
         _is_shown(listing)
-        and query.min_success_rate is None
-        and not query.verified
         and (query.words is None or holds_all(searched_texts(listing), words))
         and (query.provider is None or listing.provider == query.provider)
         and (query.currency is None or listing.currency == query.currency)
@@ -129,6 +134,12 @@ def _is_hit(listing: Listing, query: ListingQuery, words: tuple[str, ...]) -> bo
         and (query.pay_to is None or listing.pay_to == query.pay_to)
         and (query.markets is None or _is_sold_in(listing, query.markets))
     )
+
+
+def _has_standing(standing: Standing, query: ListingQuery) -> bool:
+    rate, quality = query.min_success_rate, standing.quality
+    is_good = rate is None or (quality is not None and quality.success_ppm >= least_ppm(rate))
+    return is_good and query.verified in (None, standing.is_verified)
 
 
 def _is_sold_in(listing: Listing, markets: Sequence[Market]) -> bool:
@@ -144,4 +155,5 @@ def _rank(listing: Listing, words: tuple[str, ...]) -> int:
 
 def _is_filtered(query: ListingQuery) -> bool:
     filters = (query.words, query.provider, query.currency, query.network, query.tag, query.price_nano_max)
-    return any(wanted is not None for wanted in (*filters, query.pay_to, query.markets))
+    standing = (query.min_success_rate, query.verified)
+    return any(wanted is not None for wanted in (*filters, *standing, query.pay_to, query.markets))

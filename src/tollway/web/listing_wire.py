@@ -138,12 +138,12 @@ def _seven_fields(listing: Listing) -> dict[str, Any]:
 
 def quality_json(quality: Quality | None) -> dict[str, Any]:
     """Measured from paid calls; all null until there are enough of them. The rate is a number from 0 to 1, rounded down
-    to four places: only a listing without a failure shows 1."""
+    to six places: only a listing without a failure shows 1."""
     if quality is None:
         return {"calls30d": None, "successRate30d": None, "p50Ms": None, "p95Ms": None}
     return {
         "calls30d": quality.calls,
-        "successRate30d": quality.success_ppm // 100 / 10_000,
+        "successRate30d": quality.success_ppm / 1_000_000,
         "p50Ms": quality.p50_ms,
         "p95Ms": quality.p95_ms,
     }
