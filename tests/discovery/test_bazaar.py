@@ -118,6 +118,24 @@ def test_a_call_without_a_document_is_described_by_its_method(method: str, opena
     assert call(method, "/elsewhere", openapi)["info"]["input"]["method"] == method
 
 
+ANSWERS = [
+    ({"type": "object", "description": "x" * 9_999}, {"type": "object"}),
+    ({"type": "array"}, {"type": "array"}),
+    ({"type": ["object", "null"]}, {}),
+    ({"type": "javascript:"}, {}),
+    ({}, {}),
+    (True, {}),
+]
+
+
+@pytest.mark.parametrize(("schema", "told"), ANSWERS)
+def test_of_an_answer_nothing_but_its_type_is_told(schema: Any, told: dict[str, Any]) -> None:
+    responses = {"200": {"content": {"application/json": {"schema": schema}}}}
+    openapi = {"paths": {"/v1/quote": {"get": {"responses": responses}}}}
+    output = call("GET", openapi=openapi)["schema"]["properties"]["output"]
+    assert output == {"type": "object", "properties": {"example": told}}
+
+
 @pytest.mark.parametrize("method", ["OPTIONS", "TRACE", "PURGE", "get"])
 def test_a_method_without_a_word_is_not_described(method: str) -> None:
     assert describe_call(method) is None

@@ -52,10 +52,11 @@ def describe_call(
     """
     operation = _find_operation(openapi, method, path)
     if method in _QUERY_METHODS:
-        return _describe("queryParams", {"type": RESOURCE_TYPE, "method": method}, _query_hints(operation))
+        known = {"type": RESOURCE_TYPE, "method": method}
+        return _describe("queryParams", known, _query_hints(operation), answer=_answer_hint(operation))
     if method in _BODY_METHODS:
         known = {"type": RESOURCE_TYPE, "method": method, "bodyType": "json"}
-        return _describe("body", known, _body_hints(operation))
+        return _describe("body", known, _body_hints(operation), answer=_answer_hint(operation))
     return None
 
 
@@ -67,8 +68,11 @@ def find_path(openapi: Mapping[str, Any] | None, path: str) -> str:
     return wanted if _mapping(paths.get(wanted)) else _find_template(paths, wanted)
 
 
-def _describe(place: str, known: Mapping[str, str], hints: Sequence[_Hint]) -> dict[str, Any]:
-    """`place`: where the hints stand in `input`; a body stands there even when it is empty."""
+def _describe(
+    place: str, known: Mapping[str, str], hints: Sequence[_Hint], *, answer: Mapping[str, Any]
+) -> dict[str, Any]:
+    """`place`: where the hints stand in `input`; a body stands there even when it is empty. `answer`: the schema of what
+    comes back; crawlers call its absence an error, and an open one says as much as is known."""
     examples = {hint.name: hint.example for hint in hints if hint.example is not None}
     needed = [hint.name for hint in hints if hint.is_required and hint.example is not None]
     is_shown = bool(examples) or place == "body"
@@ -84,7 +88,10 @@ def _describe(place: str, known: Mapping[str, str], hints: Sequence[_Hint]) -> d
         "schema": {
             "$schema": _DIALECT,
             "type": "object",
-            "properties": {"input": {"type": "object", "properties": properties, "required": list(known)}},
+            "properties": {
+                "input": {"type": "object", "properties": properties, "required": list(known)},
+                "output": {"type": "object", "properties": {"example": dict(answer)}},
+            },
             "required": ["input"],
         },
     }
@@ -233,6 +240,14 @@ def _query_hints(operation: Mapping[str, Any]) -> list[_Hint]:
         if hint is not None and len(hints) < _HINTS_MAX:
             hints.setdefault(hint.name, hint)
     return list(hints.values())
+
+
+def _answer_hint(operation: Mapping[str, Any]) -> dict[str, Any]:
+    """What the document says about a good answer in JSON: its type alone."""
+    responses = _mapping(operation.get("responses"))
+    content = _mapping(_mapping(responses.get("200")).get("content"))
+    kind = _mapping(_mapping(content.get("application/json")).get("schema")).get("type")
+    return {"type": kind} if isinstance(kind, str) and kind in ("object", "array", *_TYPES) else {}
 
 
 def _body_hints(operation: Mapping[str, Any]) -> list[_Hint]:
