@@ -37,6 +37,8 @@ BODY: dict[str, Any] = {
     "endpoint": "https://api.example.com/v1",
 }
 SECRET = {"in": "header", "name": "X-Key", "value": "s3cret"}
+DOCUMENT = {"openapi": "3.0.0", "paths": {"/a": {"get": {}}}}
+MANY_PATHS: dict[str, Any] = {f"/a{number}": {"get": {}} for number in range(2_001)}
 
 
 def accepted(body: object, *, rules: DraftRules = RULES, previous: Listing | None = None) -> Draft:
@@ -139,6 +141,12 @@ ACCEPTED: list[dict[str, Any]] = [
     {"openapi": {"openapi": "3.2.0-rc1", "x": ["\u0000"]}},
     {"openapiUrl": "https://api.example.com/openapi.json?v=1"},
     {"openapiUrl": "http://[2001:db8::1]:8080"},
+    {"otherPaths": "refuse", "openapi": DOCUMENT},
+    {"otherPaths": "refuse", "openapi": DOCUMENT, "methods": ["GET"]},
+    {
+        "otherPaths": "refuse",
+        "openapiUrl": "https://api.example.com/openapi.json",
+    },  # looked at when it is there
 ]
 
 
@@ -336,6 +344,12 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     ({"openapi": {"openapi": 3.1}}, ["/openapi openapi"]),
     ({"openapi": {"openapi": "3.3.0"}}, ["/openapi openapi"]),
     ({"openapi": {"swagger": "2.0"}}, ["/openapi openapi"]),
+    ({"openapi": {"openapi": "3.0.0", "paths": []}}, ["/openapi openapi"]),
+    ({"openapi": {"openapi": "3.0.0", "paths": MANY_PATHS}}, ["/openapi openapi"]),
+    ({"openapi": {"openapi": "3.0.0", "x": "\ud800"}}, ["/openapi openapi"]),
+    ({"otherPaths": "refuse", "openapi": {"openapi": "3.0.0", "paths": {}}}, ["/otherPaths conflict"]),
+    ({"otherPaths": "refuse", "openapi": {"openapi": "2"}}, ["/openapi openapi"]),
+    ({"otherPaths": "refuse", "openapi": DOCUMENT, "methods": ["POST"]}, ["/otherPaths conflict"]),
     ({"openapi": {"openapi": "3.1.0", "x": "ü" * 524_288}}, ["/openapi openapi"]),
     ({"openapiUrl": "ftp://x.example.com/a"}, ["/openapiUrl url"]),
     ({"openapiUrl": "https://user:pw@x.example.com/a"}, ["/openapiUrl url"]),

@@ -441,6 +441,46 @@ async def test_a_document_is_fetched_once(door: Door) -> None:
     assert (await door.stored(created["id"])).openapi == created["openapi"]
 
 
+YAML = b"""
+openapi: 3.0.1
+paths:
+  /v1/cities/{city}:
+    get: {responses: {200: {description: yes}}}
+"""
+
+
+async def test_a_document_may_be_yaml(door: Door) -> None:
+    url = "https://api.example.com/openapi.yaml"
+    door.documents[url] = YAML
+    created = await door.publish(openapiUrl=url, otherPaths="refuse")
+    operation = {"get": {"responses": {"200": {"description": "yes"}}}}
+    assert created["openapi"] == {"openapi": "3.0.1", "paths": {"/v1/cities/{city}": operation}}
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        (b'{"swagger": "2.0"}', "Swagger 2.0"),
+        (b"swagger: '2.0'", "Swagger 2.0"),
+        (b"openapi: 3.0.1\nx: &a [1]\ny: *a", "aliases"),
+        (b"{}", "OpenAPI"),
+    ],
+)
+async def test_says_why_a_document_is_refused(door: Door, document: bytes, said: str) -> None:
+    url = "https://api.example.com/openapi.json"
+    door.documents[url] = document
+    answer = await door.send("POST", APIS, {**BODY, "openapiUrl": url})
+    assert (answer.status_code, places_of(answer)) == (422, ["/openapiUrl"])
+    assert said in answer.json()["detail"]
+
+
+async def test_a_listing_of_documented_operations_only_needs_one(door: Door) -> None:
+    url = "https://api.example.com/openapi.json"
+    door.documents[url] = b'{"openapi": "3.0.1", "paths": {}}'
+    answer = await door.send("POST", APIS, {**BODY, "openapiUrl": url, "otherPaths": "refuse"})
+    assert (answer.status_code, places_of(answer)) == (422, ["/otherPaths"])
+
+
 @pytest.mark.parametrize(
     "document", [None, b"<html>", b"[]", b"{}", b'{"openapi": "2.0"}', b'{"a":' * 10_000]
 )

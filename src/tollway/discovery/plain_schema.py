@@ -11,7 +11,7 @@ from typing import Any
 
 from tollway.discovery.plain_words import clean_line, clean_prose
 from tollway.registry.plain_text import find_unclean
-from tollway.registry.provider_document import ProviderDocument
+from tollway.registry.provider_document import ProviderDocument, point_in
 
 DEPTH_MAX = 64
 NAME_LENGTH_MAX, PROSE_MAX, TITLE_MAX = 128, 1_000, 120
@@ -121,7 +121,7 @@ class SchemaCopier:
             return None
         name = self._names.get(reference)
         if name is None:
-            raw = self._document.point(reference)
+            raw = point_in(self._document.content, reference)
             if not isinstance(raw, Mapping | bool):
                 return None
             wanted = "".join(c if c in _PLAIN else "_" for c in reference.rpartition("/")[2])[:64] or "schema"

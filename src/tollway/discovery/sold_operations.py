@@ -110,7 +110,7 @@ class _Reader:
     def documented(self) -> Iterator[Offer]:
         for operation in self._document.operations:
             key = (priced_verb(operation.method), _shape(operation.path))
-            if key in self._shapes or not takes_method(self._listing, operation.method):
+            if key in self._shapes or not takes_method(self._listing.methods, operation.method):
                 continue
             self._shapes.add(key)
             yield Offer(sold=self._documented(operation), source=operation)

@@ -40,7 +40,7 @@ class Manual:
         self._loose: dict[str, PathTree[bool]] = {}
         document = ProviderDocument(listing.openapi or {})
         for operation in document.operations:
-            if takes_method(listing, operation.method):
+            if takes_method(listing.methods, operation.method):
                 self._add(document, operation)
 
     def describes(self, *, method: str, rest: str) -> bool:

@@ -23,6 +23,7 @@ from tollway.registry.offer_rules import (
     read_pay_to,
     read_price,
 )
+from tollway.registry.offered_operations import has_documented
 from tollway.registry.plain_text import find_unclean
 from tollway.registry.upstream_rules import (
     read_endpoint,
@@ -124,7 +125,7 @@ def parse_draft(
         methods=methods,
         tags=_tags(form),
         operations=operations,
-        other_paths=_other_paths(form, operations),
+        other_paths=cast(Literal["serve", "refuse"], _choice(form, "otherPaths", ("serve", "refuse"))),
         charge_on=ChargeOn(_choice(form, "chargeOn", tuple(ChargeOn))),
         timeout_s=_timeout(form),
         forward_headers=forward_headers,
@@ -136,8 +137,21 @@ def parse_draft(
         rate_limit=_rate_limit(form),
         status=cast(Literal["active", "paused"], _choice(form, "status", ("active", "paused"))),
     )
+    is_known = not draft.is_document_wanted and not any(one.pointer == "/openapi" for one in form.errors)
+    conflict = find_nothing_served(draft) if is_known and not form.has("operations") else None
+    if conflict is not None:
+        form.refuse("otherPaths", conflict.code, conflict.detail)
     # The stand-ins above (an empty name, a zero price) never leave: each of them has an error beside it.
     return tuple(form.errors) or draft
+
+
+def find_nothing_served(draft: Draft) -> FieldError | None:
+    """A listing that refuses every path but its operations', and has none: neither priced nor documented."""
+    is_open = draft.other_paths == "serve" or bool(draft.operations)
+    if is_open or has_documented(draft.openapi, draft.methods):
+        return None
+    detail = "without operations, priced or in the document, nothing would be served"
+    return FieldError(code="conflict", detail=detail, pointer="/otherPaths")
 
 
 def open_listing(draft: Draft, *, listing_id: ListingId, provider: Address, now_ms: int) -> Listing:
@@ -239,13 +253,6 @@ def _tags(form: Form) -> tuple[str, ...]:
         if _clean(form, pointer, tag) and tag != tag.strip():
             form.refuse_at(pointer, "tag", "must not begin or end with a space")
     return tuple(tag for _, tag in tags)
-
-
-def _other_paths(form: Form, operations: tuple[Operation, ...]) -> Literal["serve", "refuse"]:
-    other_paths = _choice(form, "otherPaths", ("serve", "refuse"))
-    if other_paths == "refuse" and not operations and not form.has("operations"):
-        form.refuse("otherPaths", "conflict", "without operations, nothing would be served")
-    return cast(Literal["serve", "refuse"], other_paths)
 
 
 def _timeout(form: Form) -> int:

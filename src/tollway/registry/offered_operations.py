@@ -2,6 +2,9 @@
 do with. Pure, and the same for the passage and for everything that describes a listing.
 """
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from tollway.registry.listing import Listing
 from tollway.registry.path_reading import priced_verb
 from tollway.registry.provider_document import DocumentParameter, ProviderDocument
@@ -11,9 +14,8 @@ _IGNORED_HEADERS = frozenset({"accept", "content-type", "authorization"})
 """OpenAPI 3.1 §4.8.12.1: definitions of these are ignored."""
 
 
-def takes_method(listing: Listing, method: str) -> bool:
-    """HEAD is where GET is."""
-    methods = listing.methods
+def takes_method(methods: Sequence[str], method: str) -> bool:
+    """`methods`: a listing's. HEAD is where GET is."""
     return not methods or method in methods or priced_verb(method) in methods
 
 
@@ -27,7 +29,7 @@ def is_asked_for(listing: Listing, parameter: DocumentParameter) -> bool:
     return is_header_name(lower) and lower not in _IGNORED_HEADERS and not is_reserved_header(lower)
 
 
-def has_documented(listing: Listing) -> bool:
-    """Whether its document names anything that the listing would serve."""
-    operations = ProviderDocument(listing.openapi or {}).operations
-    return any(takes_method(listing, operation.method) for operation in operations)
+def has_documented(content: Mapping[str, Any] | None, methods: Sequence[str]) -> bool:
+    """Whether a document names anything that a listing of those methods would serve."""
+    operations = ProviderDocument(content or {}).operations
+    return any(takes_method(methods, operation.method) for operation in operations)

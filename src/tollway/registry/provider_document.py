@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
+from urllib.parse import unquote
 
 METHODS = ("get", "put", "post", "delete", "options", "head", "patch")
 OPERATIONS_MAX = 2_000
@@ -62,24 +63,7 @@ class ProviderDocument:
 
     def resolve(self, raw: object) -> Mapping[str, Any] | None:
         """An object of the document, through references within it; None for anything else."""
-        for _ in range(REFERENCES_MAX):
-            if not isinstance(raw, Mapping):
-                return None
-            reference = raw.get("$ref")
-            if reference is None:
-                return raw
-            raw = self.point(reference)
-        return None
-
-    def point(self, reference: object) -> object:
-        """What a reference within the document names (RFC 6901); None for one that leads elsewhere or nowhere."""
-        if not isinstance(reference, str) or not reference.startswith("#/"):
-            return None
-        found: object = self.content
-        for step in reference[2:].split("/"):
-            name = step.replace("~1", "/").replace("~0", "~")
-            found = found.get(name) if isinstance(found, Mapping) else None
-        return found
+        return resolve_in(self.content, raw)
 
     # ---- Reading.
 
@@ -128,6 +112,35 @@ class ProviderDocument:
             if (name, "path") not in found:
                 yield DocumentParameter(name=name, place="path", is_required=True, content={})
         yield from list(found.values())[:PARAMETERS_MAX]
+
+
+def count_operations(content: Mapping[str, Any]) -> int:
+    """How many a document names, those that cannot be read included."""
+    paths = content.get("paths")
+    entries = (resolve_in(content, raw) for raw in (paths.values() if isinstance(paths, Mapping) else ()))
+    return sum(method in entry for entry in entries if entry is not None for method in METHODS)
+
+
+def resolve_in(content: Mapping[str, Any], raw: object) -> Mapping[str, Any] | None:
+    for _ in range(REFERENCES_MAX):
+        if not isinstance(raw, Mapping):
+            return None
+        reference = raw.get("$ref")
+        if reference is None:
+            return raw
+        raw = point_in(content, reference)
+    return None
+
+
+def point_in(content: Mapping[str, Any], reference: object) -> object:
+    """What a reference within the document names (RFC 6901); None for one that leads elsewhere or nowhere."""
+    if not isinstance(reference, str) or not reference.startswith("#/"):
+        return None
+    found: object = content
+    for step in unquote(reference[2:]).split("/"):
+        name = step.replace("~1", "/").replace("~0", "~")
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found
 
 
 def list_in(raw: object, name: str) -> Sequence[object]:

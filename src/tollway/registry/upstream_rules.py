@@ -9,6 +9,7 @@ from tollway.limits import MIB
 from tollway.registry.draft_rules import ENDPOINT_POLICY, DraftRules
 from tollway.registry.form import Form
 from tollway.registry.listing import Listing, UpstreamAuth
+from tollway.registry.provider_document import OPERATIONS_MAX, count_operations
 from tollway.registry.reserved import is_header_name, is_reserved_header
 
 URL_LENGTH_MAX = 2_048
@@ -107,11 +108,22 @@ def read_openapi(form: Form, previous: Listing | None) -> Mapping[str, Any] | No
 
 
 def find_document_fault(document: Mapping[str, Any]) -> str | None:
-    """Why this is no OpenAPI document that can be listed; None when it is one."""
+    """Why this is no OpenAPI document that can be listed; None when it is one. Its details are not judged: what cannot be
+    read of it is left out."""
+    if "swagger" in document:
+        return "is Swagger 2.0; convert it to OpenAPI 3.0 or later"
     version = document.get("openapi")
     if not isinstance(version, str) or not _OPENAPI_VERSION.fullmatch(version):
         return "must be an OpenAPI 3.0, 3.1 or 3.2 document (`openapi: 3.x`)"
-    size = len(json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode())
+    if not isinstance(document.get("paths", {}), Mapping):
+        return "must have an object of paths"
+    count = count_operations(document)
+    if count > OPERATIONS_MAX:
+        return f"must have at most {OPERATIONS_MAX} operations; it has {count}"
+    try:
+        size = len(json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode())
+    except UnicodeEncodeError:
+        return "must be text that UTF-8 can write"
     if size > DOCUMENT_BYTES_MAX:
         return f"must have at most {DOCUMENT_BYTES_MAX} bytes"
     return None

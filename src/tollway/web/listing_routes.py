@@ -18,9 +18,6 @@ from tollway.errors import (
     FieldError,
     Problem,
     Refusal,
-    UpstreamBadResponse,
-    UpstreamTimeout,
-    UpstreamUnreachable,
     describe_rate,
 )
 from tollway.identifiers import Address, ListingId, format_id
@@ -30,12 +27,11 @@ from tollway.rates import Rates
 from tollway.registry.advice import ENDPOINT_UNPROTECTED, PAYTO_SHARED, Advice, advise
 from tollway.registry.catalog import Catalog, Revised
 from tollway.registry.creation import Begun, CreationAnswer
-from tollway.registry.draft import Draft, edit_listing, open_listing, parse_draft
+from tollway.registry.draft import Draft, edit_listing, find_nothing_served, open_listing, parse_draft
 from tollway.registry.draft_rules import ENDPOINT_POLICY, DraftRules, EndpointFault
 from tollway.registry.listing import Listing
 from tollway.registry.moderation import BLOCKED, check_registration
 from tollway.registry.standing import UNKNOWN_STANDING, Standing
-from tollway.registry.upstream_rules import find_document_fault
 from tollway.web.creation_desk import CreationDesk, lost_key
 from tollway.web.json_body import parse_json_object
 from tollway.web.listing_finder import find_listing, find_shown_listing
@@ -52,6 +48,7 @@ from tollway.web.listing_wire import (
     render_json,
 )
 from tollway.web.problems import describe_errors
+from tollway.web.provider_documents import ProviderDocuments
 from tollway.web.wire import Query
 
 EDITS_MAX = 3
@@ -125,6 +122,8 @@ class ListingRoutes:
 
     def __init__(self, desk: ListingDesk) -> None:
         self._desk = desk
+        fetch = desk.fetch_document
+        self._documents = None if fetch is None else ProviderDocuments(fetch)
         self._meter = RegistrationMeter(per_hour=desk.limits.registrations_per_hour, rates=desk.rates)
 
     async def list_page(self, request: Request) -> Response:
@@ -255,22 +254,12 @@ class ListingRoutes:
         return endpoint
 
     async def _with_document(self, draft: Draft, url: str) -> Draft:
-        if self._desk.fetch_document is None:
-            return replace(draft, openapi=None)
-        try:
-            document = parse_json_object(await self._desk.fetch_document(url))
-        except (
-            EndpointNotAllowed,
-            UpstreamUnreachable,
-            UpstreamBadResponse,
-            UpstreamTimeout,
-            Refusal,
-        ) as exc:
-            raise _refuse_document("could not be read as a JSON document") from exc
-        fault = find_document_fault(document)
-        if fault is not None:
-            raise _refuse_document(fault)
-        return replace(draft, openapi=document)
+        document = None if self._documents is None else await self._documents.read(url)
+        found = replace(draft, openapi=document)
+        conflict = find_nothing_served(found)
+        if conflict is not None:
+            raise Refusal(_describe((conflict,)))
+        return found
 
     # ---- What is answered.
 
@@ -358,11 +347,6 @@ def _describe(errors: tuple[FieldError, ...]) -> Problem:
     if all(error.code == ENDPOINT_POLICY for error in errors):
         return Problem(code=Code.ENDPOINT_NOT_ALLOWED, detail=errors[0].detail, errors=errors)
     return Problem(code=Code.VALIDATION_FAILED, detail=describe_errors(errors), errors=errors)
-
-
-def _refuse_document(detail: str) -> Refusal:
-    error = FieldError(code="openapi", detail=detail, pointer="/openapiUrl")
-    return Refusal(Problem(code=Code.VALIDATION_FAILED, detail=f"The document {detail}.", errors=(error,)))
 
 
 def _overtaken() -> Refusal:
