@@ -22,12 +22,13 @@ from tollway.ledger.book import Claimed, UnfinalLimit
 from tollway.money import Price
 from tollway.outbound.policy import Endpoint, parse_endpoint
 from tollway.registry.listing import Listing
+from tollway.registry.ownership import Stake
 from tollway.settings import Settings, load_settings
 from tollway.storage.database import Database, SqliteDatabase, connect_database
 from tollway.storage.migrate import upgrade
 from tollway.testing.book_samples import NOW_MS, PAYER, claim_on, new_payment
 from tollway.testing.listing_samples import sample_listing
-from tollway.testing.loopback import run_upstream, say_nothing, until
+from tollway.testing.loopback import plain, run_upstream, say_nothing, until
 
 NOBODY = "http://127.0.0.1:1"
 
@@ -125,6 +126,33 @@ async def test_the_maximum_of_unfinal_value_reaches_the_books(house: House) -> N
     (payment,) = await house.book.record_payments([new_payment(10, is_final=False)], now_ms=NOW_MS)
     assert isinstance(await house.book.claim(claim_on(payment, 5)), Claimed)
     assert await house.book.claim(claim_on(payment, 1)) == UnfinalLimit()
+
+
+async def test_where_ownership_is_required_nothing_is_listed_or_sold_before_it_is_proved(
+    tmp_path: Path,
+) -> None:
+    told = settings(tmp_path, REQUIRE_OWNERSHIP="yes", ALLOW_PRIVATE_ENDPOINTS="yes")
+    async with run_upstream() as upstream, House(told) as house:
+        listing = free_listing(upstream.url)
+        await house.catalog.publish(listing)
+        assert (await ask(house, "GET", "/api/v2/apis")).json()["total"] == 0
+        assert (await ask(house, "GET", "/api/v2/apis?verified=false")).json()["total"] == 0
+        assert (await ask(house, "GET", "/api/v2/apis/api_free")).json()["verified"] is False
+        answer = await ask(house, "GET", "/api/v2/gateway/api_free")
+        assert (answer.status_code, answer.json()["code"]) == (403, "ownership_unverified")
+
+        shown = (await ask(house, "GET", "/api/v2/apis/api_free/ownership")).json()
+        assert (shown["origin"], shown["state"]) == (upstream.url, "unverified")
+        upstream.answer = plain(shown["challenge"]["wellKnown"]["content"].encode())
+        checker, keeper = house.reputation.checker, house.reputation.ownerships
+        challenge = checker.challenge(Stake.of(listing))
+        sights = await checker.look(challenge)
+        await keeper.note(challenge, sights.proved, now_ms=now_ms(), failures_max=7)
+
+        assert (await ask(house, "GET", "/api/v2/apis")).json()["total"] == 1
+        assert (await ask(house, "GET", "/api/v2/apis/api_free")).json()["verified"] is True
+        assert (await ask(house, "GET", "/api/v2/gateway/api_free")).status_code == 200
+        assert await keeper.find_holder(upstream.url) == PAYER
 
 
 async def test_the_metrics_show_what_runs(house: House) -> None:

@@ -115,6 +115,12 @@ REFUSED = [
     ({"TOLLWAY_MCP_ORIGINS": "chat.example.com"}, "", "chat.example.com"),
     ({"TOLLWAY_MCP_ORIGINS": "https://chat.example.com/page"}, "", "web origin"),
     ({"TOLLWAY_REGISTRATION": "allowlist"}, "", "at least one wallet"),
+    ({"TOLLWAY_REQUIRE_OWNERSHIP": "always"}, "", "true or false"),
+    ({"TOLLWAY_NAME_SERVERS": "dns.example.com"}, "", "address of a name server"),
+    ({"TOLLWAY_NAME_SERVERS": "192.0.2.53:0"}, "", "address of a name server"),
+    ({"TOLLWAY_NAME_SERVERS": "192.0.2.53:65536"}, "", "address of a name server"),
+    ({"TOLLWAY_NAME_SERVERS": "192.0.2.999"}, "", "TOLLWAY_NAME_SERVERS"),
+    ({"TOLLWAY_NAME_SERVERS": "https://192.0.2.53/dns-query"}, "", "address of a name server"),
     ({"TOLLWAY_ALLOWLIST": "0x12"}, "", "40 hex digits"),
     ({"TOLLWAY_TRUSTED_PROXIES": "10.0.0.1/8"}, "", "host bits"),
     ({"TOLLWAY_UNFINAL_SPEND_MAX": "USDC=1"}, "", "TOLLWAY_UNFINAL_SPEND_MAX"),
@@ -242,8 +248,15 @@ def test_lists_and_maxima_from_the_environment() -> None:
             "TOLLWAY_MCP_ORIGINS": "https://Chat.example.com/,http://localhost:6274",
             "TOLLWAY_UNFINAL_SPEND_MAX": "USDC:100,ETH:0.05",
             "TOLLWAY_ADMIN_LISTEN": "off",
+            "TOLLWAY_NAME_SERVERS": "192.0.2.53, 192.0.2.54:5353,[2001:DB8::53]:5353,2001:db8::54",
         }
     )
+    assert [(server.ip, server.port) for server in settings.name_servers] == [
+        ("192.0.2.53", 53),
+        ("192.0.2.54", 5353),
+        ("2001:db8::53", 5353),
+        ("2001:db8::54", 53),
+    ]
     assert settings.allowlist == {Address.parse(WALLET)}
     assert settings.trusted_proxies == ("10.0.0.0/8", "::1/128")
     assert settings.mcp_origins == {"https://chat.example.com", "http://localhost:6274"}

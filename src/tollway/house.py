@@ -96,7 +96,9 @@ class House:
         assert settings.secret_key is not None
         origin = parse_origin(settings.public_url)
         self.sealer = Sealer(settings.secret_key.reveal(), entropy=secrets.token_bytes)
-        self.catalog = CatalogStore(self.database, sealer=self.sealer, now_ms=now_ms)
+        self.catalog = CatalogStore(
+            self.database, sealer=self.sealer, now_ms=now_ms, only_verified=settings.require_ownership
+        )
         self.creations = CreationStore(self.database, now_ms=now_ms, limits=limits)
         self.book = self._make_book()
         self.sessions = SqlSessions(self.database)
@@ -116,7 +118,9 @@ class House:
         self.roll_call = RollCall(self.chains, self.rules, limits=limits)
         self.dialer = self._make_dialer(origin)
         self.inquirer = Inquirer(self.dialer)
-        self.reputation = Reputation(database=self.database, dialer=self.dialer, limits=limits, now_ms=now_ms)
+        self.reputation = Reputation(
+            settings, database=self.database, dialer=self.dialer, chains=self.chains, now_ms=now_ms
+        )
         self.meters = Meters(limits=limits, rates=self.rates)
         judge = SignatureJudge(self.chains, limits=limits)
         self.till = Till(
@@ -357,7 +361,7 @@ class House:
         """What `/readyz` shows: there is room, the books can be read and written, and each network's nodes serve the chain they should."""
         checks = {**self.roll_call.checks, "load": not self.gauge.is_full()}
         try:
-            await self.book.is_admitted(_NO_TRANSACTION)
+            await self.book.find_payments(_NO_TRANSACTION)
             checks["storage"] = self._is_writing and self.schema.is_served
         except StorageUnavailable:
             checks["storage"] = False

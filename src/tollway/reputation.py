@@ -5,26 +5,56 @@ up, wired together and kept running. A part of the house. It decides nothing abo
 import asyncio
 from collections.abc import Callable
 
+from tollway.chain.reader import ChainReader
 from tollway.chores import Chores, repeat
-from tollway.limits import Limits
+from tollway.discovery.ownership_rounds import OwnershipRounds
+from tollway.identity.signatures import SignatureJudge
 from tollway.outbound.dialer import Dialer
+from tollway.outbound.name_records import NameRecords
+from tollway.outbound.ownership_checker import OwnershipChecker
+from tollway.registry.ownership import Challenge, Method
 from tollway.registry.quality_keeper import RENEW_INTERVAL_S, QualityKeeper
 from tollway.registry.quality_tally import QualityTally
+from tollway.settings import Settings
 from tollway.storage.database import Database
 from tollway.storage.leadership import Duty, Leadership
+from tollway.storage.ownership_store import OwnershipStore
 from tollway.storage.quality_store import QualityStore
+
+OWNERSHIP_INTERVAL_S = 60.0
+"""Between two looks at which proofs are due."""
 
 
 class Reputation:
-    """One per gateway. `tally`: where the passage counts how paid calls ended."""
+    """One per gateway. `tally`: where the passage counts how paid calls ended. `ownerships`, `checker`: what is known of
+    the owners of endpoints, and who finds it out."""
 
     def __init__(
-        self, *, database: Database, dialer: Dialer, limits: Limits, now_ms: Callable[[], int]
+        self,
+        settings: Settings,
+        *,
+        database: Database,
+        dialer: Dialer,
+        chains: ChainReader,
+        now_ms: Callable[[], int],
     ) -> None:
-        self._database = database
-        self._dialer = dialer
-        self._limits = limits
-        self._now_ms = now_ms
+        self._limits = limits = settings.limits
+        assert settings.secret_key is not None  # the house made one where there was none
+        self.ownerships = OwnershipStore(database, now_ms=now_ms)
+        self.checker = OwnershipChecker(
+            dialer=dialer,
+            names=NameRecords(settings.name_servers, deadline_s=limits.dns_deadline_s),
+            judge=SignatureJudge(chains, limits=limits),
+            secret=settings.secret_key.reveal(),
+            limits=limits,
+        )
+        self._rounds = OwnershipRounds(
+            self.ownerships,
+            challenge=self.checker.challenge,
+            look=self._look,
+            limits=limits,
+            now_ms=now_ms,
+        )
         self.tally = QualityTally()
         self._quality = QualityKeeper(QualityStore(database), tally=self.tally, now_ms=now_ms)
 
@@ -43,3 +73,7 @@ class Reputation:
         """What one gateway does for all."""
         async with asyncio.TaskGroup() as group:
             group.create_task(repeat(RENEW_INTERVAL_S, self._quality.renew))
+            group.create_task(repeat(OWNERSHIP_INTERVAL_S, self._rounds.check_due))
+
+    async def _look(self, challenge: Challenge) -> tuple[Method, ...]:
+        return (await self.checker.look(challenge)).proved

@@ -13,7 +13,9 @@ from urllib.parse import urlsplit
 
 from tollway.identifiers import Address
 from tollway.money import Price
+from tollway.outbound.name_records import NameServer
 from tollway.storage.postgres_address import PostgresAddress
+from tollway.windows_url import parse_windows_url
 
 T = TypeVar("T")
 
@@ -89,6 +91,10 @@ def parse_database_url(raw: Any) -> Secret[str]:
     if text.startswith("postgresql"):
         PostgresAddress.parse(text)
     return Secret(text)
+
+
+def parse_rate_limit_url(raw: Any) -> Secret[str]:
+    return Secret(parse_windows_url(str(raw)))
 
 
 def parse_secret_key(raw: Any) -> Secret[bytes]:

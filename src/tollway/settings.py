@@ -20,6 +20,7 @@ from tollway.errors import SettingsInvalid
 from tollway.identifiers import Address
 from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.network_settings import NetworkSettings, parse_network
+from tollway.outbound.name_records import NameServer
 from tollway.setting_values import (
     KEY_BYTES,
     Listen,
@@ -31,16 +32,17 @@ from tollway.setting_values import (
     parse_flag,
     parse_listen,
     parse_maxima,
+    parse_name_servers,
     parse_number,
     parse_origins,
     parse_proxies,
     parse_public_url,
+    parse_rate_limit_url,
     parse_secret_key,
     parse_wallets,
     rpc_name,
     suggest,
 )
-from tollway.windows_url import parse_windows_url
 
 __all__ = ["Listen", "NetworkSettings", "Secret", "Settings", "ensure_secret_key", "load_settings"]
 
@@ -63,6 +65,8 @@ KEYS = (
     "registration",
     "allowlist",
     "require_bound_signature",
+    "require_ownership",
+    "name_servers",
     "x402",
     "mpp",
     "unfinal_spend_max",
@@ -112,6 +116,8 @@ class Settings:
     registration: Literal["open", "allowlist"] = "open"
     allowlist: frozenset[Address] = frozenset()
     require_bound_signature: bool = False
+    require_ownership: bool = False
+    name_servers: tuple[NameServer, ...] = ()
     x402: bool = True
     mpp: bool = True
     unfinal_spend_max_nano: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
@@ -201,7 +207,7 @@ class _Reader:
             listen=listen,
             admin_listen=admin_listen,
             database_url=database_url,
-            rate_limit_url=self._take("rate_limit_url", _parse_rate_limit_url, None),
+            rate_limit_url=self._take("rate_limit_url", parse_rate_limit_url, None),
             secret_key=key,
             secret_key_file=key_file,
             networks=self._read_networks(),
@@ -210,6 +216,8 @@ class _Reader:
             registration=self._take("registration", one_of("open", "allowlist"), "open"),
             allowlist=self._take("allowlist", parse_wallets, frozenset()),
             require_bound_signature=self._take("require_bound_signature", parse_flag, False),
+            require_ownership=self._take("require_ownership", parse_flag, False),
+            name_servers=self._take("name_servers", parse_name_servers, ()),
             x402=self._take("x402", parse_flag, True),
             mpp=self._take("mpp", parse_flag, True),
             unfinal_spend_max_nano=self._take("unfinal_spend_max", parse_maxima, MappingProxyType({})),
@@ -339,10 +347,6 @@ class _Reader:
                 "networks: name at least one node to read payments from, such as "
                 "TOLLWAY_RPC_BASE=https://… (presets: " + ", ".join(PRESETS) + ")"
             )
-
-
-def _parse_rate_limit_url(raw: Any) -> Secret[str]:
-    return Secret(parse_windows_url(str(raw)))
 
 
 def _read_gas_keys(raw: Any) -> list[str]:

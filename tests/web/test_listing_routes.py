@@ -852,3 +852,55 @@ async def test_a_malformed_key_is_refused(door: Door, key: str) -> None:
     answer = await door.send("POST", APIS, BODY, headers=keyed(key))
     assert (answer.status_code, code_of(answer)) == (400, "invalid_request")
     assert places_of(answer) == ["Idempotency-Key"]
+
+
+# ---- Where the operator requires ownership.
+
+HOLDERS: dict[str, Address] = {"https://held.example.com": BOB, "https://mine.example.com": ALICE}
+
+
+async def find_holder(origin: str) -> Address | None:
+    return HOLDERS.get(origin)
+
+
+@pytest.mark.parametrize("door", [{"find_holder": find_holder}], indirect=True)
+@pytest.mark.parametrize(
+    ("endpoint", "code"),
+    [
+        ("https://held.example.com/v1", "already_exists"),
+        ("https://HELD.example.com:443", "already_exists"),
+        ("https://held.example.com:8443/v1", None),
+        ("https://mine.example.com/v1", None),
+        ("https://free.example.com/v1", None),
+    ],
+)
+async def test_an_origin_that_another_wallet_has_proved_cannot_be_published(
+    door: Door, endpoint: str, code: str | None
+) -> None:
+    for path, made in ((APIS, 201), (APIS + "?dryRun=true", 200)):
+        answer = await door.send("POST", path, {**BODY, "endpoint": endpoint})
+        assert answer.status_code == (made if code is None else 409)
+        assert answer.json().get("code") == code
+
+
+@pytest.mark.parametrize("door", [{"find_holder": find_holder}], indirect=True)
+async def test_a_listing_cannot_move_to_an_origin_that_another_wallet_has_proved(door: Door) -> None:
+    created = await door.publish(endpoint="https://mine.example.com/v1")
+    moved = {**BODY, "endpoint": "https://held.example.com/v1"}
+    answer = await door.send("PUT", f"{APIS}/{created['id']}", moved)
+    assert (answer.status_code, code_of(answer)) == (409, "already_exists")
+    assert (await door.stored(created["id"])).endpoint == "https://mine.example.com/v1"
+
+
+@pytest.mark.parametrize("door", [{"find_holder": find_holder}], indirect=True)
+async def test_who_publishes_unproved_is_told_that_nobody_sees_it_yet(door: Door) -> None:
+    created = await door.publish()
+    assert [one["code"] for one in created["warnings"]] == ["ownership_unverified"]
+    door.catalog.standings[ListingId(created["id"])] = Standing(verified_ms=1)
+    edited = await door.send("PUT", f"{APIS}/{created['id']}", BODY)
+    assert edited.json()["warnings"] == []
+
+
+async def test_without_the_setting_an_origin_is_nobodys_and_nobody_is_warned(door: Door) -> None:
+    created = await door.publish(endpoint="https://held.example.com/v1")
+    assert created["warnings"] == []

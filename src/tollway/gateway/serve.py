@@ -9,7 +9,7 @@ Every exit is a named outcome. The default refuses. Nothing is asked of the chai
 can be refused for free has been checked.
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -46,7 +46,7 @@ from tollway.gateway.replays import is_coming
 from tollway.gateway.sale import Known, Sale, Shown
 from tollway.gateway.teller import Teller
 from tollway.gateway.trip import Shipment
-from tollway.identifiers import Address
+from tollway.identifiers import Address, ListingId
 from tollway.ledger.book import Book
 from tollway.limits import Limits
 from tollway.payments.authorization_verdict import is_late
@@ -55,6 +55,7 @@ from tollway.payments.proof import TX_HEADER
 from tollway.payments.till import Till
 from tollway.registry.catalog import Catalog
 from tollway.registry.listing import Listing, Shelf
+from tollway.registry.ownership import UNVERIFIED
 
 _Seen = Shown | Presented | Problem | None
 """What a call shows on the rails of authorisations. `Shown`: the books know it, and its body is read to be compared."""
@@ -87,8 +88,11 @@ class Gateway:
         is_blocked: Callable[[Address], bool],
         now_ms: Callable[[], int],
         entropy: Callable[[int], bytes],
+        is_verified: Callable[[ListingId], Awaitable[bool]] | None = None,
     ) -> None:
+        """`is_verified`: whose ownership is proved, where only those are served."""
         self._name = name
+        self._is_verified = is_verified
         self._catalog = catalog
         self._cashier = cashier
         self._passage = passage
@@ -142,11 +146,16 @@ class Gateway:
         if told is not None and is_coming(told):
             return told
         opening = self._openings.find(shelf, call)
+        if isinstance(opening, Opening) and not await self._may_serve(opening.listing):
+            opening = UNVERIFIED
         if isinstance(opening, Problem):
             return await self._teller.recall(call, shelf) or Declined(problem=opening)
         if opening.is_free:
             return await self._serve_free(call, opening, shown)
         return told or await self._serve_paid(call, opening, shown)
+
+    async def _may_serve(self, listing: Listing) -> bool:
+        return self._is_verified is None or await self._is_verified(listing.id)
 
     async def _look_up(self, call: IncomingCall) -> _Seen:
         if call.find_header(TX_HEADER) is not None:

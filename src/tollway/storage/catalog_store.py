@@ -4,6 +4,7 @@ It decides nothing about what may be listed. Secrets are sealed before they reac
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from sqlalchemy import Connection, delete, exists, insert, select, update
 from sqlalchemy.exc import IntegrityError
@@ -53,7 +54,11 @@ ID_LENGTH_MAX = 64
 class CatalogStore:
     """A `Catalog` over a `Database`. Safe to call from many tasks and, on PostgreSQL, from many gateways at once."""
 
-    def __init__(self, database: Database, *, sealer: Sealer, now_ms: Callable[[], int]) -> None:
+    def __init__(
+        self, database: Database, *, sealer: Sealer, now_ms: Callable[[], int], only_verified: bool = False
+    ) -> None:
+        """`only_verified`: lists show listings whose ownership is proved, and no others."""
+        self._only_verified = only_verified
         self._database = database
         self._sealer = sealer
         self._now_ms = now_ms
@@ -135,6 +140,10 @@ class CatalogStore:
         return await self._database.read(work)
 
     async def search(self, query: ListingQuery) -> ListingPage:
+        if self._only_verified:
+            if query.verified is False:
+                return ListingPage(found=(), total=0)
+            query = replace(query, verified=True)
         return await self._database.read(lambda connection: _search(connection, query))
 
     async def is_payee_shared(self, pay_to: Address, provider: Address) -> bool:

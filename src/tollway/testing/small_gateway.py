@@ -62,8 +62,10 @@ class SmallGateway:
         is_bound_required: bool = False,
         rates: Rates | None = None,
         before: "SmallGateway | None" = None,
+        only_verified: bool = False,
     ) -> None:
-        """`before`: a gateway that is no more, whose books and catalog this one goes on with."""
+        """`before`: a gateway that is no more, whose books and catalog this one goes on with. `only_verified`: what is not
+        in `verified` is not served."""
         self.now_ms = NOW_MS
         self.upstream = upstream
         self.limits = limits
@@ -71,6 +73,7 @@ class SmallGateway:
         self.catalog: MemoryCatalog = before.catalog if before else MemoryCatalog()
         self.chains = FakeChains()
         self.blocked: set[Address] = set()
+        self.verified: set[ListingId] = set()
         self.outcomes: list[str] = []
         self.upstream_s: list[float] = []
         self.tally = QualityTally()
@@ -119,10 +122,13 @@ class SmallGateway:
             now_ms=self._clock,
             entropy=self._entropy,
         )
-        self.gateway = self._make_gateway(is_bound_required)
+        self.gateway = self._make_gateway(is_bound_required, only_verified)
         self._open_door()
 
-    def _make_gateway(self, is_bound_required: bool) -> Gateway:
+    def _make_gateway(self, is_bound_required: bool, only_verified: bool) -> Gateway:
+        async def is_verified(listing_id: ListingId) -> bool:
+            return listing_id in self.verified
+
         name = GatewayName(
             origin=PUBLIC_URL,
             host="gw.example.com",
@@ -141,6 +147,7 @@ class SmallGateway:
             is_blocked=self.blocked.__contains__,
             now_ms=self._clock,
             entropy=self._entropy,
+            is_verified=is_verified if only_verified else None,
         )
 
     def _open_door(self) -> None:
@@ -348,7 +355,11 @@ class SmallGateway:
 
 @asynccontextmanager
 async def open_gateway(
-    *, is_bound_required: bool = False, rates: Rates | None = None, **limits: Any
+    *,
+    is_bound_required: bool = False,
+    rates: Rates | None = None,
+    only_verified: bool = False,
+    **limits: Any,
 ) -> AsyncIterator[SmallGateway]:
     """A gateway and its upstream. `limits` replace the defaults; waits for networks are short."""
     short: dict[str, Any] = {"connect_deadline_s": 5.0, "dns_deadline_s": 5.0, "drain_deadline_s": 3.0}
@@ -358,6 +369,7 @@ async def open_gateway(
             limits=replace(DEFAULT_LIMITS, **{**short, **limits}),
             is_bound_required=is_bound_required,
             rates=rates,
+            only_verified=only_verified,
         )
         try:
             async with gate.settling.running():

@@ -31,6 +31,7 @@ from tollway.registry.draft import Draft, edit_listing, find_nothing_served, ope
 from tollway.registry.draft_rules import ENDPOINT_POLICY, DraftRules, EndpointFault
 from tollway.registry.listing import Listing
 from tollway.registry.moderation import BLOCKED, check_registration
+from tollway.registry.ownership import HELD_BY_ANOTHER, NOT_SHOWN_YET
 from tollway.registry.standing import UNKNOWN_STANDING, Standing
 from tollway.web.creation_desk import CreationDesk, lost_key
 from tollway.web.json_body import parse_json_object
@@ -74,7 +75,8 @@ class ListingDesk:
     `authenticate` reads the body and proves a wallet, or raises Refusal. `probe` resolves and judges an endpoint, or
     raises `EndpointNotAllowed`. `is_unprotected` asks an endpoint whether it answers without the listing's secret.
     `fetch_document` reads an `openapiUrl` through the outbound dialer. The last two may be absent.
-    `allowlist` None: anybody may publish.
+    `allowlist` None: anybody may publish. `find_holder`: who has proved that an origin is theirs, where the operator
+    requires that.
     """
 
     catalog: Catalog
@@ -91,6 +93,7 @@ class ListingDesk:
     rates: Rates
     is_unprotected: Callable[[Endpoint], Awaitable[bool]] | None = None
     fetch_document: Callable[[str], Awaitable[bytes]] | None = None
+    find_holder: Callable[[str], Awaitable[Address | None]] | None = None
 
 
 def endpoint_judge(*, allow_private: bool) -> Callable[[str], EndpointFault | None]:
@@ -152,7 +155,7 @@ class ListingRoutes:
     async def create(self, request: Request) -> Response:
         provider = await self._admit(request)
         if _read_dry_run(request):
-            return await self._preview(await self._read_draft(request, previous=None), provider)
+            return await self._preview(await self._read_draft(request, provider, previous=None), provider)
         begun = await self._desk.creations.begin(request, provider)
         if isinstance(begun, Response):
             return begun
@@ -160,11 +163,11 @@ class ListingRoutes:
             return await self._create(request, provider, begun)
 
     async def _create(self, request: Request, provider: Address, begun: Begun | None) -> Response:
-        draft = await self._read_draft(request, previous=None)
+        draft = await self._read_draft(request, provider, previous=None)
         now_ms = self._desk.now_ms()
         listing_id = ListingId(format_id("api", now_ms=now_ms, entropy=self._desk.entropy(10)))
         listing = open_listing(draft, listing_id=listing_id, provider=provider, now_ms=now_ms)
-        warnings = await self._advise(listing)
+        warnings = await self._advise(listing, UNKNOWN_STANDING)
         await self._meter.charge(provider)
         location = self._desk.shape.url_of(listing.id)
         shown = self._show_written(
@@ -186,12 +189,12 @@ class ListingRoutes:
             previous = await self._find_own(request, provider)
             if self._desk.is_blocked(provider):
                 raise Refusal(BLOCKED)
-            draft = await self._read_draft(request, previous=previous)
+            draft = await self._read_draft(request, provider, previous=previous)
             listing = edit_listing(draft, previous, now_ms=self._desk.now_ms())
             outcome = await self._desk.catalog.revise(listing, expected_revision=previous.revision)
             if isinstance(outcome, Revised):
                 standing = await self._desk.catalog.standing(listing.id)
-                warnings = await self._advise(outcome.listing)
+                warnings = await self._advise(outcome.listing, standing)
                 return self._show_written(outcome.listing, standing, warnings, headers={}, status=200)
         raise _overtaken()
 
@@ -233,14 +236,16 @@ class ListingRoutes:
 
     # ---- What the body says.
 
-    async def _read_draft(self, request: Request, *, previous: Listing | None) -> Draft:
+    async def _read_draft(self, request: Request, provider: Address, *, previous: Listing | None) -> Draft:
         """The body, judged whole: its form, then its endpoint, then its document."""
         _check_media_type(request)
         parsed = parse_draft(parse_json_object(await request.body()), self._desk.rules, previous=previous)
         if isinstance(parsed, tuple):
             raise Refusal(_describe(parsed))
         if previous is None or previous.endpoint != parsed.endpoint:  # a dead name must not stop other edits
-            await self._desk.probe(self._parse_endpoint(parsed))
+            endpoint = self._parse_endpoint(parsed)
+            await self._desk.probe(endpoint)
+            await self._refuse_held(endpoint, provider)
         if not parsed.is_document_wanted:
             return parsed
         assert parsed.openapi_url is not None
@@ -253,6 +258,11 @@ class ListingRoutes:
             raise EndpointNotAllowed(endpoint.detail)
         return endpoint
 
+    async def _refuse_held(self, endpoint: Endpoint, provider: Address) -> None:
+        find_holder = self._desk.find_holder
+        if find_holder is not None and await find_holder(endpoint.origin) not in (None, provider):
+            raise Refusal(HELD_BY_ANOTHER)
+
     async def _with_document(self, draft: Draft, url: str) -> Draft:
         document = None if self._documents is None else await self._documents.read(url)
         found = replace(draft, openapi=document)
@@ -263,7 +273,7 @@ class ListingRoutes:
 
     # ---- What is answered.
 
-    async def _advise(self, listing: Listing) -> tuple[Advice, ...]:
+    async def _advise(self, listing: Listing, standing: Standing) -> tuple[Advice, ...]:
         desk = self._desk
         found = list(advise(listing, desk.rules.assets))
         if await desk.catalog.is_payee_shared(listing.pay_to, listing.provider):
@@ -272,13 +282,15 @@ class ListingRoutes:
             endpoint = parse_endpoint(listing.endpoint, allow_private=desk.rules.allow_private_endpoints)
             if isinstance(endpoint, Endpoint) and await desk.is_unprotected(endpoint):
                 found.append(ENDPOINT_UNPROTECTED)
+        if desk.find_holder is not None and not standing.is_verified:
+            found.append(NOT_SHOWN_YET)
         return tuple(found)
 
     async def _preview(self, draft: Draft, provider: Address) -> Response:
         """What a create would have made. Nothing has an id yet, so nothing links to it."""
         now_ms = self._desk.now_ms()
         listing = open_listing(draft, listing_id=DRY_RUN_ID, provider=provider, now_ms=now_ms)
-        warnings = advice_json(await self._advise(listing))
+        warnings = advice_json(await self._advise(listing, UNKNOWN_STANDING))
         shown = {
             **self._desk.shape.details(listing, UNKNOWN_STANDING),
             "id": None,

@@ -1,0 +1,65 @@
+"""Where the operator requires ownership: nothing is sold, and nobody is asked to pay, before an origin is proved."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from tollway.identifiers import ListingId
+from tollway.money import Price
+from tollway.testing.small_gateway import NOW_MS, SmallGateway, open_gateway
+
+
+@pytest.fixture
+async def gate() -> AsyncIterator[SmallGateway]:
+    async with open_gateway(only_verified=True) as small:
+        yield small
+
+
+async def test_a_call_without_payment_is_refused_before_any_terms(gate: SmallGateway) -> None:
+    await gate.publish()
+    answer = await gate.ask()
+    assert (answer.status, answer.problem["code"]) == (403, "ownership_unverified")
+    assert "payment-required" not in answer.headers
+    assert answer.problem["paymentState"] == "none"
+    gate.verified.add(ListingId("api_quotes"))
+    assert (await gate.ask()).status == 402
+
+
+async def test_a_payment_that_is_shown_is_not_touched(gate: SmallGateway) -> None:
+    await gate.publish()
+    payment = await gate.pay()
+    answer = await gate.ask(headers=gate.plain_proof(payment.tx_hash))
+    assert (answer.status, answer.problem["code"]) == (403, "ownership_unverified")
+    assert await gate.rest_units(payment) == payment.value_units
+    assert gate.upstream.arrived == []
+    gate.verified.add(ListingId("api_quotes"))
+    assert (await gate.ask(headers=gate.plain_proof(payment.tx_hash))).status == 200
+
+
+async def test_free_listings_are_not_served_either(gate: SmallGateway) -> None:
+    await gate.publish(price=Price.parse("0"))
+    assert (await gate.ask()).problem["code"] == "ownership_unverified"
+    assert gate.upstream.arrived == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"retired_ms": NOW_MS}, "api_retired"),
+        ({"suspended_ms": NOW_MS}, "api_paused"),
+        ({"status": "paused"}, "api_paused"),
+        ({"methods": ("POST",)}, "method_not_allowed"),
+    ],
+)
+async def test_what_is_closed_anyway_is_told_first(
+    gate: SmallGateway, changes: dict[str, Any], code: str
+) -> None:
+    await gate.publish(**changes)
+    assert (await gate.ask()).problem["code"] == code
+
+
+async def test_where_it_is_not_required_nobody_is_asked_for_it() -> None:
+    async with open_gateway() as gate:
+        await gate.publish()
+        assert (await gate.ask()).status == 402
