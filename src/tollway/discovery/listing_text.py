@@ -15,7 +15,8 @@ from tollway.discovery.sold_operations import SoldOperation
 TEXT_LENGTH_MAX = 3_999
 """Crawlers warn about more than that."""
 
-_NAME_LENGTH_MAX, _WORDS_MAX, _SUMMARY_MAX = 120, 400, 100
+_NAME_LENGTH_MAX, _SUMMARY_MAX = 120, 100
+_WORDS_STEPS, _OPERATIONS_LENGTH_MIN = (400, 100), 600
 _PATH_LENGTH_MAX = 200
 _MARKUP = re.compile(r"[\\`*_{}\[\]<>#|~!]")
 _CODE = re.compile(r"[`\s]")
@@ -23,14 +24,18 @@ _CODE = re.compile(r"[`\s]")
 
 def write_text(shown: ShownListing) -> str:
     """Ends with a line break."""
-    head, tail = _head(shown), _tail(shown)
-    room = TEXT_LENGTH_MAX - len(head) - len(tail)
+    tail = _tail(shown)
+    for words_max in _WORDS_STEPS:
+        head = _head(shown, words_max)
+        room = TEXT_LENGTH_MAX - len(head) - len(tail)
+        if room >= _OPERATIONS_LENGTH_MIN:
+            break
     return head + _list_operations(shown, room) + tail
 
 
-def _head(shown: ShownListing) -> str:
+def _head(shown: ShownListing, words_max: int) -> str:
     listing = shown.listing
-    words = escape(clean_line(listing.description, _WORDS_MAX))
+    words = escape(clean_line(listing.description, words_max))
     name = escape(clean_line(listing.name, _NAME_LENGTH_MAX))
     price = shown.shown_price
     cost = (

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from tollway.discovery.sold_operations import SoldOperation
+from tollway.discovery.sold_operations import Argument, SoldOperation
 from tollway.money import Price
 from tollway.registry.listing import Listing
 
@@ -76,9 +76,20 @@ def list_prices(listing: Listing, operations: Sequence[SoldOperation]) -> list[P
     return list(found.values())
 
 
-def arguments_json(operation: SoldOperation) -> dict[str, dict[str, str]]:
-    """Where each member of the input schema goes in the HTTP request: `{"city": {"in": "path", "name": "city"}}`."""
-    return {
-        one.name: {"in": one.place, **({"name": one.parameter} if one.parameter else {})}
-        for one in operation.arguments
-    }
+def arguments_json(operation: SoldOperation) -> dict[str, dict[str, Any]]:
+    """Where each member of the input schema goes in the HTTP request: `{"city": {"in": "path", "name": "city"}}`. `style`
+    and `explode` stand where they are not OpenAPI's defaults."""
+    return {one.name: _place(one) for one in operation.arguments}
+
+
+def _place(argument: Argument) -> dict[str, Any]:
+    place: dict[str, Any] = {"in": argument.place}
+    if argument.place == "body":
+        return place
+    place["name"] = argument.parameter
+    is_form = argument.style == "form"
+    if argument.style != ("form" if argument.place == "query" else "simple"):
+        place["style"] = argument.style
+    if argument.is_exploded != is_form:
+        place["explode"] = argument.is_exploded
+    return place
