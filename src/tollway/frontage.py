@@ -12,9 +12,11 @@ from functools import cache
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
+from tollway import __version__
 from tollway.chain.rpc import RpcReader
 from tollway.chain.rules import ChainRules
 from tollway.clocks import ticks_ms
+from tollway.discovery.site_openapi import Site
 from tollway.entropy import Entropy
 from tollway.gateway.cashier import Cashier
 from tollway.gateway.forward import Passage
@@ -57,7 +59,10 @@ from tollway.web.mcp_desk import McpDesk
 from tollway.web.mcp_routes import mcp_router
 from tollway.web.middleware import parse_proxies, read_client_address, read_request_id
 from tollway.web.nonce_meter import NonceMeter
+from tollway.web.ownership_routes import OwnershipDesk, ownership_router
+from tollway.web.shop_window import ShopWindow
 from tollway.web.signin_routes import signin_router
+from tollway.web.site_routes import SiteDesk, site_router
 from tollway.web.terms_wire import TermsWire
 
 
@@ -132,7 +137,9 @@ class Frontage:
                 mcp_router(self._mcp_desk(calls, listing_desk.shape, wallet)),
                 signin_router(rooms.desk, nonce_meter, limits=limits),
                 health_router(rooms.check_ready),
+                ownership_router(self._ownership_desk(wallet)),
                 did_router(authority=self._origin.authority, signer=self._notary.address),
+                site_router(self._site_desk()),
             ],
             public_url=settings.public_url,
             limits=limits,
@@ -186,6 +193,7 @@ class Frontage:
             is_blocked=rooms.moderation.is_blocked,
             now_ms=self._now_ms,
             entropy=self._names.take,
+            is_verified=rooms.reputation.ownerships.is_verified if settings.require_ownership else None,
         )
 
     def _calls(self) -> CallRoutes:
@@ -213,6 +221,19 @@ class Frontage:
             gauge=rooms.gauge,
         )
 
+    def _ownership_desk(self, wallet: Callable[[Request], Awaitable[Identity]]) -> OwnershipDesk:
+        rooms = self._rooms
+        return OwnershipDesk(
+            catalog=rooms.catalog,
+            ownerships=rooms.reputation.ownerships,
+            checker=rooms.reputation.checker,
+            authenticate=wallet,
+            is_blocked=rooms.moderation.is_blocked,
+            rates=rooms.rates,
+            limits=self._limits,
+            now_ms=self._now_ms,
+        )
+
     def _listing_desk(self, wallet: Callable[[Request], Awaitable[Identity]]) -> ListingDesk:
         rooms, settings = self._rooms, self._settings
         return ListingDesk(
@@ -237,6 +258,7 @@ class Frontage:
             rates=rooms.rates,
             is_unprotected=rooms.inquirer.is_unprotected,
             fetch_document=rooms.inquirer.fetch_document,
+            find_holder=rooms.reputation.ownerships.find_holder if settings.require_ownership else None,
         )
 
     def _mcp_desk(self, calls: ASGIApp, shape: ListingShape, wallet: Wallet) -> McpDesk:
@@ -281,6 +303,16 @@ class Frontage:
             limits=settings.limits,
             is_mpp_offered=self._is_mpp_offered,
             is_bound_required=settings.require_bound_signature,
+            ticks_ms=ticks_ms,
+        )
+
+    def _site_desk(self) -> SiteDesk:
+        window = ShopWindow(self._rooms.catalog, self._shape(), is_mpp_offered=self._is_mpp_offered)
+        return SiteDesk(
+            catalog=self._rooms.catalog,
+            window=window,
+            site=Site(public_url=self._settings.public_url, version=__version__),
+            now_ms=self._now_ms,
             ticks_ms=ticks_ms,
         )
 
