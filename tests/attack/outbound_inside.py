@@ -7,30 +7,23 @@ Nothing in here decides whether the gateway has passed; `test_outbound.py` does.
 import asyncio
 import ipaddress
 import json
-import os
-import secrets
-import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
+from attacked_gateway import AttackedGateway, free_listing
 from eth_account import Account
 from name_server import Answer, NameServer
 from wire_tap import WireTap
 
 from tollway.client.wallet import Wallet
-from tollway.identifiers import ChainId
-from tollway.identity.http_signature import SignedRequest
-from tollway.identity.public_origin import parse_origin
 
 PORT = 8402
 PUBLIC_ADDRESS = "23.192.228.80"
 PUBLIC_URL = f"http://gateway.street.test:{PORT}"
-GATEWAY_URL = f"http://127.0.0.1:{PORT}"
 PROXY_PORT = 3128
 DOORS = (80, 443, 8080, 22, 25, 6379, PROXY_PORT)
 """Where somebody listens on every address of this world. A canary that answers is a canary that was hit."""
@@ -205,7 +198,8 @@ def spellings() -> list[str]:
 
 
 class Attack:
-    def __init__(self, http: httpx.AsyncClient) -> None:
+    def __init__(self, gateway: AttackedGateway, http: httpx.AsyncClient) -> None:
+        self._gateway = gateway
         self._http = http
         self._wallets = [Wallet.from_key(Account.create().key) for _ in range(20)]
         self._turn = 0
@@ -215,24 +209,8 @@ class Attack:
         """The status of a create, and the id of what was created."""
         self._turn += 1
         wallet = self._wallets[self._turn % len(self._wallets)]
-        draft = {"name": "Free", "pricePerRequest": "0", "currency": "USDC", "endpoint": endpoint, **more}
-        body = json.dumps(draft).encode()
-        headers = {"Content-Type": "application/json"}
-        request = SignedRequest(
-            method="POST",
-            raw_path=b"/api/v2/apis",
-            query=b"",
-            headers=[(name.lower().encode(), value.encode()) for name, value in headers.items()],
-            body=body,
-        )
-        signed = wallet.sign_request(
-            request,
-            origin=parse_origin(PUBLIC_URL),
-            chain_id=ChainId(8453),
-            now_s=int(time.time()),
-            nonce=secrets.token_hex(16),
-        )
-        answer = await self._http.post("/api/v2/apis", content=body, headers={**headers, **dict(signed)})
+        body, headers = self._gateway.sign_create(wallet, free_listing(endpoint, **more))
+        answer = await self._http.post("/api/v2/apis", content=body, headers=headers)
         return answer.status_code, answer.json().get("id") if answer.is_success else None
 
     async def call(self, api_id: str, path: str = "") -> httpx.Response:
@@ -351,42 +329,16 @@ async def serve_everybody(seen: Counter[str]) -> None:
             await asyncio.start_server(serve, host, port)
 
 
-def start_gateway(folder: Path) -> subprocess.Popen[bytes]:
-    """A production configuration: a main network, no private endpoints, proxies in the environment that it must not use."""
-    proxy = f"http://127.0.0.1:{PROXY_PORT}"
+def start_gateway(folder: Path) -> AttackedGateway:
+    """No private endpoints, and proxies in the environment that it must not use."""
+    names = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy")
     environment = {
-        **{name: value for name, value in os.environ.items() if not name.startswith("TOLLWAY_")},
-        **dict.fromkeys(
-            ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"), proxy
-        ),
+        **dict.fromkeys(names, f"http://127.0.0.1:{PROXY_PORT}"),
         "NO_PROXY": "",
-        "TOLLWAY_RPC_BASE": "http://127.0.0.1:9",
-        "TOLLWAY_DATABASE_URL": f"sqlite:///{folder}/attacked.sqlite3",
-        "TOLLWAY_SECRET_KEY": secrets.token_hex(32),
-        "TOLLWAY_PUBLIC_URL": PUBLIC_URL,
-        "TOLLWAY_LISTEN": f"0.0.0.0:{PORT}",
-        "TOLLWAY_ADMIN_LISTEN": "off",
-        "TOLLWAY_LIMIT_FREE_CALLS_PER_MINUTE": "1000000",
-        "TOLLWAY_LIMIT_REGISTRATIONS_PER_HOUR": "1000000",
         "TOLLWAY_LIMIT_DIAL_FAILURES_MAX": "1000000",
         "TOLLWAY_LIMIT_DNS_DEADLINE_S": "2",
     }
-    command = (sys.executable, "-c", "from tollway.cli import main; main()", "serve")
-    log = (folder / "gateway.log").open("wb")
-    return subprocess.Popen(command, env=environment, cwd=folder, stdout=log, stderr=subprocess.STDOUT)
-
-
-async def wait_up(http: httpx.AsyncClient, process: subprocess.Popen[bytes], folder: Path) -> None:
-    ends_s = time.monotonic() + 60
-    while time.monotonic() < ends_s:
-        if process.poll() is not None:
-            raise RuntimeError((folder / "gateway.log").read_text(errors="replace")[-4000:])
-        try:
-            if (await http.get("/healthz")).is_success:
-                return
-        except httpx.HTTPError:
-            await asyncio.sleep(0.05)
-    raise RuntimeError("the gateway did not come up")
+    return AttackedGateway(folder, host="0.0.0.0", port=PORT, public_url=PUBLIC_URL, environment=environment)
 
 
 async def main(folder: Path) -> dict[str, Any]:
@@ -395,19 +347,18 @@ async def main(folder: Path) -> dict[str, Any]:
     await names.run("127.0.0.1", 53)
     await serve_everybody(seen)
     tap = WireTap()
-    process = start_gateway(folder)
+    gateway = start_gateway(folder)
     try:
-        async with httpx.AsyncClient(base_url=GATEWAY_URL, trust_env=False, timeout=60) as http:
-            await wait_up(http, process, folder)
+        async with httpx.AsyncClient(base_url=gateway.url, trust_env=False, timeout=60) as http:
+            await asyncio.to_thread(gateway.wait_up)
             tap.start()
-            attack = Attack(http)
+            attack = Attack(gateway, http)
             await attack.run()
             await asyncio.sleep(0)  # the tap reads what is still there
             counts = dict(attack.counts)
     finally:
         tap.close()
-        process.terminate()
-        process.wait(30)
+        await asyncio.to_thread(gateway.stop)
     return {
         "counts": counts,
         "dialled": [[address, port, times] for (address, port), times in sorted(tap.dialled.items())],

@@ -235,6 +235,13 @@ def test_knows_from_the_head_whether_a_body_comes(headers: Any, is_present: bool
     )
 
 
+@pytest.mark.parametrize("codings", [[b"chunked", b"chunked"], [b"gzip, chunked"], [b"identity"], [b""]])
+async def test_nothing_is_read_behind_a_body_whose_coding_is_refused(codings: list[bytes]) -> None:
+    incoming = body(part(b"ab", is_last=True), headers=[(b"transfer-encoding", coding) for coding in codings])
+    assert incoming.is_present
+    assert not await incoming.drop_rest(), "the connection closes"
+
+
 async def test_gives_the_chunks_and_then_the_end() -> None:
     incoming = body(part(b"ab"), part(b""), part(b"c"), part(b"", is_last=True), headers=sized(3))
     assert [await incoming.read_chunk() for _ in range(4)] == [b"ab", b"c", b"", b""]

@@ -52,6 +52,13 @@ class Wire:
             self.script.append({"type": "http.request", "body": b"", "more_body": False})
         self.sent: list[dict[str, Any]] = []
 
+    @classmethod
+    def broken_off(cls, *chunks: bytes) -> "Wire":
+        """The client leaves in the middle, or sends what is no body any more: the server says the same of both."""
+        wire = cls(*chunks, is_ended=False)
+        wire.script.append({"type": "http.disconnect"})
+        return wire
+
     async def receive(self) -> dict[str, Any]:
         if not self.script:
             await asyncio.Event().wait()
@@ -149,6 +156,8 @@ async def run(app: Any, scope: dict[str, Any], wire: Wire) -> str:
         (posting(), Wire(b"x" * 600, b"x" * 401), "payload_too_large"),
         (posting(10), Wire(b"x", is_ended=False), "invalid_request"),
         (posting(), Wire(is_ended=False), "invalid_request"),
+        (posting(10), Wire.broken_off(b"x"), "invalid_request"),
+        (posting(), Wire.broken_off(), "invalid_request"),
         (make_scope(), Wire(), "answered"),
     ],
 )
@@ -165,6 +174,9 @@ async def test_bounds_a_body_in_size_and_slowness(scope: dict[str, Any], wire: W
         (posting(900), Wire(b"x" * 900), False, 2),
         (posting(10), Wire(b"x", is_ended=False), False, 0),
         (posting(10, headers=[(b"expect", b"100-continue")]), Wire(b"x" * 10), False, 2),
+        (posting(10), Wire.broken_off(b"x"), False, 0),
+        (posting(headers=[(b"transfer-encoding", b"chunked")]), Wire(b"x"), False, 2),
+        (make_scope(headers=[(b"transfer-encoding", b"gzip, chunked")]), Wire(b"x"), False, 2),
         (make_scope(), Wire(), True, 1),
     ],
 )

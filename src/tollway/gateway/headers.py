@@ -61,7 +61,7 @@ def check_control_headers(headers: RawHeaders, *, limits: Limits) -> Problem | N
     """Refuses (`invalid_request`) what must not pass the door; None when all is well.
 
     Duplicated control headers, two `Host`s, names with an underscore (some upstreams read it as a hyphen), a
-    `Connection` that nominates a control header, values that are not UTF-8, and everything over the limits. What pays by
+    `Connection` that nominates a control header, a body that is coded in any other way than in chunks, values that are not UTF-8, and everything over the limits. What pays by
     authorisation may be any bytes: the till reads it, says what is wrong and what is to be paid, and it goes no further.
     """
     if len(headers) > limits.headers_max:
@@ -80,6 +80,10 @@ def check_control_headers(headers: RawHeaders, *, limits: Limits) -> Problem | N
             return _refused(_show(name), "Header names hold no underscore.")
         if not value.isascii() and not _is_utf8(value) and not _is_authorization_to_pay(name, value):
             return _refused(_show(name), "Header values are UTF-8.")
+        if name == b"transfer-encoding" and not is_chunked_alone(value):
+            return _refused(
+                "transfer-encoding", "A body comes with a length or in chunks, and not otherwise coded."
+            )
         if name in _CONTROL:
             if name in seen:
                 return _refused(_show(name), "This header is given more than once.")
@@ -89,6 +93,11 @@ def check_control_headers(headers: RawHeaders, *, limits: Limits) -> Problem | N
     if bytes_total > limits.headers_bytes_max:
         return _refused("headers", f"The headers are larger than {limits.headers_bytes_max} bytes.")
     return None
+
+
+def is_chunked_alone(value: bytes) -> bool:
+    """The one transfer coding that is taken. Of two, the server obeys the last, and says nothing of the first."""
+    return value.strip(b" \t").lower() == b"chunked"
 
 
 def _is_authorization_to_pay(name: bytes, value: bytes) -> bool:

@@ -24,7 +24,7 @@ from tollway.gateway.exchange import (
     IncomingCall,
     Outcome,
 )
-from tollway.gateway.headers import proxy_status
+from tollway.gateway.headers import is_chunked_alone, proxy_status
 from tollway.gateway.refusals import name_proxy_error
 from tollway.gateway.serve import Gateway
 from tollway.gateway.target import split_target
@@ -32,7 +32,7 @@ from tollway.identifiers import ListingId
 from tollway.ledger.call import Delivery
 from tollway.limits import Limits
 from tollway.web.load_gauge import LoadGauge
-from tollway.web.middleware import check_request_line
+from tollway.web.middleware import BROKEN_OFF, check_request_line
 from tollway.web.problems import instance_of, render_problem
 from tollway.web.terms_wire import Terms, TermsWire
 
@@ -97,7 +97,7 @@ class CallRoutes:
             await self._decline(scope, body, send, request_id, outcome, self._find_terms(outcome, call))
         else:
             state = outcome.payment_state
-            told = Declined(problem=replace(_BROKEN_OFF, payment_state=state))
+            told = Declined(problem=replace(BROKEN_OFF, payment_state=state))
             await self._decline(scope, body, send, request_id, told)
 
     def _read_call(
@@ -276,6 +276,8 @@ class IncomingBody:
             if name == b"content-length" and value.isdigit():
                 self.length = int(value)
             elif name == b"transfer-encoding":
+                # Where it ends is the server's reading of a coding that is refused: nothing may be read behind it.
+                self.is_broken = self.length is None or not is_chunked_alone(value)
                 self.length = None
             elif name == b"expect":
                 self._awaits_continue = True
@@ -361,11 +363,6 @@ def _name_outcome(outcome: Outcome) -> str:
 
 
 _NO_ROUTE = Problem(code=Code.ROUTE_NOT_FOUND, detail="There is nothing at this path.")
-_BROKEN_OFF = Problem(
-    code=Code.INVALID_REQUEST,
-    detail="The request's body broke off before its end.",
-    reason="body_broken_off",
-)
 _TOO_SLOW = Problem(
     code=Code.INVALID_REQUEST,
     detail="The request's body came too slowly.",

@@ -14,7 +14,7 @@ import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tollway.errors import Code, FieldError, Problem, Refusal
-from tollway.gateway.headers import EXPOSED_HEADERS, check_control_headers
+from tollway.gateway.headers import EXPOSED_HEADERS, check_control_headers, is_chunked_alone
 from tollway.limits import Limits
 from tollway.telemetry import Metrics, bind_request, unbind_request
 from tollway.web.load_gauge import LoadGauge
@@ -284,8 +284,11 @@ class BodyLimits:
 class _BoundedBody:
     def __init__(self, scope: Scope, receive: Receive, *, limits: Limits, clock: Callable[[], float]) -> None:
         headers = dict(scope["headers"])
+        codings = [value for name, value in scope["headers"] if name == b"transfer-encoding"]
         self._declared = _parse_length(headers.get(b"content-length", b"0"))
-        self._is_ended = self._declared == 0 and b"transfer-encoding" not in headers
+        self._is_ended = self._declared == 0 and not codings
+        # Where it ends is the server's reading of a coding that is refused: nothing may be read behind it.
+        self._is_doubtful = len(codings) > 1 or not all(map(is_chunked_alone, codings))
         self._awaits_continue = b"expect" in headers
         self._receive = receive
         self._limits = limits
@@ -306,6 +309,8 @@ class _BoundedBody:
 
     async def clear(self) -> bool:
         """Reads what is left and drops it. False when the connection cannot be used again."""
+        if self._is_doubtful:
+            return False
         if not self._is_ended and self._awaits_continue and self._started is None:
             return False  # the client still waits for our word; it sends no body now
         rest_max = self._limits.refused_body_bytes_max
@@ -334,10 +339,20 @@ class _BoundedBody:
             raise Refusal(
                 Problem(code=Code.INVALID_REQUEST, detail="The body arrived too slowly.", reason="too_slow")
             ) from None
+        if message["type"] == "http.disconnect":
+            self._is_ended = self._is_doubtful = True
+            raise Refusal(BROKEN_OFF)
         self._bytes += len(message.get("body", b""))
-        if message["type"] == "http.disconnect" or not message.get("more_body", False):
+        if not message.get("more_body", False):
             self._is_ended = True
         return message
+
+
+BROKEN_OFF = Problem(
+    code=Code.INVALID_REQUEST,
+    detail="The request's body broke off before its end.",
+    reason="body_broken_off",
+)
 
 
 def _parse_length(raw: bytes) -> int:
