@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from eth_account import Account
-from eth_account.messages import encode_typed_data
+from eth_account.messages import encode_defunct, encode_typed_data
 from eth_utils import keccak
 
 _BLANK = re.compile(r"\{([A-Za-z.]+)\}")
@@ -89,3 +89,8 @@ def show_transaction(
     signature, _ = sign(rail["eip712"], values, key)
     headers: Headers = fill(rail["headers"], {**values, "signature": signature})
     return headers
+
+
+def sign_text(key: str, text: str) -> str:
+    """personal_sign."""
+    return "0x" + Account.sign_message(encode_defunct(text=text), key).signature.hex()

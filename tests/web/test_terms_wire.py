@@ -88,6 +88,14 @@ async def test_one_402_speaks_every_dialect(gate: SmallGateway) -> None:
     assert {v2["error"], answer.problem["error"]} == {"payment_required"}
 
 
+async def test_it_leads_to_the_agent_document(gate: SmallGateway) -> None:
+    await gate.publish()
+    for target in ("", "/quote?x=1"):
+        link = (await gate.ask("GET", target)).headers["link"]
+        url = f"{PUBLIC_URL}/api/v2/apis/api_quotes/agent"
+        assert link == f'<{url}>; rel="describedby"; type="application/json"'
+
+
 async def test_the_package_reads_it(gate: SmallGateway) -> None:
     await gate.publish(description="Quotes.", tags=("finance",))
     answer = await gate.ask("GET", "/quote?x=1")

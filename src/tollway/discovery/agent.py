@@ -177,7 +177,8 @@ def _history(limits: Limits) -> dict[str, Any]:
         "auth": [
             "ERC-8128 (RFC 9421): keyid erc8128:<chainId>:<address>; covers @authority @method @path, @query if any; "
             f"created, expires <= {limits.signed_request_ttl_s} s, nonce",
-            "or POST /api/v2/auth/nonce, sign it (EIP-4361), POST /api/v2/auth/session: Bearer token",
+            "or POST /api/v2/auth/nonce {address, chainId}, personal_sign its message, POST /api/v2/auth/session {message, "
+            "signature}: Bearer accessToken",
             "or SIGN-IN-WITH-X at /x402/history",
         ],
     }

@@ -96,7 +96,8 @@ class TermsWire:
         self._required: dict[tuple[_Sheet, str, str], _Signed] = {}
 
     def tell(self, offer: Offer, call: IncomingCall, problem: Problem) -> Terms:
-        """`payment` and the members of x402 v1; `PAYMENT-REQUIRED`, and `WWW-Authenticate: Payment`."""
+        """`payment` and the members of x402 v1; `PAYMENT-REQUIRED`, `WWW-Authenticate: Payment`, and where a reader that
+        knows none of them finds all that it needs."""
         requirements = offer.requirements
         sheet = self._find_sheet(offer, requirements, call)
         url = call.public_url(self._public_url)  # byte for byte: clients compare it
@@ -108,7 +109,7 @@ class TermsWire:
                 _EXPIRES: encode_json(format_time(offer.expires_ms)),
             }
         )
-        headers: Headers = []
+        headers: Headers = [(b"link", self._link(offer.shelf.listing))]
         if sheet.form is not None:
             now_s = self._now_ms() / 1000
             headers.append(
@@ -117,6 +118,10 @@ class TermsWire:
         if requirements and self._challenger is not None:
             headers.append((CHALLENGE_HEADER, self._challenge(self._challenger, requirements[0], call)))
         return Terms(members=members, headers=headers)
+
+    def _link(self, listing: Listing) -> bytes:
+        url = f"{self._public_url}/api/v2/apis/{listing.id}/agent"
+        return f'<{url}>; rel="describedby"; type="application/json"'.encode()
 
     # ---- Made once for each state of a listing.
 

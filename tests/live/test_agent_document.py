@@ -1,0 +1,175 @@
+"""One fetch is enough: a caller that knows the agent document of a listing, and nothing else of this gateway, pays on a chain
+and calls, by either rail, and reads its bill.
+"""
+
+import base64
+import importlib.util
+import json
+import re
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from tollway_live_street import poll
+
+from tollway.discovery.agent import AGENT_BYTES_MAX
+from tollway.identifiers import Address
+from tollway.sandbox.provider_document import SAMPLE_DOCUMENT
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+PRICE_UNITS = 10_000
+
+
+def _load_reader() -> ModuleType:
+    name, path = "tollway_agent_reader", Path(__file__).parent.parent / "clients" / "agent_reader.py"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
+
+reader = _load_reader()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Market:
+    """A gateway that can settle, one listing of it, and where its agent document stands."""
+
+    street: Any
+    gateway: Any
+    provider: Any
+    api_id: str
+
+    async def fetch_agent(self) -> dict[str, Any]:
+        reply = await self.street.send(f"{self.gateway.base_url}/api/v2/apis/{self.api_id}/agent")
+        assert reply.status == 200
+        assert len(reply.body) <= AGENT_BYTES_MAX
+        agent: dict[str, Any] = reply.json
+        return agent
+
+    async def send(self, example: dict[str, Any], headers: dict[str, str]) -> Any:
+        """The request of an example, with more headers."""
+        body = json.dumps(example["body"]).encode() if "body" in example else None
+        return await self.street.send(
+            example["url"],
+            method=example["method"],
+            headers=list({**example.get("headers", {}), **headers}.items()),
+            content=body,
+        )
+
+    async def earned(self) -> int:
+        token = self.street.playground.token
+        return int(await self.street.driver.call(token, "balanceOf", str(self.provider.address)))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def market(street: Any) -> AsyncIterator[Market]:
+    gas = await street.wallet()
+    async with street.gateway(settings={"TOLLWAY_GAS_KEYS_LOCAL": gas.private_key}) as gateway:
+        provider = await street.wallet()
+        api_id = await street.publish(gateway, provider, openapi=SAMPLE_DOCUMENT)
+        yield Market(street=street, gateway=gateway, provider=provider, api_id=api_id)
+
+
+def find_example(agent: dict[str, Any], method: str) -> dict[str, Any]:
+    example: dict[str, Any] = next(one["example"] for one in agent["operations"] if one["method"] == method)
+    return example
+
+
+async def fetch_with_x402(market: Market) -> dict[str, Any]:
+    """The document once the gateway's first look at gas has opened that rail."""
+
+    async def look() -> dict[str, Any] | None:
+        agent = await market.fetch_agent()
+        return agent if any(rail["rail"] == "x402" for rail in agent["payment"]["rails"]) else None
+
+    found: dict[str, Any] = await poll(look, deadline_s=30, what="the rail x402")
+    return found
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_its_form_of_x402_pays_and_calls(market: Market, method: str) -> None:
+    agent, payer = await fetch_with_x402(market), await market.street.wallet()
+    before = await market.earned()
+    answer = await market.send(find_example(agent, method), reader.pay_by_x402(agent, payer.private_key))
+    assert answer.status == 200, answer.body
+    receipt = json.loads(base64.b64decode(answer.headers["PAYMENT-RESPONSE"]))
+    assert (receipt["success"], Address.parse(receipt["payer"])) == (True, payer.address)
+    assert await market.earned() - before == PRICE_UNITS
+
+
+async def test_its_form_of_a_transaction_pays_for_several_calls(market: Market) -> None:
+    agent, payer = await market.fetch_agent(), await market.street.wallet()
+    option = reader.find_option(agent, "tx")
+    assert option["chainId"] == market.street.driver.chain_id
+    assert Address.parse(option["token"]) == market.street.playground.token.address
+    before = await market.earned()
+    paid = await market.street.send_tokens(payer, Address.parse(option["payTo"]), 2 * int(option["amount"]))
+    for method in ("GET", "POST"):
+        example = find_example(agent, method)
+        body = json.dumps(example["body"]).encode() if "body" in example else b""
+        headers = reader.show_transaction(
+            agent, payer.private_key, str(paid), method=method, url=example["url"], body=body
+        )
+        answer = await market.send(example, headers)
+        assert answer.status == 200, answer.body
+    assert answer.headers["Tollway-Credit-Remaining"] == "0 USDC"
+    assert await market.earned() - before == 2 * PRICE_UNITS
+
+
+async def test_its_words_on_signing_in_show_the_bill(market: Market) -> None:
+    agent, payer = await fetch_with_x402(market), await market.street.wallet()
+    answer = await market.send(find_example(agent, "GET"), reader.pay_by_x402(agent, payer.private_key))
+    told = agent["history"]
+    nonce_path, session_path = re.findall(r"/api/v2/auth/[a-z]+", " ".join(told["auth"]))
+    chain_id = agent["payment"]["options"][0]["chainId"]
+    asked = await _post(market, agent["origin"] + nonce_path, address=str(payer.address), chainId=chain_id)
+    message = asked["message"]
+    signature = reader.sign_text(payer.private_key, message)
+    session = await _post(market, agent["origin"] + session_path, message=message, signature=signature)
+    bearer = [("Authorization", f"Bearer {session['accessToken']}")]
+    history = await market.street.send(agent["origin"] + told["calls"], headers=bearer)
+    (call,) = history.json["calls"]
+    assert call["id"] == answer.headers["Tollway-Call-Id"]
+    assert (call["status"], call["price"]) == ("succeeded", "0.01")
+
+
+async def _post(market: Market, url: str, **members: Any) -> dict[str, Any]:
+    headers = [("Content-Type", "application/json")]
+    reply = await market.street.send(
+        url, method="POST", headers=headers, content=json.dumps(members).encode()
+    )
+    assert reply.status in (200, 201), reply.body
+    told: dict[str, Any] = reply.json
+    return told
+
+
+async def test_an_unpaid_call_leads_to_it(market: Market) -> None:
+    agent = await market.fetch_agent()
+    unpaid = await market.send(find_example(agent, "GET"), {})
+    assert unpaid.status == 402
+    found = re.search(r'<([^<>]+)>; rel="describedby"', unpaid.headers["Link"])
+    assert found is not None
+    linked = (await market.street.send(found[1])).json
+    assert linked["interfaces"] == agent["interfaces"]
+
+
+async def test_every_link_of_it_is_there(market: Market) -> None:
+    agent = await market.fetch_agent()
+    for name, path in agent["links"].items():
+        reply = await market.street.send(agent["origin"] + path)
+        assert reply.status == 200, name
+
+
+async def test_the_books_are_right(market: Market) -> None:
+    report = await market.street.audit(market.gateway)
+    assert (report.wrong, report.held_calls) == ((), ())
