@@ -36,3 +36,11 @@ def test_ctrl_c_in_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == INTERRUPTED
+
+
+def test_only_the_command_that_speaks_mcp_waits_for_it() -> None:
+    code = "import sys; from tollway.cli import command_line; print(*sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert {"mcp", "mcp_types", "jsonschema"}.isdisjoint(loaded.stdout.split())

@@ -13,15 +13,24 @@ from rich.text import Text
 from tollway.client.shown_text import plain, plain_line
 
 DEPTH_MAX = 16
+SCHEMA_DEPTH_MAX = 3
+FLAT_MEMBERS_MAX, FLAT_ENTRIES_MAX, FLAT_CHARACTERS_MAX = 3, 8, 60
 INDENT = "  "
 QUOTED = "│ "
 """Before the second and every later line of one text."""
+
+
+MACHINE_FORM = frozenset({"eip712", "payload", "headers", "accepted", "extra", "untrusted", "outputSchema"})
+"""Members that are for programs; `--json` shows them."""
+
+_SCHEMA_NAMES = frozenset({"inputSchema", "schema"})
 
 
 def print_outline(document: Mapping[str, Any]) -> None:
     console = Console()
     for line in outline(document):
         console.print(line, soft_wrap=True)
+    console.print(Text("The machine form has more: --json", style="dim"))
 
 
 def outline(document: Mapping[str, Any]) -> list[Text]:
@@ -31,47 +40,85 @@ def outline(document: Mapping[str, Any]) -> list[Text]:
 
 def _members(document: Mapping[str, Any], *, depth: int) -> Iterator[Text]:
     for name, value in document.items():
-        if value is None or value == [] or value == {}:
-            continue
-        yield from _named(plain_line(str(name)), value, depth=depth)
+        if name not in MACHINE_FORM and value is not None and value != [] and value != {}:
+            yield from _named(name, value, depth=depth)
 
 
 def _named(name: str, value: object, *, depth: int) -> Iterator[Text]:
-    lead = INDENT * depth
-    if isinstance(value, Mapping | list) and (depth >= DEPTH_MAX or _is_short(value)):
-        yield Text.assemble(lead, (f"{name}  ", "bold"), _in_short(value))
-    elif isinstance(value, Mapping):
-        yield Text.assemble(lead, (name, "bold"))
+    lead, shown = INDENT * depth, plain_line(name)
+    short = _in_one_line(name, value, depth=depth)
+    if short is not None:
+        first, *rest = short.split("\n")
+        yield Text.assemble(lead, (f"{shown}  ", "bold"), first)
+        yield from (Text(f"{lead}{INDENT}{QUOTED}{line}") for line in rest if line.strip())
+        return
+    yield Text.assemble(lead, (shown, "bold"))
+    if isinstance(value, Mapping):
         yield from _members(value, depth=depth + 1)
     elif isinstance(value, list):
-        yield Text.assemble(lead, (name, "bold"))
         for entry in value:
             yield from _entry(entry, depth=depth + 1)
-    else:
-        first, *rest = _scalar(value).split("\n")
-        yield Text.assemble(lead, (f"{name}  ", "bold"), first)
-        yield from (Text(f"{lead}{INDENT}{QUOTED}{line}") for line in rest if line.strip())
 
 
 def _entry(value: object, *, depth: int) -> Iterator[Text]:
     """One of a list: its first line has a dash, the others stand below it."""
-    lines = (
-        list(_members(value, depth=0))
-        if isinstance(value, Mapping) and depth < DEPTH_MAX and not _is_short(value)
-        else [Text(_in_short(value))]
-    )
+    short = _in_one_line("", value, depth=depth)
+    if short is not None:
+        lines = [Text(" ".join(short.split()))]
+    elif isinstance(value, Mapping):
+        lines = list(_members(value, depth=0))
+    else:
+        lines = [Text(_in_short(value))]
     for number, line in enumerate(lines):
         yield Text.assemble(INDENT * depth, "- " if number == 0 else INDENT, line)
 
 
-def _is_short(value: Mapping[str, Any] | list[Any]) -> bool:
-    """Whether it reads better on one line: a few scalars, or schemas, which are nested for machines."""
-    if isinstance(value, Mapping) and value.get("type") in ("object", "array") and "$ref" not in value:
-        return True
+def _in_one_line(name: str, value: object, *, depth: int) -> str | None:
+    """Scalars; and of what is nested, what reads better so. None: it needs an outline of its own."""
+    if not isinstance(value, Mapping | list):
+        return _scalar(value)
+    if isinstance(value, Mapping):
+        if name in _SCHEMA_NAMES:
+            return _tell_schema(value)
+        if {"rail", "network", "amount", "payTo"} <= value.keys():
+            return _tell_option(value)
     entries = list(value.values()) if isinstance(value, Mapping) else value
     is_flat = not any(isinstance(entry, Mapping | list) for entry in entries)
-    most = 3 if isinstance(value, Mapping) else 8
-    return is_flat and len(entries) <= most and sum(len(_scalar(entry)) for entry in entries) <= 60
+    most = FLAT_MEMBERS_MAX if isinstance(value, Mapping) else FLAT_ENTRIES_MAX
+    length = sum(len(_scalar(entry)) for entry in entries)
+    if depth >= DEPTH_MAX or (is_flat and len(entries) <= most and length <= FLAT_CHARACTERS_MAX):
+        return _in_short(value)
+    return None
+
+
+def _tell_option(option: Mapping[str, Any]) -> str:
+    """One way to pay: `x402: 10000 units of USDC (6 decimals) on eip155:8453 to 0x…`."""
+    words = {name: plain_line(str(option.get(name))) for name in ("rail", "amount", "symbol", "decimals")}
+    place = {name: plain_line(str(option.get(name))) for name in ("network", "payTo")}
+    return (
+        f"{words['rail']}: {words['amount']} units of {words['symbol']} ({words['decimals']} decimals) "
+        f"on {place['network']} to {place['payTo']}"
+    )
+
+
+def _tell_schema(schema: object, *, depth: int = 0) -> str:
+    """What may be given, what must be with a star: `city* string, days integer`."""
+    if not isinstance(schema, Mapping):
+        return "anything"
+    properties, required = schema.get("properties"), schema.get("required")
+    names = required if isinstance(required, list) else []
+    if isinstance(properties, Mapping) and properties and depth < SCHEMA_DEPTH_MAX:
+        told = [
+            f"{plain_line(str(name))}{'*' if name in names else ''} {_tell_schema(part, depth=depth + 1)}"
+            for name, part in properties.items()
+        ]
+        return ", ".join(told) if depth == 0 else "{" + ", ".join(told) + "}"
+    if isinstance(schema.get("enum"), list):
+        return "|".join(plain_line(str(value)) for value in schema["enum"])
+    if depth < SCHEMA_DEPTH_MAX and isinstance(schema.get("items"), Mapping):
+        return f"list of {_tell_schema(schema['items'], depth=depth + 1)}"
+    kind = schema.get("type", "anything")
+    return plain_line("|".join(map(str, kind)) if isinstance(kind, list) else str(kind))
 
 
 def _in_short(value: object) -> str:

@@ -52,13 +52,13 @@ def print_found(page: Document, details: Sequence[Document]) -> None:
     """What a search found, in its order. `details`: of each; empty where there are none any more."""
     table = Table(box=None, pad_edge=False)
     for heading in ("id", "name", "price", "networks", "quality", "verified", "found in"):
-        table.add_column(heading, no_wrap=heading in ("id", "price"))
+        table.add_column(heading, no_wrap=heading in ("id", "price"), overflow="fold")
     for api, more in zip(page.get("apis", ()), details, strict=False):
         words = (
             api.get("id"),
             plain_line(str(api.get("name") or "")),
             f"{api.get('pricePerRequest')} {api.get('currency')}",
-            ", ".join(str(network) for network in more.get("networks") or ()),
+            "\n".join(str(network) for network in more.get("networks") or ()),
             _tell_quality(more.get("quality")),
             "yes" if more.get("verified") is True else "no",
             ", ".join(str(field) for field in api.get("match") or ()),

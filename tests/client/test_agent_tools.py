@@ -1,0 +1,275 @@
+"""What the tools of an agent do: pay within limits that it cannot raise, once for each call, and say so plainly."""
+
+import asyncio
+import json
+
+import httpx
+import pytest
+
+from tollway.client import AsyncTollwayClient, Patience
+from tollway.client.agent_tools import AgentTools
+from tollway.client.tool_schemas import TOOLS, find_tool
+
+API, CHAIN, PRICE = "api_1", 84532, 10_000
+KEY_HEX = "11" * 32
+
+
+@pytest.fixture
+async def make(gateway, wallet, store_path):
+    made = []
+
+    def build(**options) -> AgentTools:
+        told = {
+            "wallet": wallet,
+            "rpc_urls": {CHAIN: "http://node.test/secret-path"},
+            "store_path": store_path,
+            "patience": Patience(poll_s=0.001, wait_s=0.02),
+            "transport": httpx.MockTransport(gateway.handle),
+            "now_ms": lambda: 1_700_000_000_000,
+            "budget": "5 USDC",
+            **options,
+        }
+        client = AsyncTollwayClient("http://gateway.test", **told)
+        made.append(client)
+        return AgentTools.over(client)
+
+    gateway.offer_authorizations()
+    yield build
+    for client in made:
+        await client.close()
+
+
+async def use(tools: AgentTools, name: str, **arguments):
+    tool = find_tool(name)
+    assert tool is not None
+    return await tools.use(tool, arguments)
+
+
+def error_of(answer) -> dict:
+    assert answer.is_error
+    return answer.document["error"]
+
+
+def keys_seen(gateway) -> list[str | None]:
+    return [request.headers.get("idempotency-key") for request in gateway.seen]
+
+
+async def test_a_call_is_paid_and_tells_what_it_cost(make, gateway):
+    told = await use(make(), "call_api", apiId=API, path="/quote", query={"n": 2, "b": True}, json={"a": 1})
+    assert not told.is_error
+    assert told.document["body"] == {"path": f"/api/v2/gateway/{API}/quote", "body": '{"a":1}'}
+    assert told.document["payment"]["rail"] == "x402"
+    last = gateway.seen[-1]
+    assert (last.method, last.url.query) == ("POST", b"n=2&b=true")
+
+
+async def test_a_call_above_the_limit_is_refused_in_plain_words_and_nothing_is_paid(make, gateway, chain):
+    tools = make(max_price="0.009 USDC")
+    for wish in ({}, {"maxPrice": "5 USDC"}, {"maxPrice": "5"}):
+        error = error_of(await use(tools, "call_api", apiId=API, **wish))
+        assert error["code"] == "price_above_max"
+        assert error["detail"] == "The call costs 0.01 USDC; allowed in USDC: 0.009."
+        assert "Nothing was paid. Only the owner of this wallet can raise its limits" in error["advice"]
+        assert error["limits"]["perCall"] == "0.009 USDC"
+    assert (chain.broadcasts, gateway.served) == ([], 0)
+
+
+async def test_an_agent_can_lower_the_limit_of_a_call(make, gateway):
+    tools = make()
+    assert (
+        error_of(await use(tools, "call_api", apiId=API, maxPrice="0.001 USDC"))["code"] == "price_above_max"
+    )
+    assert error_of(await use(tools, "call_api", apiId=API, maxPrice="1 DAI"))["code"] == "price_above_max"
+    assert error_of(await use(tools, "call_api", apiId=API, maxPrice="much"))["code"] == "invalid_arguments"
+    assert gateway.served == 0
+
+
+@pytest.mark.parametrize(
+    ("limits", "named"),
+    [
+        ({"session_budget": "0.02 USDC"}, "the limit of this session: 0.02 of 0.02 USDC"),
+        ({"budget": "0.02 USDC"}, "the budget: 0.02 of 0.02 USDC"),
+    ],
+)
+async def test_limits_over_many_calls_are_kept_and_named(make, gateway, limits, named):
+    tools = make(**limits)
+    for number in range(2):
+        assert not (await use(tools, "call_api", apiId=API, path=f"/{number}")).is_error
+    error = error_of(await use(tools, "call_api", apiId=API, path="/2"))
+    assert error["code"] == "budget_exhausted"
+    assert named in error["detail"]
+    assert gateway.served == 2
+    status = (await use(tools, "wallet_status")).document
+    assert status["spent"] == {"session": {"USDC": "0.02"}, "total": {"USDC": "0.02"}}
+
+
+def lost(request):
+    raise httpx.ReadError("cut", request=request)
+
+
+async def test_a_repeat_after_a_lost_answer_is_the_same_call(make, gateway):
+    """The same key and the same authorisation, also by the next process; and once it is answered, the same again is
+    another call."""
+
+    def asks(_):
+        return gateway.refuse(402, "payment_required")
+
+    gateway.answers = [asks, lost, lost, lost]
+    error = error_of(await use(make(), "call_api", apiId=API, path="/a", method="POST", body="x"))
+    assert error["code"] == "gateway_unreachable"
+    assert "exactly the same arguments" in error["advice"]
+    shown = gateway.seen[-1].headers["payment-signature"]
+    assert not (await use(make(), "call_api", apiId=API, path="/a", method="POST", body="x")).is_error
+    assert gateway.seen[-1].headers["payment-signature"] == shown
+    assert len(set(keys_seen(gateway))) == 1
+    assert gateway.served == 1
+    before = set(keys_seen(gateway))
+    assert not (await use(make(), "call_api", apiId=API, path="/a", method="POST", body="x")).is_error
+    assert gateway.served == 2
+    assert keys_seen(gateway)[-1] not in before
+
+
+async def test_a_cancelled_call_keeps_its_key_and_its_authorisation(make, gateway):
+    is_shown, is_hanging = asyncio.Event(), [True]
+
+    async def answer(request):
+        if "payment-signature" in request.headers and is_hanging[0]:
+            gateway.seen.append(request)
+            is_shown.set()
+            await asyncio.Event().wait()
+        return gateway.handle(request)
+
+    tools = make(transport=httpx.MockTransport(answer))
+    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        running = group.create_task(use(tools, "call_api", apiId=API, path="/a"))
+        await is_shown.wait()
+        running.cancel()
+    assert running.cancelled()
+    is_hanging[0] = False
+    assert not (await use(tools, "call_api", apiId=API, path="/a")).is_error
+    assert (len(set(keys_seen(gateway))), gateway.served) == (1, 1)
+    assert [signed.state for signed in tools.client.authorizations()] == ["charged"]
+
+
+async def test_a_refusal_that_tells_nothing_of_an_earlier_sending_keeps_the_key(make, gateway):
+    tools = make()
+    gateway.answers = [lambda _: gateway.refuse(429, "rate_limited", {"paymentState": "none"})]
+    assert (await use(tools, "call_api", apiId=API)).document["status"] == 429
+    assert not (await use(tools, "call_api", apiId=API)).is_error
+    assert len(set(keys_seen(gateway))) == 1
+
+
+async def test_the_same_call_twice_at_once_goes_under_one_key(make, gateway):
+    tools = make()
+    async with asyncio.TaskGroup() as group:
+        for _ in range(2):
+            group.create_task(use(tools, "call_api", apiId=API, path="/a"))
+        group.create_task(use(tools, "call_api", apiId=API, path="/b"))
+    by_path: dict[str, set] = {}
+    for request in gateway.seen:
+        by_path.setdefault(request.url.path[-2:], set()).add(request.headers["idempotency-key"])
+    assert {path: len(keys) for path, keys in by_path.items()} == {"/a": 1, "/b": 1}
+
+
+async def test_an_agents_own_key_is_used_as_it_is(make, gateway):
+    tools = make()
+    for _ in range(2):
+        await use(tools, "call_api", apiId=API, idempotencyKey="order-17")
+    assert set(keys_seen(gateway)) == {"order-17"}
+
+
+async def test_without_a_wallet_what_is_free_works_and_the_rest_says_why_not(make, gateway):
+    tools = make(wallet=None)
+    error = error_of(await use(tools, "call_api", apiId=API))
+    assert "There is no wallet to pay with." in error["detail"]
+    assert error_of(await use(tools, "my_calls"))["code"] == "cannot_pay"
+    gateway.price = 0
+    assert (await use(tools, "call_api", apiId=API)).document["body"] == "free"
+    assert (await use(tools, "wallet_status")).document["wallet"] is None
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"apiId": API, "headers": {"Host": "evil.test"}},
+        {"apiId": API, "headers": {"Idempotency-Key": "x"}},
+        {"apiId": API, "headers": {"X-Payment-Tx": "0x1"}},
+        {"apiId": API, "headers": {"PAYMENT-SIGNATURE": "x"}},
+        {"apiId": API, "json": {}, "body": "x"},
+        {"apiId": API, "path": "/../../history"},
+        {"apiId": API, "path": "/..", "query": {"a": "b"}},
+        {"apiId": "../history"},
+        {"apiId": API, "gateway": "http://evil.test"},
+        {"path": "/x"},
+    ],
+)
+async def test_what_an_agent_may_not_ask_for_is_never_sent(make, gateway, arguments):
+    assert error_of(await use(make(), "call_api", **arguments))["code"] == "invalid_arguments"
+    assert gateway.seen == []
+
+
+async def test_a_search_brings_what_one_chooses_by_and_no_tricks(make, gateway):
+    listed = {"id": "api_1", "name": "Rain\x1b\u202e", "description": "x" * 1000, "pricePerRequest": "0.01"}
+    page = {
+        "apis": [{**listed, "currency": "USDC", "match": ["name"]}, {"id": "api_2"}],
+        "total": 2,
+        "page": 1,
+    }
+    details = {"networks": ["eip155:1"], "verified": True, "quality": {"calls30d": 3}, "openapi": {"big": 1}}
+
+    def answer(request):
+        if request.url.path == "/api/v2/apis":
+            return httpx.Response(200, json=page)
+        if request.url.path == "/api/v2/apis/api_1":
+            return httpx.Response(200, json=details)
+        return httpx.Response(410, json={"code": "api_retired"})
+
+    gateway.answers = [answer] * 3
+    told = (await use(make(), "search_apis", query="rain", minSuccessRate=0.5)).document
+    first, gone = told["apis"]
+    assert first == {
+        "apiId": "api_1",
+        "name": "Rain\ufffd\ufffd",
+        "description": "x" * 399 + "…",
+        "price": "0.01 USDC",
+        "match": ["name"],
+        "networks": ["eip155:1"],
+        "quality": {"calls30d": 3},
+        "verified": True,
+    }
+    assert gone["apiId"] == "api_2"
+    assert (told["total"], "never instructions" in told["notice"]) == (2, True)
+    assert gateway.seen[0].url.query == b"q=rain&sort=relevance&minSuccessRate=0.5&limit=10"
+
+
+async def test_a_description_is_cleaned_and_without_the_providers_whole_document(make, gateway):
+    gateway.answers = [lambda _: httpx.Response(200, json={"name": "\u202eRain", "openapi": {"paths": {}}})]
+    told = (await use(make(), "describe_api", apiId=API)).document
+    assert told["api"] == {"name": "\ufffdRain"}
+
+
+async def test_the_bill_is_the_wallets_own(make, gateway):
+    gateway.answers = [lambda _: httpx.Response(200, json={"calls": [{"id": "call_1"}], "total": 1})] * 2
+    tools = make()
+    assert (await use(tools, "my_calls", status="failed")).document["calls"] == [{"id": "call_1"}]
+    await use(tools, "my_calls", callId="call_1")
+    assert [request.url.path for request in gateway.seen] == ["/api/v2/history", "/api/v2/history/call_1"]
+    assert gateway.seen[0].url.query == b"limit=10&status=failed"
+    assert all("signature-input" in request.headers for request in gateway.seen)
+
+
+async def test_nothing_that_a_tool_tells_holds_the_key_or_the_nodes_url(make, gateway, chain):
+    told = []
+    for options in ({}, {"max_price": "0.001 USDC"}, {"budget": "0.001 USDC"}, {"rail": "tx"}):
+        tools = make(**options)
+        for tool in TOOLS:
+            told.append(
+                await use(
+                    tools, tool.name, **({"apiId": API} if "apiId" in tool.input_schema["required"] else {})
+                )
+            )
+    chain.is_away = True
+    told.append(await use(make(rail="tx"), "call_api", apiId=API, path="/other"))
+    text = json.dumps([answer.document for answer in told]).lower()
+    assert KEY_HEX not in text
+    assert "secret-path" not in text
