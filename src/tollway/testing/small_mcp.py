@@ -1,0 +1,106 @@
+"""MCP in front of a small gateway, for tests: the desk of its tools, a visit without a socket, and the whole door.
+
+A request proves a wallet by the header `x-test-wallet`; how wallets are really proved is tested where that is done.
+"""
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+from starlette.requests import Request
+from starlette.types import Scope
+
+from tollway.errors import Code, Problem, Refusal
+from tollway.identifiers import Address
+from tollway.identity.authenticator import Identity
+from tollway.testing.small_gateway import PUBLIC_URL, RULES, SmallGateway
+from tollway.web.app import build_app
+from tollway.web.inner_call import Visit
+from tollway.web.listing_wire import ListingShape
+from tollway.web.mcp_desk import McpDesk
+from tollway.web.mcp_routes import mcp_router
+
+CLIENT = "203.0.113.9"
+QUOTES: dict[str, Any] = {
+    "openapi": "3.1.0",
+    "info": {"title": "Quotes", "version": "1"},
+    "paths": {
+        "/quote/{asset}": {
+            "get": {
+                "summary": "The price of an asset",
+                "parameters": [
+                    {"name": "asset", "in": "path", "required": True, "schema": {"type": "string"}},
+                    {"name": "days", "in": "query", "schema": {"type": "integer", "minimum": 1}},
+                ],
+                "responses": {"200": {"description": "It"}},
+            }
+        },
+        "/orders": {
+            "post": {
+                "requestBody": {
+                    "required": True,
+                    "content": {"application/json": {"schema": {"type": "object", "required": ["asset"]}}},
+                },
+                "responses": {"200": {"description": "It"}},
+            }
+        },
+    },
+}
+
+
+def mcp_desk(gate: SmallGateway, **given: Any) -> McpDesk:
+    desk = McpDesk(
+        catalog=gate.catalog,
+        shape=ListingShape(
+            public_url=PUBLIC_URL,
+            assets=RULES.assets,
+            confirmations_for=RULES.confirmations_for,
+            is_offered=lambda asset, units, listing_id: asset.domain is not None,
+        ),
+        statement=gate.book,
+        call_app=gate.calls,
+        wallet=prove_wallet,
+        find_asset=lambda chain_id, key: next((one for one in RULES.assets if one.key == key), None),
+        now_ms=lambda: gate.now_ms,
+        public_url=PUBLIC_URL,
+        origin=PUBLIC_URL,
+        body_bytes_max=gate.limits.control_body_bytes_max,
+    )
+    return replace(desk, **given)
+
+
+async def prove_wallet(request: Request) -> Identity:
+    told = request.headers.get("x-test-wallet")
+    if told is None:
+        raise Refusal(Problem(code=Code.AUTHENTICATION_REQUIRED, detail="No wallet was proved."))
+    return Identity(address=Address.parse(told), method="session", chain_id=None)
+
+
+def visit(*headers: tuple[str, str], client: str = CLIENT) -> Visit:
+    """One MCP request, as the door hands it to the tools."""
+    scope: Scope = {
+        "type": "http",
+        "method": "POST",
+        "scheme": "https",
+        "path": "/mcp",
+        "raw_path": b"/mcp",
+        "query_string": b"",
+        "server": ("gw.example.com", 443),
+        "headers": [(name.lower().encode(), value.encode()) for name, value in headers],
+    }
+    return Visit(
+        request=Request(scope), request_id="req_12345678", client_address=client, over=asyncio.Event()
+    )
+
+
+def open_door(gate: SmallGateway, **given: Any) -> None:
+    """The gateway's application, with MCP in it."""
+    gate.app = build_app(
+        call_app=gate.calls,
+        routers=[mcp_router(mcp_desk(gate, **given))],
+        public_url=PUBLIC_URL,
+        limits=gate.limits,
+        clock=lambda: gate.now_ms / 1000,
+        entropy=lambda size: b"\x05" * size,
+        gauge=gate.gauge,
+    )

@@ -1,0 +1,543 @@
+"""What the tools of MCP do, from a search to a paid answer: without the protocol around them, through the real rooms."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from tollway.discovery.tool_result import PAYMENT_RESPONSE, ToolAnswer
+from tollway.discovery.tools import ANSWER_BYTES_MAX, TOOLS_PER_PAGE
+from tollway.identifiers import keccak256
+from tollway.money import Price
+from tollway.testing.loopback import Arrived, plain, until
+from tollway.testing.small_crowd import CHAIN, Buyer
+from tollway.testing.small_gateway import NOW_MS, PUBLIC_URL, SmallGateway, open_gateway
+from tollway.testing.small_mcp import QUOTES, mcp_desk, visit
+from tollway.testing.small_payer import SmallPayer, earned, served
+from tollway.web.mcp_tools import Asked, ToolRoom
+
+ASSET = {"asset": "ETH"}
+
+
+@pytest.fixture
+async def gate() -> AsyncIterator[SmallGateway]:
+    async with open_gateway() as small:
+        yield small
+
+
+@pytest.fixture
+async def room(gate: SmallGateway) -> ToolRoom:
+    await gate.publish(openapi=QUOTES)
+    return ToolRoom(mcp_desk(gate))
+
+
+async def ask(room: ToolRoom, name: str, payment: Any = None, at: Any = None, **arguments: Any) -> ToolAnswer:
+    asked = Asked(name=name, arguments=arguments, payment=payment, visit=at or visit())
+    answer = await room.run(asked)
+    assert answer is not None
+    json.dumps(answer.content)
+    return answer
+
+
+async def names(room: ToolRoom) -> dict[str, str]:
+    """Of the operations by their paths."""
+    shown = await ask(room, "get_api", apiId="api_quotes")
+    return {tool["path"]: tool["toolName"] for tool in shown.content["tools"]}
+
+
+async def quote(room: ToolRoom, payment: Any = None, **more: Any) -> ToolAnswer:
+    """Calls the documented operation."""
+    name = (await names(room))["/quote/{asset}"]
+    return await ask(room, "proxy_tool_call", payment, toolName=name, **{"arguments": ASSET, **more})
+
+
+def codes(answer: ToolAnswer) -> list[str]:
+    assert answer.is_error, answer.content
+    return [answer.content["code"], *(error["code"] for error in answer.content.get("errors", ()))]
+
+
+# ---------------------------------------------------------------------- search_resources, get_api
+
+
+async def test_a_search_tells_price_quality_and_why_it_matched(room: ToolRoom) -> None:
+    answer = await ask(room, "search_resources", query="quotes", currency="USDC", maxPrice="0.5")
+    (found,) = answer.content["resources"]
+    assert (found["apiId"], found["pricePerRequest"], found["currency"]) == ("api_quotes", "0.01", "USDC")
+    assert (found["match"], found["verified"]) == (["name"], False)
+    assert set(found["quality"]) == {"calls30d", "successRate30d", "p50Ms", "p95Ms"}
+    assert found["links"]["gateway"] == f"{PUBLIC_URL}/api/v2/gateway/api_quotes"
+    assert (answer.content["total"], answer.content["page"]) == (1, 1)
+
+
+async def test_a_search_without_words_lists_what_there_is(room: ToolRoom) -> None:
+    assert (await ask(room, "search_resources")).content["total"] == 1
+    assert (await ask(room, "search_resources", query="  ")).content["total"] == 1
+    assert (await ask(room, "search_resources", query="nothing")).content["resources"] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        ({"limit": 0}, ["validation_failed", "minimum"]),
+        ({"limit": 51}, ["validation_failed", "maximum"]),
+        ({"limit": "5"}, ["validation_failed", "type"]),
+        ({"q": "x"}, ["validation_failed", "additional_properties"]),
+        ({"maxPrice": "1"}, ["validation_failed", "needs_currency"]),
+        ({"network": "base"}, ["validation_failed", "malformed"]),
+        ({"minSuccessRate": 1.5}, ["validation_failed", "maximum"]),
+        ({"query": "x" * 257}, ["validation_failed", "max_length"]),
+    ],
+)
+async def test_a_filter_that_is_wrong_is_named(
+    room: ToolRoom, arguments: dict[str, Any], found: list[str]
+) -> None:
+    assert codes(await ask(room, "search_resources", **arguments)) == found
+
+
+@pytest.mark.parametrize("rate", [0, 0.5, 1, 0.95])
+async def test_a_rate_is_a_number(room: ToolRoom, rate: float) -> None:
+    assert not (await ask(room, "search_resources", minSuccessRate=rate, verified=True)).is_error
+
+
+async def test_an_api_shows_its_operations_as_tools_with_schemas_and_prices(room: ToolRoom) -> None:
+    shown = (await ask(room, "get_api", apiId="api_quotes")).content
+    assert "openapi" not in shown
+    assert {option["rail"] for option in shown["pricing"]["options"]} == {"tx", "x402"}
+    tools = {tool["path"]: tool for tool in shown["tools"]}
+    assert set(tools) == {"/quote/{asset}", "/orders"}
+    described = tools["/quote/{asset}"]
+    assert described["inputSchema"]["required"] == ["asset"]
+    assert described["price"] == {"amount": "0.01", "currency": "USDC"}
+    assert described["toolName"].startswith("api_quotes.get_")
+
+
+async def test_operations_come_in_pages(gate: SmallGateway) -> None:
+    total = 2 * TOOLS_PER_PAGE + 3
+    paths = {f"/v{number}": {"get": {"responses": {}}} for number in range(total)}
+    await gate.publish(openapi={**QUOTES, "paths": paths})
+    room = ToolRoom(mcp_desk(gate))
+    seen: list[str] = []
+    more: dict[str, Any] = {}
+    for size in (TOOLS_PER_PAGE, TOOLS_PER_PAGE, 3):
+        page = (await ask(room, "get_api", apiId="api_quotes", **more)).content
+        assert (len(page["tools"]), page["toolsTotal"]) == (size, total)
+        seen += [tool["path"] for tool in page["tools"]]
+        more = {"cursor": page.get("nextCursor")}
+    assert more == {"cursor": None}
+    assert seen == list(paths)
+
+
+async def test_an_api_that_is_not_shown_is_refused_as_over_http(gate: SmallGateway, room: ToolRoom) -> None:
+    listing = await room.find("api_quotes")
+    assert codes(await ask(room, "get_api", apiId="api_none")) == ["api_not_found"]
+    assert codes(await ask(room, "get_api", apiId="api_quotes", cursor="x")) == [
+        "validation_failed",
+        "invalid",
+    ]
+    listing = await gate.revise(listing, suspended_ms=NOW_MS)
+    assert codes(await ask(room, "get_api", apiId="api_quotes")) == ["api_paused"]
+    await gate.revise(listing, retired_ms=NOW_MS)
+    assert codes(await ask(room, "get_api", apiId="api_quotes")) == ["api_retired"]
+
+
+async def test_an_edit_shows_at_once(gate: SmallGateway, room: ToolRoom) -> None:
+    before = await names(room)
+    await gate.revise(
+        await room.find("api_quotes"), openapi={**QUOTES, "paths": {"/new": QUOTES["paths"]["/orders"]}}
+    )
+    assert set(await names(room)) == {"/new"}
+    answer = await ask(
+        room, "proxy_tool_call", toolName=before["/orders"], arguments={"body": {"asset": "x"}}
+    )
+    assert codes(answer) == ["validation_failed", "invalid"]
+
+
+# ---------------------------------------------------------------------- proxy_tool_call, unpaid
+
+
+async def test_an_unpaid_call_returns_the_terms_and_reaches_nobody(
+    gate: SmallGateway, room: ToolRoom
+) -> None:
+    answer = await quote(room)
+    assert answer.is_error
+    name = (await names(room))["/quote/{asset}"]
+    assert answer.content["resource"]["url"] == f"mcp://tool/{name}"
+    (accepted,) = answer.content["accepts"]
+    assert (accepted["scheme"], accepted["amount"]) == ("exact", "10000")
+    assert {option["rail"] for option in answer.content["payment"]["options"]} == {"tx", "x402"}
+    assert served(gate) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        ({}, ["required"]),
+        ({"asset": 3}, ["type"]),
+        ({"asset": "ETH", "days": 0}, ["minimum"]),
+        ({"asset": "ETH", "extra": 1}, ["additional_properties"]),
+        ({"asset": ".."}, ["unwritable"]),
+        ({"asset": ""}, ["unwritable"]),
+    ],
+)
+async def test_arguments_are_checked_before_a_payment_is(
+    gate: SmallGateway, room: ToolRoom, arguments: dict[str, Any], found: list[str]
+) -> None:
+    payment = await gate.pay()
+    name = (await names(room))["/quote/{asset}"]
+    proof = proof_of(gate, await quote(room), payment.tx_hash)
+    answer = await ask(room, "proxy_tool_call", toolName=name, arguments=arguments, **proof)
+    assert codes(answer) == ["validation_failed", *found]
+    assert answer.content["paymentState"] == "none"
+    assert await gate.rest_units(payment) == 10_000
+    assert (served(gate), await gate.history()) == (0, ())
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ({"toolName": "get_1"}, "invalid"),
+        ({"toolName": "api_quotes.none"}, "invalid"),
+        ({"toolName": "a b"}, "pattern"),
+        ({"toolName": "x" * 129}, "pattern"),
+        ({}, "required"),
+        ({"toolName": "api_quotes.x", "arguments": []}, "type"),
+        ({"toolName": "api_quotes.x", "paymentTx": "0x12"}, "pattern"),
+    ],
+)
+async def test_a_call_of_nothing_is_refused(room: ToolRoom, given: dict[str, Any], found: str) -> None:
+    assert codes(await ask(room, "proxy_tool_call", **given)) == ["validation_failed", found]
+
+
+async def test_a_name_that_is_no_tool_has_no_answer(room: ToolRoom) -> None:
+    assert await room.run(Asked(name="none", arguments={}, payment=None, visit=visit())) is None
+
+
+# ---------------------------------------------------------------------- paid by x402
+
+
+def pay_x402(gate: SmallGateway, terms: dict[str, Any]) -> dict[str, Any]:
+    """What an x402 client puts into `_meta`: signed for the first of `accepts`, with the resource as it was told."""
+    payer = SmallPayer(buyer=gate.buyer, gate=gate)
+    payer.fund(10_000)
+    (accepted,) = terms["accepts"]
+    signed = payer.sign(accepted, chain_id=CHAIN, amount=accepted["amount"])
+    return {
+        "x402Version": 2,
+        "resource": terms["resource"],
+        "accepted": accepted,
+        "payload": signed.payload(),
+        "extensions": terms.get("extensions", {}),
+    }
+
+
+async def test_a_payment_in_meta_buys_the_answer_and_brings_its_receipt(
+    gate: SmallGateway, room: ToolRoom
+) -> None:
+    gate.upstream.answer = plain(b'{"price": "1"}', headers=("Content-Type: application/json",))
+    payment = pay_x402(gate, dict((await quote(room)).content))
+    answer = await quote(room, payment)
+    assert not answer.is_error, answer.content
+    assert (answer.content["bodyFormat"], answer.content["body"]) == ("json", {"price": "1"})
+    assert (answer.content["call"]["paymentState"], answer.content["call"]["price"]) == (
+        "charged",
+        "0.01 USDC",
+    )
+    receipt = answer.meta[PAYMENT_RESPONSE]
+    assert (receipt["success"], receipt["payer"]) == (True, str(gate.buyer.address))
+    assert earned(gate) == 10_000
+    assert [one.target for one in gate.upstream.arrived] == ["/base/quote/ETH"]
+    (record,) = await gate.history()
+    assert (record.path, record.request_id) == ("/quote/ETH", "req_test")
+
+
+async def test_a_payment_that_was_used_asks_for_no_other(gate: SmallGateway, room: ToolRoom) -> None:
+    payment = pay_x402(gate, dict((await quote(room)).content))
+    assert not (await quote(room, payment)).is_error
+    again = await quote(room, payment, arguments={"asset": "BTC"})
+    assert codes(again) == ["payment_already_used"]
+    assert "accepts" not in again.content
+    assert earned(gate) == 10_000
+
+
+@pytest.mark.parametrize(
+    "payment", [{}, [], 7, "", "x", "{}", {"x402Version": 1}, {"x402Version": 2, "payload": {}}]
+)
+async def test_a_payment_that_is_none_gets_the_terms_with_a_reason(room: ToolRoom, payment: Any) -> None:
+    answer = await quote(room, payment)
+    assert answer.is_error
+    assert answer.content["code"] in ("payment_malformed", "payment_method_unsupported")
+    assert answer.content["accepts"]
+
+
+async def test_a_payment_as_text_is_the_same(gate: SmallGateway, room: ToolRoom) -> None:
+    payment = pay_x402(gate, dict((await quote(room)).content))
+    assert not (await quote(room, json.dumps(payment))).is_error
+
+
+async def test_a_settlement_that_fails_gives_the_terms_and_no_answer(
+    gate: SmallGateway, room: ToolRoom
+) -> None:
+    gate.upstream.answer = plain(b"secret")
+    payment = pay_x402(gate, dict((await quote(room)).content))
+    payment["payload"]["signature"] = "0x" + "11" * 65
+    answer = await quote(room, payment)
+    assert answer.is_error
+    assert answer.content["accepts"]
+    assert "secret" not in json.dumps(answer.content)
+    assert earned(gate) == 0
+
+
+# ---------------------------------------------------------------------- paid by a transaction
+
+
+def proof_of(
+    gate: SmallGateway, terms: ToolAnswer, tx_hash: Any, buyer: Buyer | None = None
+) -> dict[str, str]:
+    """The arguments of a client without x402: it signs what the terms name, and knows nothing else of the request."""
+    message = terms.content["withoutX402"]["eip712"]["message"]
+    assert message["bodyHash"] == "0x" + keccak256(b"").hex()
+    shown = gate.bound_proof(
+        tx_hash, method=message["method"], target=message["target"], listing=message["apiId"], buyer=buyer
+    )
+    named = {
+        "X-Payment-Tx": "paymentTx",
+        "X-Signature": "paymentSignature",
+        "X-Signature-Params": "paymentSignatureParams",
+    }
+    return {named[name]: value for name, value in shown}
+
+
+async def test_a_transaction_and_a_bound_signature_buy_the_answer(gate: SmallGateway, room: ToolRoom) -> None:
+    payment = await gate.pay(units=30_000)
+    terms = await quote(room)
+    for rest in (20_000, 10_000):
+        answer = await quote(room, **proof_of(gate, terms, payment.tx_hash))
+        assert not answer.is_error, answer.content
+        assert answer.content["call"]["paymentState"] == "charged"
+        assert await gate.rest_units(payment) == rest
+    assert len(await gate.history()) == 2
+    assert PAYMENT_RESPONSE in answer.meta
+
+
+async def test_a_plain_signature_does_not_count_in_arguments(gate: SmallGateway, room: ToolRoom) -> None:
+    payment = await gate.pay()
+    (_, (_, signature)) = gate.plain_proof(payment.tx_hash)
+    answer = await quote(room, paymentTx=str(payment.tx_hash), paymentSignature=signature)
+    assert codes(answer) == ["validation_failed", "invalid"]
+    assert answer.content["errors"][0]["pointer"] == "/arguments/paymentSignatureParams"
+    assert await gate.rest_units(payment) == 10_000
+
+
+async def test_a_signature_of_other_arguments_buys_nothing(gate: SmallGateway, room: ToolRoom) -> None:
+    payment = await gate.pay()
+    proof = proof_of(gate, await quote(room), payment.tx_hash)
+    answer = await quote(room, arguments={"asset": "BTC"}, **proof)
+    assert codes(answer) == ["payment_pending"]  # another signer, whose payment nobody knows
+    assert await gate.rest_units(payment) == 10_000
+
+
+async def test_a_transaction_that_is_not_mined_asks_for_no_other(gate: SmallGateway, room: ToolRoom) -> None:
+    terms = await quote(room)
+    answer = await quote(room, **proof_of(gate, terms, gate.sample_payment().tx_hash))
+    assert codes(answer) == ["payment_pending"]
+    assert answer.content["retryAfterSeconds"] > 0
+    assert "accepts" not in answer.content
+
+
+async def test_two_rails_at_once_are_refused(gate: SmallGateway, room: ToolRoom) -> None:
+    terms = await quote(room)
+    proof = proof_of(gate, terms, (await gate.pay()).tx_hash)
+    assert codes(await quote(room, pay_x402(gate, dict(terms.content)), **proof))[0] == "invalid_request"
+
+
+async def test_a_body_is_part_of_what_is_signed(gate: SmallGateway, room: ToolRoom) -> None:
+    payment = await gate.pay()
+    name = (await names(room))["/orders"]
+    arguments = {"body": {"asset": "ETH", "units": 3}}
+    asked = await ask(room, "proxy_tool_call", toolName=name, arguments=arguments)
+    message = asked.content["withoutX402"]["eip712"]["message"]
+    written = b'{"asset":"ETH","units":3}'
+    assert (message["method"], message["bodyHash"]) == ("POST", "0x" + keccak256(written).hex())
+    shown = dict(gate.bound_proof(payment.tx_hash, method="POST", target="/orders", body=written))
+    answer = await ask(
+        room,
+        "proxy_tool_call",
+        toolName=name,
+        arguments={"body": {"units": 3, "asset": "ETH"}},
+        paymentTx=shown["X-Payment-Tx"],
+        paymentSignature=shown["X-Signature"],
+        paymentSignatureParams=shown["X-Signature-Params"],
+    )
+    assert not answer.is_error, answer.content
+    (arrived,) = gate.upstream.arrived
+    assert (bytes(arrived.body), arrived.find("content-type")) == (written, "application/json")
+
+
+# ---------------------------------------------------------------------- bounds
+
+
+async def test_a_dearer_call_than_allowed_is_refused(gate: SmallGateway, room: ToolRoom) -> None:
+    proof = proof_of(gate, await quote(room), (await gate.pay()).tx_hash)
+    assert codes(await quote(room, maxPrice="0.005", **proof)) == ["price_above_max"]
+
+
+async def test_the_same_call_under_the_same_key_is_charged_once(gate: SmallGateway, room: ToolRoom) -> None:
+    payment = await gate.pay(units=30_000)
+    terms = await quote(room)
+    first = await quote(room, idempotencyKey="k1", **proof_of(gate, terms, payment.tx_hash))
+    again = await quote(room, idempotencyKey="k1", **proof_of(gate, terms, payment.tx_hash))
+    assert (first.is_error, again.is_error) == (False, False)
+    assert again.content["call"]["isReplayed"] == "true"
+    assert again.content["call"]["id"] == first.content["call"]["id"]
+    assert await gate.rest_units(payment) == 20_000
+
+
+async def test_an_answer_of_more_than_a_mebibyte_is_not_passed_on(gate: SmallGateway, room: ToolRoom) -> None:
+    await gate.revise(await room.find("api_quotes"), price=Price.parse("0"))
+    gate.upstream.answer = plain(b"x" * ANSWER_BYTES_MAX)
+    whole = await quote(room)
+    assert (whole.is_error, len(whole.content["body"])) == (False, ANSWER_BYTES_MAX)
+    gate.upstream.answer = plain(b"x" * (ANSWER_BYTES_MAX + 1))
+    answer = await quote(room)
+    assert (answer.is_error, answer.content["bodyFormat"]) == (True, "none")
+    assert f"{PUBLIC_URL}/api/v2/gateway/api_quotes/quote/ETH" in answer.content["detail"]
+
+
+async def test_bytes_come_as_base64_and_faults_as_errors(gate: SmallGateway, room: ToolRoom) -> None:
+    await gate.revise(await room.find("api_quotes"), price=Price.parse("0"))
+    gate.upstream.answer = plain(b"\x89PNG\xff", status=404, headers=("Content-Type: image/png",))
+    answer = await quote(room)
+    assert (answer.is_error, answer.content["status"]) == (True, 404)
+    assert (answer.content["bodyFormat"], answer.content["contentType"]) == ("base64", "image/png")
+
+
+async def test_a_caller_who_leaves_lets_the_upstream_go(gate: SmallGateway, room: ToolRoom) -> None:
+    await gate.revise(await room.find("api_quotes"), price=Price.parse("0"))
+
+    async def begin(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n")
+        await writer.drain()
+        begun.set()
+        await asyncio.Event().wait()
+
+    begun = asyncio.Event()
+    gate.upstream.answer = begin
+    here = visit()
+    name = (await names(room))["/quote/{asset}"]
+    async with asyncio.TaskGroup() as group:
+        asking = group.create_task(ask(room, "proxy_tool_call", at=here, toolName=name, arguments=ASSET))
+        async with asyncio.timeout(4):  # less than the upstream has to go on
+            await begun.wait()
+            here.over.set()
+            answer = await asking
+    assert (answer.is_error, answer.content["body"]) == (True, "hello")
+    await until(lambda: gate.upstream.ended == gate.upstream.accepted)
+
+
+# ---------------------------------------------------------------------- operations as tools of their own
+
+
+async def run_operation(room: ToolRoom, payment: Any = None, **arguments: Any) -> ToolAnswer:
+    listing = await room.find("api_quotes")
+    operations = await room.operations_of(listing)
+    (tool,) = [one.tool for one in operations if one.path == "/quote/{asset}"]
+    asked = Asked(name=tool, arguments=arguments, payment=payment, visit=visit())
+    answer = await room.run_operation(listing, operations, asked)
+    assert answer is not None
+    return answer
+
+
+async def test_an_operation_is_called_by_its_own_arguments(gate: SmallGateway, room: ToolRoom) -> None:
+    terms = await run_operation(room, **ASSET, days=2)
+    assert terms.content["resource"]["url"].startswith("mcp://tool/api_quotes.get_")
+    answer = await run_operation(room, pay_x402(gate, dict(terms.content)), **ASSET, days=2)
+    assert not answer.is_error, answer.content
+    assert gate.upstream.arrived[-1].target == "/base/quote/ETH?days=2"
+
+
+async def test_an_operation_takes_its_payment_among_its_arguments(gate: SmallGateway, room: ToolRoom) -> None:
+    payment = await gate.pay()
+    terms = await run_operation(room, **ASSET)
+    answer = await run_operation(room, **ASSET, **proof_of(gate, terms, payment.tx_hash))
+    assert not answer.is_error, answer.content
+    assert gate.upstream.arrived[-1].target == "/base/quote/ETH"
+
+
+async def test_an_operation_whose_argument_has_our_name_takes_ours_under_another(gate: SmallGateway) -> None:
+    get = QUOTES["paths"]["/quote/{asset}"]["get"]
+    named = {"name": "maxPrice", "in": "query", "schema": {"type": "string"}}
+    parameters = [*get["parameters"], named]
+    document = {**QUOTES, "paths": {"/quote/{asset}": {"get": {**get, "parameters": parameters}}}}
+    await gate.publish(openapi=document)
+    room = ToolRoom(mcp_desk(gate))
+    payment = await gate.pay()
+    terms = await run_operation(room, **ASSET, maxPrice="7")
+    proof = {f"_{name}": value for name, value in proof_of(gate, terms, payment.tx_hash).items()}
+    dear = await run_operation(room, **ASSET, maxPrice="7", _maxPrice="0.001", **proof)
+    assert codes(dear) == ["price_above_max"]
+    answer = await run_operation(room, **ASSET, maxPrice="7", _maxPrice="1", **proof)
+    assert not answer.is_error, answer.content
+    assert gate.upstream.arrived[-1].target == "/base/quote/ETH?maxPrice=7"
+
+
+async def test_a_free_operation_takes_no_payment(gate: SmallGateway, room: ToolRoom) -> None:
+    await gate.revise(await room.find("api_quotes"), price=Price.parse("0"))
+    assert not (await run_operation(room, **ASSET)).is_error
+    assert codes(await run_operation(room, **ASSET, maxPrice="1")) == [
+        "validation_failed",
+        "additional_properties",
+    ]
+
+
+async def test_an_undocumented_listing_is_one_tool(gate: SmallGateway) -> None:
+    await gate.publish(price=Price.parse("0"))
+    room = ToolRoom(mcp_desk(gate))
+    (tool,) = (await ask(room, "get_api", apiId="api_quotes")).content["tools"]
+    call = {"method": "POST", "path": "/any", "query": {"a": "1"}, "body": {"b": 2}}
+    answer = await ask(room, "proxy_tool_call", toolName=tool["toolName"], arguments=call)
+    assert not answer.is_error, answer.content
+    (arrived,) = gate.upstream.arrived
+    assert (arrived.method, arrived.target, bytes(arrived.body)) == ("POST", "/base/any?a=1", b'{"b":2}')
+
+
+# ---------------------------------------------------------------------- list_my_calls
+
+
+async def test_a_wallet_sees_its_own_calls(gate: SmallGateway, room: ToolRoom) -> None:
+    payment = await gate.pay(units=20_000)
+    terms = await quote(room)
+    done = await quote(room, **proof_of(gate, terms, payment.tx_hash))
+    mine = visit(("x-test-wallet", str(gate.buyer.address)))
+    answer = await ask(room, "list_my_calls", at=mine)
+    (record,) = answer.content["calls"]
+    assert (record["id"], record["path"], record["status"]) == (
+        done.content["call"]["id"],
+        "/quote/ETH",
+        "succeeded",
+    )
+    assert (answer.content["total"], answer.content["limit"]) == (1, 20)
+    (same,) = (await ask(room, "list_my_calls", at=mine, callId=record["id"])).content["calls"]
+    assert same == record
+    others = visit(("x-test-wallet", str(Buyer.named("stranger").address)))
+    assert (await ask(room, "list_my_calls", at=others)).content["calls"] == []
+    assert codes(await ask(room, "list_my_calls", at=others, callId=record["id"])) == ["call_not_found"]
+
+
+async def test_without_a_wallet_it_is_told_how_to_prove_one(room: ToolRoom) -> None:
+    answer = await ask(room, "list_my_calls")
+    assert codes(answer) == ["authentication_required"]
+    assert f"{PUBLIC_URL}/api/v2/auth/session" in answer.content["authentication"]
+
+
+async def test_a_wallet_in_arguments_proves_nothing(gate: SmallGateway, room: ToolRoom) -> None:
+    answer = await ask(room, "list_my_calls", wallet=str(gate.buyer.address))
+    assert codes(answer) == ["validation_failed", "additional_properties"]
+
+
+async def test_a_filter_of_calls_that_is_wrong_is_named(gate: SmallGateway, room: ToolRoom) -> None:
+    mine = visit(("x-test-wallet", str(gate.buyer.address)))
+    assert codes(await ask(room, "list_my_calls", at=mine, limit=101)) == ["validation_failed", "maximum"]
+    answer = await ask(room, "list_my_calls", at=mine, **{"from": "yesterday"})
+    assert codes(answer) == ["validation_failed", "malformed"]
