@@ -1,5 +1,6 @@
 """Arguments against a stranger's schema: what is wrong is told in our words, and no schema takes long or reaches out."""
 
+import sys
 from typing import Any
 
 import pytest
@@ -139,3 +140,14 @@ def test_a_long_text_is_held_against_no_pattern() -> None:
     schema = {"properties": {"a": {"pattern": "^b+$"}}}
     assert check_arguments(schema, {"a": "a" * (PATTERNED_LENGTH_MAX + 1)}) == ()
     assert check_arguments(schema, {"a": "a" * PATTERNED_LENGTH_MAX})
+
+
+def test_a_schema_that_leads_into_itself_ends_though_python_would_let_it_go_on() -> None:
+    endless = {"$ref": "#/$defs/self", "$defs": {"self": {"$ref": "#/$defs/self"}}}
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(1_000_000)  # as a library of ours leaves it
+    try:
+        (told,) = check_arguments(endless, {})
+    finally:
+        sys.setrecursionlimit(before)
+    assert (told.code, told.pointer) == ("unchecked", "/arguments")

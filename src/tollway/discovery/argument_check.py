@@ -8,7 +8,7 @@ is spent on it.
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -22,6 +22,9 @@ from tollway.errors import FieldError
 ERRORS_MAX = 20
 STEPS_MAX = 20_000
 """Keywords looked at. Each takes some microseconds."""
+
+DEPTH_MAX = 64
+"""Keywords inside each other. Python's own guard is none: a library of ours lifts it, and then depth kills the process."""
 
 _SIZE_OF_A_STEP = 50
 """So many members or values of a keyword take the time of one more step."""
@@ -58,6 +61,7 @@ def _unchecked(detail: str) -> FieldError:
 class _Checker:
     def __init__(self, steps: int) -> None:
         self._steps = steps
+        self._depth = 0
 
     def find(self, schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> Iterator[ValidationError]:
         known = {**Draft202012Validator.VALIDATORS, **_OWN}
@@ -71,9 +75,17 @@ class _Checker:
             self._steps -= 1 + (_size(value) + _size(schema)) // _SIZE_OF_A_STEP
             if self._steps < 0:
                 raise _Unchecked("takes too long to check")
-            return check(validator, value, instance, schema)
+            return self._deeper(check(validator, value, instance, schema))
 
         return checking
+
+    def _deeper(self, errors: Iterable[ValidationError] | None) -> Iterator[ValidationError]:
+        """Checks run as their errors are asked for: what is inside of a keyword runs between these two lines."""
+        self._depth += 1
+        if self._depth > DEPTH_MAX:
+            raise _Unchecked("nests too deep")
+        yield from errors or ()
+        self._depth -= 1
 
 
 def _size(value: object) -> int:

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic_core import from_json
+
 from tollway.discovery.tool_request import ToolRequest
 from tollway.discovery.tools import UNTRUSTED
 from tollway.identifiers import keccak256
@@ -198,15 +200,11 @@ def _body(answer: HttpAnswer) -> dict[str, Any]:
 
 def _read_json(raw: bytes) -> tuple[bool, Any]:
     try:
-        parsed = json.loads(raw, parse_constant=_refuse_constant)
+        parsed = from_json(raw, allow_inf_nan=False)  # refuses deep nesting, which would kill the process
         json.dumps(parsed, ensure_ascii=False).encode()  # half a surrogate pair could not be passed on
     except (ValueError, RecursionError):
         return False, None
     return True, parsed
-
-
-def _refuse_constant(text: str) -> Any:
-    raise ValueError(f"{text} is not a JSON value")
 
 
 def _read_text(raw: bytes) -> str | None:
