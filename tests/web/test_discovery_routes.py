@@ -147,6 +147,16 @@ async def test_the_openapi_document_has_prices_and_our_server(library: Library) 
     assert "402" in quote["responses"]
 
 
+async def test_without_a_document_server_and_path_make_the_endpoint_for_readers_of_the_first_server(
+    library: Library,
+) -> None:
+    await library.edit(openapi=None)
+    told = (await library.get("openapi.json")).json()
+    assert told["servers"] == [{"url": f"{PUBLIC_URL}/api/v2/gateway"}]
+    assert list(told["paths"]) == ["/api_quotes"]
+    assert "servers" not in told["paths"]["/api_quotes"]
+
+
 async def test_the_text_is_markdown(library: Library) -> None:
     answer = await library.get("llms.txt")
     assert answer.headers["content-type"] == "text/markdown; charset=utf-8"

@@ -73,10 +73,15 @@ class _Writer:
             self._add(paths, offer)
         schemas = self._copier.define(self._refs, weight_max=self._room)
         schemas["TollwayProblem"] = _PROBLEM_SCHEMA
+        base, _, name = self._gateway_url.rpartition("/")
+        server = self._gateway_url
+        if list(paths) == [f"/{name}"]:  # crawlers look at the server of the document alone
+            server = base
+            del paths[f"/{name}"]["servers"]
         return {
             "openapi": "3.1.0",
             "info": self._info(),
-            "servers": [{"url": self._gateway_url}],
+            "servers": [{"url": server}],
             "paths": paths,
             "components": {
                 "schemas": schemas,
