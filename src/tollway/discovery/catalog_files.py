@@ -54,7 +54,7 @@ def write_site_text(public_url: str, listings: Sequence[Listing], *, total: int)
         f"3. Call: {api}/gateway/(id)/(path). Without a payment the answer is 402 with every way to pay. x402 and MPP "
         "clients pay by themselves; anybody else transfers the amount and repeats the request with X-Payment-Tx and "
         "X-Signature.\n"
-        "4. Pay on a 402 only. On 409, 503 or 504 show the same payment again. Answers that fail cost nothing.\n"
+        "4. Pay on a 402 only. On 409, 503 or 504 show the same payment again. What costs is told by `chargeOn` of the API.\n"
         f"5. Check the bill: GET {api}/history, signed by the wallet that paid.\n\n"
         "## Documents\n\n"
         f"- [OpenAPI]({public_url}/openapi.json): the whole contract, with every error\n"

@@ -36,6 +36,7 @@ def describe_featured(
         "operationId": f"{featured.listing_id}.{operation.tool}",
         "tags": ["Featured"],
         "summary": summary[:SUMMARY_LENGTH_MAX],
+        "security": [],
         "x-payment-info": featured.payment,
     }
     parameters = [

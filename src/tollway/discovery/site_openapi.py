@@ -154,7 +154,6 @@ def build_site_openapi(
             },
         },
         "x-agentcash-guidance": {"llmsTxtUrl": f"{site.public_url}/llms.txt"},
-        "security": [],
         "paths": paths,
         "components": {
             "securitySchemes": _SECURITY_SCHEMES,
@@ -194,8 +193,7 @@ def _operation_json(operation: SiteOperation, book: AnswerBook) -> dict[str, Any
     }
     if operation.description:
         written["description"] = operation.description
-    if operation.is_wallet or operation.is_session:
-        written["security"] = _security(operation)
+    written["security"] = _security(operation)
     if operation.parameters:
         written["parameters"] = list(operation.parameters)
     if operation.body is not None:
@@ -207,6 +205,8 @@ def _operation_json(operation: SiteOperation, book: AnswerBook) -> dict[str, Any
 def _security(operation: SiteOperation) -> list[dict[str, list[str]]]:
     if operation.is_session:
         return [{"session": []}]
+    if not operation.is_wallet:
+        return []
     is_siwx = operation.method == "get" or operation.name == "createApi"
     names = ("session", "signedRequest", *(("signInWithX",) if is_siwx else ()))
     return [{name: []} for name in names]
