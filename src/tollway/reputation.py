@@ -8,6 +8,8 @@ from collections.abc import Callable
 from tollway.chain.reader import ChainReader
 from tollway.chores import Chores, repeat
 from tollway.discovery.ownership_rounds import OwnershipRounds
+from tollway.gateway.breaker import Breaker
+from tollway.gateway.prober import Prober
 from tollway.identity.signatures import SignatureJudge
 from tollway.outbound.dialer import Dialer
 from tollway.outbound.name_records import NameRecords
@@ -23,11 +25,13 @@ from tollway.storage.quality_store import QualityStore
 
 OWNERSHIP_INTERVAL_S = 60.0
 """Between two looks at which proofs are due."""
+PROBER_RESTART_S = 1.0
+"""It runs for good; should it ever fail, it is logged and begins anew."""
 
 
 class Reputation:
     """One per gateway. `tally`: where the passage counts how paid calls ended. `ownerships`, `checker`: what is known of
-    the owners of endpoints, and who finds it out."""
+    the owners of endpoints, and who finds it out. `breaker`: which upstreams are down."""
 
     def __init__(
         self,
@@ -40,6 +44,8 @@ class Reputation:
     ) -> None:
         self._limits = limits = settings.limits
         assert settings.secret_key is not None  # the house made one where there was none
+        self.breaker = Breaker(limits=limits)
+        self._prober = Prober(self.breaker, knock=dialer.knock)
         self.ownerships = OwnershipStore(database, now_ms=now_ms)
         self.checker = OwnershipChecker(
             dialer=dialer,
@@ -61,6 +67,7 @@ class Reputation:
     def start(self, chores: Chores, *, lead: Callable[[Duty], Leadership]) -> None:
         """Everything that runs beside the requests, from here on. `lead`: a candidature for a duty of one gateway."""
         chores.start(self._keep_quality())
+        chores.every(PROBER_RESTART_S, self._prober.run)
         chores.start(lead(Duty.REPUTATION).lead(self._lead))
 
     async def _keep_quality(self) -> None:
