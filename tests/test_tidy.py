@@ -64,6 +64,7 @@ TESTED_ELSEWHERE: dict[str, tuple[str, ...]] = {
     "contracts/test_open_calls.py": ("ledger/open_calls.py", "storage/open_call_store.py"),
     "contracts/test_spent_store.py": ("storage/spent_store.py",),
     "cli/test_backups.py": ("storage/backup.py",),
+    "web/test_mcp_routes.py": ("web/mcp_desk.py", "web/mcp_server.py"),
     "contracts/test_keyed_calls.py": ("ledger/keyed_calls.py", "storage/key_store.py", "storage/turns.py"),
     "contracts/test_settling.py": ("storage/settling.py",),
     "contracts/test_relocation.py": ("ledger/relocation.py", "storage/relocation_store.py"),
