@@ -680,23 +680,23 @@ async def test_unfinal_and_recently_gone_payments_are_watched_least_recently_che
 
 async def test_balances_are_held_after_a_restore_until_released(book: Any) -> None:
     payment = await paid(book, 10)
-    assert await book.restored_before_ms() is None
+    assert (await book.find_recorded(tx_hash("a"))).held_before_ms is None
     await book.note_restored(now_ms=NOW_MS)
-    assert await book.restored_before_ms() == NOW_MS
+    assert (await book.find_recorded(tx_hash("a"))).held_before_ms == NOW_MS
     assert await book.claim(claim_on(payment)) == Unspendable(is_held=True)
     assert (await book.audit()).held_payments == (str(payment.tx_hash),)
     later = await paid(book, 10, "later")
     assert isinstance(await book.claim(claim_on(later)), Claimed)
     assert await book.release_held() == 1
-    assert await book.restored_before_ms() is None
+    assert (await book.find_recorded(tx_hash("a"))).held_before_ms is None
     assert isinstance(await book.claim(claim_on(payment)), Claimed)
 
 
 async def test_an_admitted_transaction_is_remembered(book: Any) -> None:
     await book.admit(tx_hash("a"), now_ms=NOW_MS)
     await book.admit(tx_hash("a"), now_ms=NOW_MS)
-    assert await book.is_admitted(tx_hash("a"))
-    assert not await book.is_admitted(tx_hash("b"))
+    assert (await book.find_recorded(tx_hash("a"))).is_admitted
+    assert not (await book.find_recorded(tx_hash("b"))).is_admitted
 
 
 async def test_downtime_is_the_time_between_notes_that_are_far_apart(book: Any) -> None:

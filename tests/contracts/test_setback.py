@@ -13,7 +13,7 @@ from tollway.ledger.book import Claimed, Unspendable
 from tollway.storage.book_store import BookStore
 from tollway.storage.database import Database, PostgresDatabase, SqliteDatabase
 from tollway.storage.recovery import OWNER_KEPT_MS
-from tollway.testing.book_samples import NOW_MS, claim_on, close_of, new_payment
+from tollway.testing.book_samples import NOW_MS, claim_on, close_of, new_payment, tx_hash
 
 SEEN = "UPDATE gateway_owner SET seen_ms = seen_ms - 1 WHERE id = 'one'"
 ROW = "DELETE FROM gateway_owner WHERE id = 'one'"
@@ -75,7 +75,8 @@ class Scene:
     async def check(self, *, is_found: bool) -> None:
         assert self.setbacks == [1] * is_found
         assert await self.is_all_held() is is_found
-        assert (await self.one.restored_before_ms() is not None) is is_found
+        recorded = await self.one.find_recorded(tx_hash("any"))
+        assert (recorded.held_before_ms is not None) is is_found
 
 
 @pytest.fixture

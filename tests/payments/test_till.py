@@ -689,6 +689,32 @@ class TestEdits:
         await stall.book.admit(old, now_ms=stall.now_ms())
         assert values(await stall.tender(stall.proof(old))) == [10_000]
 
+    async def test_a_restore_that_is_found_out_while_the_chain_is_asked_counts(self, stall) -> None:
+        """The transaction may have been spent in what the books have forgotten."""
+        tx_hash = stall.pay(age_s=100)
+        stall.chain.gate = asyncio.Event()
+        shown = asyncio.get_running_loop().create_task(stall.tender(stall.proof(tx_hash)))
+        await _until(lambda: stall.chain.questions > 0)
+        await stall.book.note_restored(now_ms=stall.now_ms())
+        stall.chain.gate.set()
+        with pytest.raises(StorageUnavailable):
+            await shown
+        assert await stall.book.find_payments(tx_hash) == ()
+        assert (await refusal(stall, stall.proof(tx_hash)))[0] is Code.PAYMENT_HELD
+
+    async def test_the_books_are_asked_once_before_a_chain_is(self, stall) -> None:
+        asked: list[str] = []
+        behind = stall.till._book
+
+        class Counting:
+            def __getattr__(self, name: str) -> object:
+                asked.append(name)
+                return getattr(behind, name)
+
+        stall.till._book = Counting()
+        await stall.tender(stall.proof(stall.pay()))
+        assert asked == ["find_recorded", "record_payments"]
+
 
 # ---- The first call, and what the till remembers.
 

@@ -203,9 +203,9 @@ class FakeGateway(MemoryBook):
         self._machine.enter(flush=True)
         await super().renew_ownership(now_ms=now_ms)
 
-    async def record_payments(self, payments: Any, *, now_ms: int) -> Any:
+    async def record_payments(self, payments: Any, **given: Any) -> Any:
         self._machine.enter(flush=True)
-        return await super().record_payments(payments, now_ms=now_ms)
+        return await super().record_payments(payments, **given)
 
     async def keep_answer(self, call_id: CallId, payer: Address, answer: StoredAnswer) -> None:
         self._machine.enter(flush=True)

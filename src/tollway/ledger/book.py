@@ -19,7 +19,7 @@ from tollway.ledger.authorization import (
     SettledTransfer,
     SettlementAttempt,
 )
-from tollway.ledger.call import CallState, Delivery, NewPayment, Payment, Rail
+from tollway.ledger.call import CallState, Delivery, NewPayment, Payment, Rail, Recorded
 from tollway.ledger.gas import LaneTaken
 from tollway.ledger.keyed_calls import KeyedCall, KeyTaken
 from tollway.ledger.open_calls import CallOpen, OpenCall
@@ -240,11 +240,19 @@ class Book(Relocations, Protocol):
         """Every recorded payment of a transaction, on any chain, by any payer."""
         ...
 
-    async def record_payments(self, payments: Sequence[NewPayment], *, now_ms: int) -> tuple[Payment, ...]:
+    async def find_recorded(self, tx_hash: TxHash) -> Recorded:
+        """Those, and what else a verdict on it rests on; as of one moment."""
+        ...
+
+    async def record_payments(
+        self, payments: Sequence[NewPayment], *, now_ms: int, judged_by: Recorded | None = None
+    ) -> tuple[Payment, ...]:
         """Adds the payments that are not there yet (key: chain, hash, asset, payer, payee) and returns all of
         them. A payment that was `gone` and is mined again comes back, and the calls that it paid leave their
         debt. One that is told of again with more is raised (`is_worth_more`), and never lowered. What its payer owes
-        its payee is paid first from what arrives, oldest call first."""
+        its payee is paid first from what arrives, oldest call first.
+
+        `judged_by`: where the database was found to be an older one since, nothing is written (`StorageUnavailable`)."""
         ...
 
     async def claim(self, claim: Claim) -> ClaimOutcome:
@@ -379,8 +387,6 @@ class Book(Relocations, Protocol):
         """The operator lets a transaction be shown although it is too old, or mined before a restore."""
         ...
 
-    async def is_admitted(self, tx_hash: TxHash) -> bool: ...
-
     async def note_ready(self, *, now_ms: int) -> None:
         """The gateway is ready now. A payment's age stands still between notes more than a minute apart."""
         ...
@@ -391,8 +397,4 @@ class Book(Relocations, Protocol):
 
     async def note_restored(self, *, now_ms: int) -> None:
         """The database was restored to an older moment: holds every balance in it until `release_held`."""
-        ...
-
-    async def restored_before_ms(self) -> int | None:
-        """The moment of the last restore of the database that is not released yet; None when there is none."""
         ...

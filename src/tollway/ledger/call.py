@@ -119,6 +119,16 @@ class NewPayment:
     is_final: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """What the books know of one transaction. `held_before_ms`: what was mined before that moment is held, unless
+    `is_admitted`; the last restore of the database that is not released yet."""
+
+    payments: tuple[Payment, ...]
+    is_admitted: bool
+    held_before_ms: int | None
+
+
 def is_worth_more(payment: Payment, told: NewPayment) -> bool:
     """Whether what is told of a recorded payment now raises it: nodes may have kept logs back. Never what is final, which
     nobody looks at again; and what authorisations were for is known from their calls, not from the logs."""

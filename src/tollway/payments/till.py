@@ -19,7 +19,7 @@ from tollway.errors import ChainUnavailable, Code, Problem, Refusal, TollwayErro
 from tollway.identifiers import Address, ChainId, TxHash, format_network
 from tollway.identity.signatures import SignatureJudge
 from tollway.ledger.book import Book
-from tollway.ledger.call import Payment, PaymentState
+from tollway.ledger.call import Payment, PaymentState, Recorded
 from tollway.limits import Limits
 from tollway.money import Asset
 from tollway.payments.lookups import Lookups
@@ -54,6 +54,15 @@ class Tender:
     payment: Payment
     asset: Asset
     is_first: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Case:
+    """What a chain is asked about: one showing, where it was shown, and what the books said before."""
+
+    showing: Showing
+    shelf: Shelf
+    recorded: Recorded
 
 
 class Till:
@@ -94,8 +103,14 @@ class Till:
         likeliest = proof.chain_id or next(iter(shelf.versions[0].networks), ChainId(0))
         showing = Showing(proof, request, shelf.listing.id, chain_id=likeliest, meter=self._meter)
         try:
-            known = await self._find_known(showing, shelf)
-            return known or await self._check_network(await self._look_up(showing, shelf), proof, shelf)
+            remembered = self._known.get(proof.tx_hash, ())
+            if found := await self._match(remembered, showing, shelf, is_fresh=False):
+                return found
+            recorded = await self._book.find_recorded(proof.tx_hash)
+            if found := await self._find_known(recorded.payments, showing, shelf):
+                return found
+            case = _Case(showing=showing, shelf=shelf, recorded=recorded)
+            return await self._check_network(await self._look_up(case), proof, shelf)
         except Refusal as refusal:
             return refusal.problem
 
@@ -135,14 +150,10 @@ class Till:
 
     # ---- Known payments: no chain is asked, except a contract wallet for its own signature.
 
-    async def _find_known(self, showing: Showing, shelf: Shelf) -> tuple[Tender, ...]:
+    async def _find_known(
+        self, recorded: tuple[Payment, ...], showing: Showing, shelf: Shelf
+    ) -> tuple[Tender, ...]:
         tx_hash = showing.proof.tx_hash
-        cached = self._known.get(tx_hash)
-        if cached is not None:
-            found = await self._match(cached, showing, shelf, is_fresh=False)
-            if found:
-                return found
-        recorded = await self._book.find_payments(tx_hash)
         found = await self._match(recorded, showing, shelf, is_fresh=True)
         if found and all(tender.payment.taken_units > 0 for tender in found):
             self._known[tx_hash] = recorded
@@ -233,17 +244,18 @@ class Till:
 
     # ---- First presentation: the chain is asked once.
 
-    async def _look_up(self, showing: Showing, shelf: Shelf) -> tuple[Tender, ...] | Problem:
-        chain_ids = self._candidate_chains(showing.proof, shelf)
+    async def _look_up(self, case: "_Case") -> tuple[Tender, ...] | Problem:
+        proof = case.showing.proof
+        chain_ids = self._candidate_chains(proof, case.shelf)
         if not chain_ids:
             return refuse(Reason.WRONG_CHAIN)
-        answers = await self._ask_all(chain_ids, showing, shelf)
+        answers = await self._ask_all(chain_ids, case)
         accepted = next((answer for answer in answers if isinstance(answer, Accepted)), None)
         if accepted is not None:
-            tenders = await self._record(accepted)
+            tenders = await self._record(accepted, case.recorded)
             self._note_shown(tenders[0].asset.network, "accepted")
             return tenders
-        problem = _conclude(showing.proof.tx_hash, answers)
+        problem = _conclude(proof.tx_hash, answers)
         self._note_shown("none", problem.code.value)
         return problem
 
@@ -257,13 +269,13 @@ class Till:
             raise ChainUnavailable(f"no node of {format_network(away[0])} is configured")
         return wanted
 
-    async def _ask_all(self, chain_ids: Sequence[ChainId], showing: Showing, shelf: Shelf) -> list["_Answer"]:
+    async def _ask_all(self, chain_ids: Sequence[ChainId], case: "_Case") -> list["_Answer"]:
         """All networks at once. A match decides at once; otherwise everybody is heard."""
         if len(chain_ids) == 1:
-            return [await self._judge_on(chain_ids[0], showing, shelf)]
+            return [await self._judge_on(chain_ids[0], case)]
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._judge_on(c, showing, shelf)) for c in chain_ids]
+                tasks = [group.create_task(self._judge_on(c, case)) for c in chain_ids]
                 for next_answer in asyncio.as_completed(tasks):
                     if isinstance(answer := await next_answer, Accepted):
                         for task in tasks:
@@ -273,29 +285,28 @@ class Till:
             raise several.exceptions[0] from None
         return [task.result() for task in tasks]
 
-    async def _judge_on(self, chain_id: ChainId, showing: Showing, shelf: Shelf) -> "_Answer":
+    async def _judge_on(self, chain_id: ChainId, case: "_Case") -> "_Answer":
         """Its failures are answers too: another network may know better. What it is worth is known only once a node was
         asked, and then more nodes may have to say the same."""
         trust = self._rules[chain_id].first_trust
         try:
-            answer = await self._judge_by(trust, chain_id, showing, shelf)
+            answer = await self._judge_by(trust, chain_id, case)
             if trust is Trust.ONE and not _is_one_enough(answer, self._rules[chain_id]):
                 trust = Trust.AGREED
-                answer = await self._judge_by(trust, chain_id, showing, shelf)
+                answer = await self._judge_by(trust, chain_id, case)
             return _leave_open(answer) if trust is Trust.ONE else answer
         except TollwayError as exc:
             return exc
 
-    async def _judge_by(
-        self, trust: Trust, chain_id: ChainId, showing: Showing, shelf: Shelf
-    ) -> "Verdict | NotMined":
+    async def _judge_by(self, trust: Trust, chain_id: ChainId, case: "_Case") -> "Verdict | NotMined":
+        showing = case.showing
         facts = await self._lookups.fetch(chain_id, showing.proof.tx_hash, showing.charge, trust=trust)
-        return facts if isinstance(facts, NotMined) else await self._judge(facts, showing, shelf)
+        return facts if isinstance(facts, NotMined) else await self._judge(facts, case)
 
-    async def _judge(self, facts: ChainFacts, showing: Showing, shelf: Shelf) -> Verdict:
+    async def _judge(self, facts: ChainFacts, case: "_Case") -> Verdict:
         now_ms = self._now_ms()
-        shelf = await self._reach_back(shelf, facts.block_time)
-        held_before_ms = await self._book.restored_before_ms()
+        shelf = await self._reach_back(case.shelf, facts.block_time)
+        held_before_ms = case.recorded.held_before_ms
         rules, block_time_s = self._rules[facts.chain_id], facts.block_time
         question = Question(
             rules=rules,
@@ -303,11 +314,11 @@ class Till:
             payees=find_payees(shelf.versions, block_time_s=block_time_s, limits=self._limits),
             now_s=now_ms // 1000,
             age_credit_s=await self._age_credit_s(facts, now_ms),
-            is_admitted=await self._book.is_admitted(showing.proof.tx_hash),
+            is_admitted=case.recorded.is_admitted,
             held_before_s=None if held_before_ms is None else held_before_ms // 1000,
         )
         payers = [movement.payer for movement in find_movements(facts, question)]
-        signers = await self._payers.find_signers(showing, facts.chain_id, payers)
+        signers = await self._payers.find_signers(case.showing, facts.chain_id, payers)
         verdict = judge(facts, question, signers, limits=self._limits)
         return await self._name_internal_transfer(verdict, facts, question)
 
@@ -332,8 +343,10 @@ class Till:
         code_size = await self._chains.fetch_code_size(facts.chain_id, facts.recipient)
         return Refused(reason=Reason.INTERNAL_TRANSFER) if code_size else verdict
 
-    async def _record(self, accepted: Accepted) -> tuple[Tender, ...]:
-        recorded = await self._book.record_payments(accepted.payments, now_ms=self._now_ms())
+    async def _record(self, accepted: Accepted, judged_by: Recorded) -> tuple[Tender, ...]:
+        recorded = await self._book.record_payments(
+            accepted.payments, now_ms=self._now_ms(), judged_by=judged_by
+        )
         return tuple(
             Tender(
                 payment=payment,

@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 from tollway.identifiers import Address, CallId, TxHash
 from tollway.ledger.authorization import AuthorizationKey, AuthorizedCall, SettlementAttempt
 from tollway.ledger.book import Claim, Debt, Exhausted, NonceUsed
-from tollway.ledger.call import CallRecord, Payment
+from tollway.ledger.call import CallRecord, Payment, Recorded
 from tollway.ledger.keyed_calls import KeyedCall
 from tollway.ledger.open_calls import OpenCall
 from tollway.ledger.statement import HistoryPage, HistoryQuery
@@ -21,6 +21,7 @@ from tollway.storage import (
     open_call_store,
     operator_notes,
     payment_store,
+    recording,
     relocation_store,
     spent_store,
     statement_store,
@@ -56,8 +57,7 @@ class BookReader:
         self._payments: Gathering[TxHash, tuple[Payment, ...]] = Gathering(self._find_payments)
         self._repeats: Gathering[_Request, OpenCall | None] = Gathering(self._find_repeats)
         self._spent: Gathering[Claim, Exhausted | NonceUsed | None] = Gathering(self._find_spent)
-        self._admitted: Gathering[TxHash, bool] = Gathering(self._are_admitted)
-        self._restored: Gathering[None, int | None] = Gathering(self._restored_before_ms)
+        self._recorded: Gathering[TxHash, Recorded] = Gathering(self._find_recorded)
         self._spending: Gathering[_Newest, tuple[CallId, ...]] = Gathering(self._spending_calls)
 
     async def find_payments(self, tx_hash: TxHash) -> tuple[Payment, ...]:
@@ -72,11 +72,8 @@ class BookReader:
     async def spending_calls(self, payment_id: int, *, limit: int) -> tuple[CallId, ...]:
         return await self._spending.ask(_Newest(payment_id, limit))
 
-    async def is_admitted(self, tx_hash: TxHash) -> bool:
-        return await self._admitted.ask(tx_hash)
-
-    async def restored_before_ms(self) -> int | None:
-        return await self._restored.ask(None)
+    async def find_recorded(self, tx_hash: TxHash) -> Recorded:
+        return await self._recorded.ask(tx_hash)
 
     async def downtime_ms(self, *, since_ms: int, now_ms: int) -> int:
         work = partial(operator_notes.downtime_ms, since_ms=since_ms, now_ms=now_ms)
@@ -153,11 +150,8 @@ class BookReader:
     async def _find_spent(self, claims: Sequence[Claim]) -> list[Exhausted | NonceUsed | None]:
         return await self._database.read(partial(spent_store.find_spent, claims=claims))
 
-    async def _are_admitted(self, tx_hashes: Sequence[TxHash]) -> list[bool]:
-        return await self._read_each([partial(operator_notes.is_admitted, tx_hash=one) for one in tx_hashes])
-
-    async def _restored_before_ms(self, _: Sequence[None]) -> list[int | None]:
-        return await self._read_each([operator_notes.restored_before_ms])
+    async def _find_recorded(self, tx_hashes: Sequence[TxHash]) -> list[Recorded]:
+        return await self._read_each([partial(recording.find_recorded, tx_hash=one) for one in tx_hashes])
 
     async def _spending_calls(self, asked: Sequence[_Newest]) -> list[tuple[CallId, ...]]:
         return await self._read_each(

@@ -27,7 +27,7 @@ from tollway.ledger.book import (
     Fenced,
     Finish,
 )
-from tollway.ledger.call import CallState, Interruption, NewPayment, Payment, is_move_allowed
+from tollway.ledger.call import CallState, Interruption, NewPayment, Payment, Recorded, is_move_allowed
 from tollway.ledger.claims import check_claim, check_units
 from tollway.ledger.gas import LaneTaken
 from tollway.limits import DEFAULT_LIMITS, Limits
@@ -35,6 +35,7 @@ from tollway.storage import (
     authorization_store,
     operator_notes,
     payment_store,
+    recording,
     recovery,
     relocation_store,
     settling,
@@ -95,8 +96,8 @@ class BookStore(BookReader):
         self._own_ms = now_ms
         self._time = SharedTime(own_ms=now_ms, ticks_ms=ticks_ms)
         super().__init__(database, now_ms=self._time.read, limits=limits)
-        self._recordings: Gathering[payment_store.Recording, tuple[Payment, ...]] = Gathering(
-            lambda asked: self._write(partial(payment_store.record_each, recordings=asked))
+        self._recordings: Gathering[recording.Recording, tuple[Payment, ...]] = Gathering(
+            lambda asked: self._write(partial(recording.record_each, recordings=asked))
         )
         self._owner_id = owner_id
         self._unfinal_max_nano = unfinal_max_nano
@@ -214,12 +215,14 @@ class BookStore(BookReader):
         work = partial(authorization_store.postpone, call_id=call_id, until_ms=due_ms)
         await self._write(work, flush=False)
 
-    async def record_payments(self, payments: Sequence[NewPayment], *, now_ms: int) -> tuple[Payment, ...]:
+    async def record_payments(
+        self, payments: Sequence[NewPayment], *, now_ms: int, judged_by: Recorded | None = None
+    ) -> tuple[Payment, ...]:
         for payment in payments:
             check_units(payment.value_units)
         if not payments:
             return ()
-        return await self._recordings.ask(payment_store.Recording(tuple(payments), now_ms))
+        return await self._recordings.ask(recording.Recording(tuple(payments), judged_by, now_ms))
 
     async def resolve(self, call_id: CallId, after: CallState, *, now_ms: int) -> bool:
         if after not in (CallState.RELEASED, CallState.CONSUMED):

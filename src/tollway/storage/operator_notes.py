@@ -4,7 +4,7 @@ A restore of the database to an older moment forgets calls that were paid: every
 operator releases it. `generation` and `setback` find it out.
 """
 
-from sqlalchemy import Connection, func, insert, select, text, update
+from sqlalchemy import Connection, exists, func, insert, select, text, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from tollway.identifiers import TxHash
@@ -20,6 +20,7 @@ GAP_MS = 60_000
 """Between two notes of readiness further apart than this, no gateway was ready."""
 
 _ROW = 1  # the one row of a table that has one
+_HELD_BEFORE = select(func.max(restore_table.c.noted_ms)).where(restore_table.c.released_ms.is_(None))
 
 
 def admit(connection: Connection, tx_hash: TxHash, *, now_ms: int) -> None:
@@ -28,9 +29,12 @@ def admit(connection: Connection, tx_hash: TxHash, *, now_ms: int) -> None:
     connection.execute(statement.on_conflict_do_nothing())
 
 
-def is_admitted(connection: Connection, tx_hash: TxHash) -> bool:
-    query = select(admission_table.c.admitted_ms).where(admission_table.c.tx_hash == tx_hash)
-    return connection.execute(query).first() is not None
+def find_notes(connection: Connection, tx_hash: TxHash) -> tuple[bool, int | None]:
+    """Whether a transaction is admitted, and before which moment everything else is held: by the last restore that is
+    not released yet."""
+    admitted = exists().where(admission_table.c.tx_hash == tx_hash)
+    is_admitted, held_before_ms = connection.execute(select(admitted, _HELD_BEFORE.scalar_subquery())).one()
+    return bool(is_admitted), held_before_ms
 
 
 def note_ready(connection: Connection, *, now_ms: int) -> None:
@@ -68,9 +72,8 @@ def note_restored(connection: Connection, *, now_ms: int) -> None:
     connection.execute(update(payment_table).where(~payment_table.c.is_held).values(is_held=True))
 
 
-def restored_before_ms(connection: Connection) -> int | None:
-    query = select(func.max(restore_table.c.noted_ms)).where(restore_table.c.released_ms.is_(None))
-    found: int | None = connection.execute(query).scalar_one()
+def held_before_ms(connection: Connection) -> int | None:
+    found: int | None = connection.execute(_HELD_BEFORE).scalar_one()
     return found
 
 

@@ -5,7 +5,7 @@ next transfer into the same purse pays it, oldest call first, before anything el
 """
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import (
@@ -38,14 +38,6 @@ CHUNK = 1_000
 """Rows named in one statement; both drivers have a maximum of parameters."""
 
 
-@dataclass(frozen=True, slots=True)
-class Recording:
-    """What one transaction holds. The same as another of its payments, whenever each was seen."""
-
-    payments: tuple[NewPayment, ...]
-    now_ms: int = field(compare=False)
-
-
 def find_payments(connection: Connection, tx_hash: TxHash) -> tuple[Payment, ...]:
     query = select(payment_table).where(payment_table.c.tx_hash == tx_hash).order_by(payment_table.c.id)
     return tuple(map(parse_payment, connection.execute(query)))
@@ -75,11 +67,6 @@ def record_payments(
     pay_debts(connection, page, arrived, now_ms=now_ms)
     page.write()
     return tuple(page.payments[payment_id] for payment_id in dict.fromkeys(ids.values()))
-
-
-def record_each(connection: Connection, recordings: Sequence[Recording]) -> list[tuple[Payment, ...]]:
-    """What several transactions of chains hold, in one of ours."""
-    return [record_payments(connection, one.payments, now_ms=one.now_ms) for one in recordings]
 
 
 def debts(connection: Connection, payer: Address) -> tuple[Debt, ...]:

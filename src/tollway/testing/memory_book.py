@@ -23,7 +23,15 @@ from tollway.ledger.book import (
     Finish,
     NonceUsed,
 )
-from tollway.ledger.call import UNDECIDED, CallState, NewPayment, Payment, PaymentState, is_move_allowed
+from tollway.ledger.call import (
+    UNDECIDED,
+    CallState,
+    NewPayment,
+    Payment,
+    PaymentState,
+    Recorded,
+    is_move_allowed,
+)
 from tollway.ledger.claims import check_claim, check_units, decide_claims, request_name
 from tollway.ledger.keyed_calls import KeyedCall, KeyName
 from tollway.ledger.open_calls import OpenCall, RequestName
@@ -79,8 +87,12 @@ class MemoryBook(MemoryRelocation):
     async def find_payments(self, tx_hash: TxHash) -> tuple[Payment, ...]:
         return self._payments_with(tx_hash)
 
-    async def record_payments(self, payments: Sequence[NewPayment], *, now_ms: int) -> tuple[Payment, ...]:
+    async def record_payments(
+        self, payments: Sequence[NewPayment], *, now_ms: int, judged_by: Recorded | None = None
+    ) -> tuple[Payment, ...]:
         self._answer()
+        if judged_by is not None and self._rows.restored_ms not in (None, judged_by.held_before_ms):
+            raise StorageUnavailable
         for new in payments:
             check_units(new.value_units)
         ids = [self._add(new, now_ms) for new in payments]
@@ -312,10 +324,6 @@ class MemoryBook(MemoryRelocation):
         self._answer()
         self._rows.admitted.add(tx_hash)
 
-    async def is_admitted(self, tx_hash: TxHash) -> bool:
-        self._answer()
-        return tx_hash in self._rows.admitted
-
     async def note_ready(self, *, now_ms: int) -> None:
         self._answer()
         ready_ms = self._rows.ready_ms
@@ -336,10 +344,6 @@ class MemoryBook(MemoryRelocation):
         self._rows.payments = {
             key: replace(payment, is_held=True) for key, payment in self._rows.payments.items()
         }
-
-    async def restored_before_ms(self) -> int | None:
-        self._answer()
-        return self._rows.restored_ms
 
     def _keys_of(self, claim: Claim) -> dict[KeyName, KeyedCall]:
         """Most claims have no key, and looking at every call takes a while."""

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from tollway.errors import StorageUnavailable
 from tollway.identifiers import Address, CallId, TxHash
 from tollway.ledger.book import Debt
-from tollway.ledger.call import CallRecord, CallState, Payment
+from tollway.ledger.call import CallRecord, CallState, Payment, Recorded
 from tollway.ledger.keyed_calls import KeyedCall, KeyName
 from tollway.ledger.statement import HistoryPage, HistoryQuery
 from tollway.limits import DEFAULT_LIMITS, Limits
@@ -105,6 +105,13 @@ class MemoryStatement:
     def _has_answer(self, call_id: CallId) -> bool:
         stored = self._rows.answers.get(call_id)
         return stored is not None and stored.created_ms > self._now_ms() - self._limits.answer_ttl_s * 1000
+
+    async def find_recorded(self, tx_hash: TxHash) -> Recorded:
+        return Recorded(
+            payments=self._payments_with(tx_hash),
+            is_admitted=tx_hash in self._rows.admitted,
+            held_before_ms=self._rows.restored_ms,
+        )
 
     def _payments_with(self, tx_hash: TxHash) -> tuple[Payment, ...]:
         self._answer()
