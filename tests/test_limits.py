@@ -45,7 +45,9 @@ HELD_BY = {
     "connection_age_s": "outbound/test_dialer.py::test_connections_are_reused_within_one_generation_only",
     "unsafe_reuse_idle_s": "outbound/test_dialer.py::test_an_unsafe_method_takes_no_connection_that_idled",
     "dial_failures_max": "gateway/test_breaker.py::test_opens_after_failures_in_a_row_of_that_origin_only",
-    "dial_pause_s": "gateway/test_breaker.py::test_after_the_pause_one_failure_pauses_again_and_one_answer_ends_it",
+    "dial_pause_s": "gateway/test_breaker.py::test_stays_down_after_its_pause_until_a_probe_has_reached_it",
+    "probe_interval_s": "gateway/test_breaker.py::"
+    "test_upstreams_in_use_are_probed_only_where_the_operator_wants_it",
     "rpc_deadline_s": "chain/test_node.py::test_a_node_that_hangs_is_left_at_the_deadline",
     "rpc_in_flight_max": "chain/test_node.py::test_no_more_requests_are_in_flight_than_allowed",
     "lookups_per_minute": "gateway/test_meters.py::test_look_ups_count_per_address_and_per_signer",
@@ -74,12 +76,20 @@ HELD_BY = {
     "registrations_per_hour": "web/test_listing_routes.py::"
     "test_a_wallet_creates_its_share_an_hour_and_only_created_ones_count",
     "creation_keys_max": "contracts/test_creations.py::test_a_wallet_has_so_many_keys_and_no_more",
+    "ownership_checks_per_hour": "web/test_ownership_routes.py::test_a_wallet_has_so_many_checks_an_hour",
     "nonces_per_minute": "web/test_signin_routes.py::test_is_metered_per_client",
     "failed_calls_per_window": "gateway/test_patience.py::test_bears_so_many_failures_of_a_key_and_no_more",
     "failed_calls_window_s": "gateway/test_patience.py::test_bears_so_many_failures_of_a_key_and_no_more",
     "failed_calls_wait_s": "gateway/test_patience.py::test_waits_for_one_to_end_but_not_for_ever",
     "shared_rates_deadline_s": "test_shared_windows.py::test_a_server_that_hangs_is_waited_for_once",
     "shared_rates_retry_s": "test_shared_windows.py::test_a_house_looks_again_whether_its_server_is_there",
+    "ownership_deadline_s": "outbound/test_ownership_checker.py::"
+    "test_an_origin_that_hangs_is_left_at_the_deadline",
+    "ownership_file_bytes_max": "outbound/test_ownership_checker.py::test_the_file_has_our_line",
+    "ownership_recheck_s": "discovery/test_ownership_rounds.py::"
+    "test_nothing_is_looked_at_before_its_day_is_over",
+    "ownership_failures_max": "discovery/test_ownership_rounds.py::"
+    "test_a_proof_that_stands_goes_on_and_one_that_is_gone_ends_after_its_failures",
     "nonce_ttl_s": "identity/test_front_desk.py::test_a_message_is_good_for_five_minutes",
     "signed_request_ttl_s": "identity/test_http_signature.py::test_the_window_is_300_seconds_at_most",
     "session_ttl_s": "identity/test_front_desk.py::test_a_session_ends_after_a_day",

@@ -187,6 +187,7 @@ class Frontage:
                 name=self._origin.authority,
                 note_upstream_s=rooms.metrics.upstream_seconds.observe,
                 tally=rooms.reputation.tally,
+                breaker=rooms.reputation.breaker,
             ),
             meters=rooms.meters,
             limits=limits,
@@ -307,11 +308,12 @@ class Frontage:
         )
 
     def _site_desk(self) -> SiteDesk:
+        settings = self._settings
         window = ShopWindow(self._rooms.catalog, self._shape(), is_mpp_offered=self._is_mpp_offered)
         return SiteDesk(
             catalog=self._rooms.catalog,
             window=window,
-            site=Site(public_url=self._settings.public_url, version=__version__),
+            site=Site(public_url=settings.public_url, version=__version__, contact=settings.contact),
             now_ms=self._now_ms,
             ticks_ms=ticks_ms,
         )

@@ -42,8 +42,9 @@ class Limits:
     chunk_idle_s: float = 30.0
     upstream_head_bytes_max: int = 64 * KIB
     connection_age_s: float = 300.0  # a pooled connection is judged again at least this often
-    dial_failures_max: int = 5  # in a row; then the origin is left alone for `dial_pause_s`
-    dial_pause_s: float = 10.0
+    dial_failures_max: int = 5  # in a row; then the origin is down until a probe reaches it
+    dial_pause_s: float = 10.0  # from a dial that failed to the next probe, where somebody asks for it
+    probe_interval_s: float = 0.0  # not configured; else upstreams in use are probed when nobody calls them
     unsafe_reuse_idle_s: float = 1.0  # POST and PATCH take a pooled connection only when it was idle for less
 
     # Chain nodes.
@@ -81,6 +82,7 @@ class Limits:
     free_calls_per_minute: int = 60  # per client address and listing
     registrations_per_hour: int = 100  # per wallet; only created listings count
     creation_keys_max: int = 1_000  # idempotency keys of created listings, per wallet
+    ownership_checks_per_hour: int = 60  # asked for by a wallet
     nonces_per_minute: int = 60  # sign-in nonces per client address
     failed_calls_per_window: int = 20  # per wallet and per address, on one listing; running ones too
     failed_calls_window_s: int = 600
@@ -90,8 +92,16 @@ class Limits:
     )
     shared_rates_retry_s: float = 1.0  # between two looks at whether that server is there
 
+    # Ownership of endpoints.
+    ownership_deadline_s: float = 10.0  # one look at an origin: its file, its document and its name, together
+    ownership_file_bytes_max: int = 16 * KIB
+    ownership_recheck_s: float = 86_400.0
+    ownership_failures_max: int = 7  # checks in a row that find no proof; then it is no more
+
     # Quality of listings.
-    quality_flush_s: float = 2.0  # between two times that what was counted is written down; a crash loses so much
+    quality_flush_s: float = (
+        2.0  # between two times that what was counted is written down; a crash loses so much
+    )
 
     # Proofs.
     nonce_ttl_s: int = 300

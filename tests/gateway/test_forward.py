@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from tollway.gateway.prober import Prober
 from tollway.ledger.book import Close, Closed, Fenced
 from tollway.ledger.call import CallState, Delivery
 from tollway.money import Price
@@ -801,6 +802,31 @@ async def test_an_upstream_that_is_known_to_be_down_asks_nobody_for_money(gate: 
     gate.now_ms += 10_000
     await gate.revise(listing, endpoint=gate.upstream.url)
     await check_works_again(gate, gate.plain_proof(payment.tx_hash))
+
+
+async def test_an_upstream_that_is_down_sells_nothing_until_a_probe_has_reached_it() -> None:
+    """Not even after its pause: the probe finds out, and no caller does."""
+    async with open_gateway(dial_failures_max=1, dial_pause_s=0.01) as gate:
+        url = nobody_listens()
+        await gate.publish(endpoint=url, methods=("GET",))
+        payment = await gate.pay()
+        proof = gate.plain_proof(payment.tx_hash)
+        assert (await gate.ask(headers=proof)).problem["code"] == "upstream_unreachable"
+        await asyncio.sleep(0.02)
+        for answer in (await gate.ask(), await gate.ask(headers=proof)):
+            assert answer.problem["code"] == "upstream_unavailable"
+        prober = Prober(gate.breaker, knock=gate.dialer.knock, tick_s=0.001)
+        async with asyncio.TaskGroup() as group:
+            probing = group.create_task(prober.run())
+            await until(lambda: not gate.breaker.find_due())  # it was probed, and nobody was there
+            assert (await gate.ask()).problem["code"] == "upstream_unavailable"
+            server = await asyncio.start_server(gate.upstream.serve, "127.0.0.1", int(url.rpartition(":")[2]))
+            await until(lambda: gate.breaker.wait_s(url) is None)
+            probing.cancel()
+        assert gate.upstream.arrived == [], "a probe sends nothing"
+        assert (await gate.ask()).status == 402
+        assert (await gate.ask(headers=proof)).status == 200
+        server.close()
 
 
 async def test_an_upload_that_stops_before_it_is_whole_is_released(gate: SmallGateway) -> None:

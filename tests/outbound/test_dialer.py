@@ -1208,3 +1208,44 @@ async def test_a_fetch_has_one_deadline_for_everything() -> None:
         with pytest.raises(UpstreamTimeout):
             await dialer.fetch(f"http://127.0.0.1:{upstream.port}/", bytes_max=10**9, deadline_s=0.05)
         await until(lambda: upstream.closed == 1)
+
+
+# ---- Knocking.
+
+
+async def test_a_knock_connects_sends_nothing_and_leaves() -> None:
+    left = asyncio.Event()
+
+    async def wait_for_the_end(
+        upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        assert await reader.read() == b""
+        left.set()
+
+    async with running(wait_for_the_end) as upstream, dialing() as dialer, asyncio.timeout(10):
+        await dialer.knock(upstream.endpoint())
+        await left.wait()
+        assert upstream.accepted == 1
+
+
+async def test_a_knock_is_judged_like_a_call() -> None:
+    async def answer(
+        upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None: ...
+
+    async with running(answer) as upstream:
+        own = frozenset({("127.0.0.1", upstream.port)})
+        for shut in (
+            dialing(allow_private=False),
+            dialing(own_listeners=own),
+            dialing(own_origins=frozenset({upstream.endpoint("gw.example.com").origin})),
+            dialing(lookup=lambda host, port: ["127.0.0.1", "192.168.0.1"], allow_private=False),
+        ):
+            async with shut as dialer:
+                with pytest.raises(UpstreamUnreachable):
+                    await dialer.knock(upstream.endpoint("gw.example.com"))
+        async with dialing() as dialer:
+            await dialer.close()
+            with pytest.raises(UpstreamUnreachable):
+                await dialer.knock(upstream.endpoint())
+        assert upstream.accepted == 0

@@ -1,48 +1,115 @@
-"""Which upstreams are known to be down: after a few dials in a row that failed, an origin is left alone for a while, and
-nobody is asked to pay for what cannot be served. Counts per process; only dials count, never what an upstream answers.
-A clock that is set does not make a pause longer.
+"""Which upstreams are known to be down: after a few dials in a row that failed, an origin is called no more, and nobody is
+asked to pay for what cannot be served, until a probe (`prober.py`) has reached it. Counts per process; only dials count,
+never what an upstream answers. A clock that is set does not make a pause longer.
 """
 
 import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from tollway.limits import Limits
 
 ORIGINS_MAX = 10_000
+UNASKED_PAUSE_S_MAX = 900.0
+"""While nobody asks for an origin that is down, each probe waits twice as long as the one before, and so long at most."""
+IN_USE_S = 3600.0
+"""So long after its last call an origin is dialled by itself, where the operator wants that."""
+
+
+@dataclass(slots=True)
+class _Failing:
+    """`failures`: in a row. `is_asked`: somebody wanted to call it since the last of them."""
+
+    failures: int = 0
+    failed_s: float = 0.0
+    is_asked: bool = False
+
+
+@dataclass(slots=True)
+class _Used:
+    called_s: float
+    seen_s: float
 
 
 class Breaker:
-    """One for all origins. After the pause the next call is a trial: one more failure begins the pause anew.
-
-    `clock`: monotonic seconds."""
+    """One for all origins. `clock`: monotonic seconds."""
 
     def __init__(self, *, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
         self._limits = limits
         self._clock = clock
-        self._failures: OrderedDict[str, int] = OrderedDict()
-        self._closed_until_s: dict[str, float] = {}
+        self._failing: OrderedDict[str, _Failing] = OrderedDict()
+        self._used: OrderedDict[str, _Used] = OrderedDict()
 
     def wait_s(self, origin: str) -> int | None:
-        """Seconds until that origin is tried again; None when it may be dialled now."""
-        until_s = self._closed_until_s.get(origin)
-        if until_s is None:
+        """Seconds until that origin is probed again; None when it may be dialled now."""
+        known = self._failing.get(origin)
+        if known is None or not self._is_down(known):
             return None
-        left_s = until_s - self._clock()
-        return math.ceil(left_s) if left_s > 0 else None
+        known.is_asked = True
+        return max(1, math.ceil(known.failed_s + self._limits.dial_pause_s - self._clock()))
 
     def note_reached(self, origin: str) -> None:
-        if self._failures.pop(origin, None) is not None:
-            self._closed_until_s.pop(origin, None)
+        """A call reached it."""
+        self._failing.pop(origin, None)
+        if self._limits.probe_interval_s:
+            now_s = self._clock()
+            self._used[origin] = _Used(now_s, now_s)
+            self._used.move_to_end(origin)
+            if len(self._used) > ORIGINS_MAX:
+                self._used.popitem(last=False)
 
-    def note_failed(self, origin: str) -> None:
-        """A dial that failed."""
-        count = self._failures.get(origin, 0) + 1
-        self._failures[origin] = count
-        self._failures.move_to_end(origin)
-        if count >= self._limits.dial_failures_max:
-            self._closed_until_s[origin] = self._clock() + self._limits.dial_pause_s
-        while len(self._failures) > ORIGINS_MAX:
-            oldest, _ = self._failures.popitem(last=False)
-            self._closed_until_s.pop(oldest, None)
+    def note_probed(self, origin: str) -> bool:
+        """A probe reached it. True when it was down until now."""
+        known = self._failing.pop(origin, None)
+        if (used := self._used.get(origin)) is not None:
+            used.seen_s = self._clock()
+        return known is not None and self._is_down(known)
+
+    def note_failed(self, origin: str) -> bool:
+        """A dial that failed, of a call or of a probe. True when it is down from now on."""
+        known = self._failing.setdefault(origin, _Failing())
+        was_down = self._is_down(known)
+        known.failures += 1
+        known.failed_s = self._clock()
+        known.is_asked = False
+        self._failing.move_to_end(origin)
+        if len(self._failing) > ORIGINS_MAX:
+            self._failing.popitem(last=False)
+        return self._is_down(known) and not was_down
+
+    def find_due(self) -> list[str]:
+        """Origins that are to be probed now: those that are down and have had their pause; and those that are in use and
+        were not reached for a while. What somebody asked for comes first."""
+        now_s = self._clock()
+        due = [
+            (not known.is_asked, known.failed_s, origin)
+            for origin, known in self._failing.items()
+            if self._is_down(known) and now_s >= self._find_probe_s(known)
+        ]
+        return [origin for _, _, origin in sorted(due)] + self._find_unseen(now_s)
+
+    def _find_unseen(self, now_s: float) -> list[str]:
+        for origin in [one for one, used in self._used.items() if now_s - used.called_s > IN_USE_S]:
+            del self._used[origin]
+        unseen = []
+        for origin, used in self._used.items():
+            known = self._failing.get(origin)
+            if known is None:
+                is_due = now_s - used.seen_s >= self._limits.probe_interval_s
+            else:  # it is soon found out whether that was an accident
+                is_due = not self._is_down(known) and now_s - known.failed_s >= self._limits.dial_pause_s
+            if is_due:
+                unseen.append(origin)
+        return unseen
+
+    def _is_down(self, known: _Failing) -> bool:
+        return known.failures >= self._limits.dial_failures_max
+
+    def _find_probe_s(self, known: _Failing) -> float:
+        if known.is_asked:
+            return known.failed_s + self._limits.dial_pause_s
+        doublings = min(known.failures - self._limits.dial_failures_max, 30)
+        pause_s = self._limits.dial_pause_s * 2.0**doublings
+        return known.failed_s + min(pause_s, max(UNASKED_PAUSE_S_MAX, self._limits.dial_pause_s))

@@ -83,6 +83,7 @@ class Passage:
         name: str,
         note_upstream_s: Callable[[float], None] = lambda seconds: None,
         tally: QualityTally | None = None,
+        breaker: Breaker | None = None,
     ) -> None:
         """`note_upstream_s` hears how long each upstream took, from the first byte sent until its head; `tally`, how paid
         calls ended."""
@@ -95,7 +96,7 @@ class Passage:
         self._note_upstream_s = note_upstream_s
         self._tally = tally or QualityTally()
         self._relay = Relay(book=book, limits=limits, now_ms=now_ms)
-        self._breaker = Breaker(limits=limits)
+        self._breaker = breaker or Breaker(limits=limits)
 
     def wait_s(self, endpoint: Endpoint) -> int | None:
         """Seconds until an upstream that is known to be down is tried again; None when it may be dialled."""

@@ -162,6 +162,13 @@ class Dialer:
                 "The endpoint's host does not lead to addresses that this gateway calls."
             ) from exc
 
+    async def knock(self, endpoint: Endpoint) -> None:
+        """Connects as a call would, sends nothing, and lets go. Raises UpstreamUnreachable."""
+        if self._is_closed:
+            raise UpstreamUnreachable
+        self._judge_origin(endpoint)
+        (await self._dial(endpoint)).cut()
+
     async def close(self) -> None:
         """Closes every connection, those of calls in flight too. Later sends fail as unreachable."""
         self._is_closed = True

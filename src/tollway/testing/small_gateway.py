@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from tollway.chain.rules import PRESETS, ChainRules
+from tollway.gateway.breaker import Breaker
 from tollway.gateway.cashier import Cashier
 from tollway.gateway.forward import Passage
 from tollway.gateway.meters import Meters
@@ -98,6 +99,7 @@ class SmallGateway:
             now_ms=self._clock,
             find_older_terms=self._find_older_terms,
         )
+        self.breaker = Breaker(limits=limits)
         self.passage = Passage(
             dialer=self.dialer,
             book=self.book,
@@ -106,6 +108,7 @@ class SmallGateway:
             public_url=PUBLIC_URL,
             name="gw.example.com",
             note_upstream_s=self.upstream_s.append,
+            breaker=self.breaker,
             tally=self.tally,
         )
         self.settling = SmallSettlement(
