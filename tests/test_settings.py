@@ -164,6 +164,9 @@ REFUSED = [
     ({}, f'{OPTIMISM}assets = [{{symbol = "A", token = "{WALLET}", decimals = 6, name = "A"}}]', "go together"),
     ({}, f'{OPTIMISM}assets = [{{symbol = "ETH", name = "A", version = "1"}}]', "takes no authorisations"),
     ({"TOLLWAY_X402": "perhaps"}, "", "true or false"),
+    ({"TOLLWAY_CONTACT": "security@example.com"}, "", "TOLLWAY_CONTACT: must be such as"),
+    ({"TOLLWAY_CONTACT": "javascript:alert(1)"}, "", "TOLLWAY_CONTACT: must be such as"),
+    ({}, 'contact = "mailto:a@example.com\\nExpires: never"', "contact: must be such as"),
     ({}, "this is not TOML", "tollway.toml"),
 ]  # fmt: skip
 

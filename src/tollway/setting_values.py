@@ -73,6 +73,18 @@ def parse_public_url(raw: Any) -> str:
     return f"{parts.scheme}://{host}{port}"
 
 
+_MAIL = re.compile(r"mailto:[A-Za-z0-9._%+-]{1,64}@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+")
+_PAGE = re.compile(r"https://[A-Za-z0-9.-]+(:[0-9]+)?(/[A-Za-z0-9._~%/?&=+-]*)?")
+
+
+def parse_contact(raw: Any) -> str:
+    """Where the operator is reached: it stands in `security.txt` and in the contract."""
+    text = str(raw)
+    if len(text) > 256 or not (_MAIL.fullmatch(text) or _PAGE.fullmatch(text)):
+        raise ValueError("must be such as mailto:security@example.com or https://example.com/contact")
+    return text
+
+
 def parse_listen(raw: Any) -> Listen:
     host, separator, port = str(raw).rpartition(":")
     if not separator or not host or not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65_535:
@@ -147,6 +159,11 @@ def parse_wallets(raw: Any) -> frozenset[Address]:
 
 def parse_proxies(raw: Any) -> tuple[str, ...]:
     return tuple(str(ipaddress.ip_network(text)) for text in parse_strings(raw))
+
+
+def looks_like_a_path(text: str) -> bool:
+    """A wrong key must not be taken for a file and shown in an error: only what has a slash or a dot is one."""
+    return "/" in text or "." in text
 
 
 def parse_origins(raw: Any) -> frozenset[str]:

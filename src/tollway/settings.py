@@ -26,8 +26,10 @@ from tollway.setting_values import (
     Listen,
     Secret,
     gas_keys_name,
+    looks_like_a_path,
     one_of,
     parse_admin_listen,
+    parse_contact,
     parse_database_url,
     parse_flag,
     parse_listen,
@@ -54,6 +56,7 @@ ADMIN_LISTEN_DEFAULT = "127.0.0.1:9402"
 
 KEYS = (
     "public_url",
+    "contact",
     "listen",
     "admin_listen",
     "database_url",
@@ -110,6 +113,7 @@ class Settings:
     secret_key: Secret[bytes] | None
     secret_key_file: Path | None
     networks: tuple[NetworkSettings, ...]
+    contact: str | None = None
     rate_limit_url: Secret[str] | None = None
     allow_mixed_networks: bool = False
     allow_private_endpoints: bool = False
@@ -204,6 +208,7 @@ class _Reader:
         key, key_file = self._read_secret_key(database_url, listen)
         return Settings(
             public_url=self._take("public_url", parse_public_url, "http://127.0.0.1:8402"),
+            contact=self._take("contact", parse_contact, None),
             listen=listen,
             admin_listen=admin_listen,
             database_url=database_url,
@@ -355,12 +360,7 @@ def _read_gas_keys(raw: Any) -> list[str]:
     if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
         raise ValueError("gas_keys: must be a list of keys in hex, or of files with one")
     keys = [part.strip() for part in parts if part.strip()]
-    return [_read_gas_key_file(Path(key)) if _looks_like_a_path(key) else key for key in keys]
-
-
-def _looks_like_a_path(text: str) -> bool:
-    """A wrong key must not be taken for a file and shown in an error: only what has a slash or a dot is one."""
-    return "/" in text or "." in text
+    return [_read_gas_key_file(Path(key)) if looks_like_a_path(key) else key for key in keys]
 
 
 def _read_gas_key_file(path: Path) -> str:
