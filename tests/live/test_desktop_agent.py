@@ -2,8 +2,11 @@
 MCP client in both revisions of the protocol, at a running gateway and a real chain.
 """
 
+import asyncio
 import contextlib
 import json
+import os
+import signal
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -12,9 +15,10 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from mcp import StdioServerParameters
+from mcp import MCPError, StdioServerParameters
 from mcp.client import Client
 from mcp.client.stdio import stdio_client
+from tollway_live_street import PRICE_UNITS, poll
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -49,15 +53,23 @@ class Market:
             "TOLLWAY_BUDGET": "5 USDC",
             **env,
         }
+        log, pid_file = (self.folder / f"{payer.address}.{kind}" for kind in ("log", "pid"))
+        start = "import os, pathlib, sys; pathlib.Path(sys.argv.pop(1)).write_text(str(os.getpid()))"
         command = StdioServerParameters(
             command=sys.executable,
-            args=["-c", "from tollway.cli import main; main()", "mcp", *words],
+            args=["-c", f"{start}; from tollway.cli import main; main()", str(pid_file), "mcp", *words],
             env=told,
         )
-        log = self.folder / f"{payer.address}.log"
         with log.open("a") as errors:
             async with Client(stdio_client(command, errlog=errors), mode=mode) as client:
-                yield Agent(client=client, payer=payer, log=log)
+                yield Agent(client=client, payer=payer, log=log, pid_file=pid_file)
+
+    async def balance(self, payer: Any) -> int:
+        token = self.street.playground.token
+        return int(await self.street.driver.call(token, "balanceOf", str(payer.address)))
+
+    def served(self, rest: str) -> int:
+        return sum(seen.target == rest for seen in self.street.provider.seen)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +77,7 @@ class Agent:
     client: Client
     payer: Any
     log: Path
+    pid_file: Path
     told: list[str] = field(default_factory=list)
 
     async def use(self, name: str, **arguments: Any) -> tuple[bool, Any]:
@@ -115,3 +128,90 @@ async def test_an_agent_finds_pays_calls_and_sees_its_bill(market: Market, mode:
         assert status["wallet"] == str(agent.payer.address)
         secret = agent.payer.private_key.removeprefix("0x")
         assert secret not in "".join([*agent.told, agent.log.read_text()])
+
+
+@pytest.mark.parametrize(
+    ("words", "rail", "code", "said"),
+    [
+        (("--max-price", "0.009 USDC"), "tx", "price_above_max", "allowed in USDC: 0.009"),
+        (
+            ("--session-budget", "0.009 USDC"),
+            "x402",
+            "budget_exhausted",
+            "limit of this session: 0 of 0.009 USDC",
+        ),
+        (("--budget", "0.009 USDC"), "tx", "budget_exhausted", "the budget: 0 of 0.009 USDC"),
+    ],
+)
+async def test_above_a_limit_nothing_moves_and_the_agent_is_told_why(
+    market: Market, words: tuple[str, ...], rail: str, code: str, said: str
+) -> None:
+    payer, target = await market.street.wallet(), f"/quote/{code[:3]}{rail}"
+    before = await market.balance(payer)
+    async with market.agent(*words, "--rail", rail, payer=payer) as agent:
+        for wish in ({}, {"maxPrice": "1 USDC"}):
+            worked, told = await agent.use("call_api", apiId=market.api_id, path=target, **wish)
+            assert not worked
+            assert (told["error"]["code"], said in told["error"]["detail"]) == (code, True)
+            assert "Only the owner of this wallet can raise its limits" in told["error"]["advice"]
+    assert (await market.balance(payer), market.served(target)) == (before, 0)
+
+
+@pytest.mark.parametrize("rail", ["tx", "x402"])
+async def test_a_program_that_gives_up_and_asks_again_pays_once(market: Market, rail: str) -> None:
+    payer, target = await market.street.wallet(), f"/slow?seconds=1.5&rail={rail}"
+    before = await market.balance(payer)
+    async with market.agent("--rail", rail, payer=payer) as agent:
+        wish = {"apiId": market.api_id, "path": target}
+        async with asyncio.TaskGroup() as group:
+            asking = group.create_task(agent.client.call_tool("call_api", wish))
+            await poll(lambda: market.served(target), deadline_s=30, what="the call")
+            asking.cancel()
+        worked, told = await agent.use("call_api", **wish)
+        assert (worked, told["body"]) == (True, {"seconds": 1.5})
+        assert told["payment"]["state"] == "charged"
+    assert await market.balance(payer) == before - PRICE_UNITS
+    (call,) = await market.street.history(market.gateway, payer, "&status=succeeded")
+    assert call["payment"]["state"] == "charged"
+
+
+@pytest.mark.parametrize("rail", ["tx", "x402"])
+async def test_a_server_that_is_killed_over_a_call_pays_once(market: Market, rail: str) -> None:
+    payer, target = await market.street.wallet(), f"/slow?seconds=1.5&killed={rail}"
+    before, wish = await market.balance(payer), {"apiId": market.api_id, "path": target}
+    async with market.agent("--rail", rail, payer=payer) as agent, asyncio.TaskGroup() as group:
+        asking = group.create_task(_until_it_breaks(agent, wish))
+        await poll(lambda: market.served(target), deadline_s=30, what="the call")
+        os.kill(int(agent.pid_file.read_text()), signal.SIGKILL)
+        assert await asking
+    async with market.agent("--rail", rail, payer=payer) as agent:
+        worked, told = await agent.use("call_api", **wish)
+        assert (worked, told["body"]) == (True, {"seconds": 1.5})
+        worked, again = await agent.use("call_api", **wish)
+        assert worked
+        assert again["payment"]["callId"] != told["payment"]["callId"], (
+            "answered: the same again is another call"
+        )
+    assert await market.balance(payer) == before - 2 * PRICE_UNITS
+
+
+async def _until_it_breaks(agent: Agent, wish: dict[str, str]) -> bool:
+    with pytest.raises(MCPError):
+        await agent.client.call_tool("call_api", wish)
+    return True
+
+
+async def test_ctrl_c_ends_it_though_nobody_closes_its_stdin(market: Market) -> None:
+    async with market.agent() as agent:
+        await agent.use("wallet_status")
+        pid = int(agent.pid_file.read_text())
+        os.kill(pid, signal.SIGINT)
+        await poll(lambda: not _is_alive(pid), deadline_s=10, what="its end")
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
