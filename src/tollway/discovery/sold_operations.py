@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from tollway.discovery.closed_schema import SchemaCloser
 from tollway.discovery.plain_schema import Copied, SchemaCopier
 from tollway.discovery.plain_words import clean_line, clean_prose
 from tollway.money import Price
@@ -104,6 +105,7 @@ class _Reader:
         self._listing = listing
         self._document = document
         self._copier = SchemaCopier(self._document, prefix="#/$defs/", is_checked=True)
+        self._closer = SchemaCloser(self._copier, weight_max=SCHEMA_WEIGHT_MAX)
         self._tools: set[str] = set()
         self._shapes: set[tuple[str, str]] = set()
 
@@ -141,8 +143,8 @@ class _Reader:
             summary=clean_line(content.get("summary"), SUMMARY_MAX),
             description=clean_prose(content.get("description"), DESCRIPTION_MAX),
             arguments=tuple(inputs.arguments),
-            input_schema=inputs.close(self._copier),
-            output_schema=None if output is None else _close(output, self._copier),
+            input_schema=inputs.close(self._closer),
+            output_schema=None if output is None else self._closer.close(output),
             body_type=None if body is None else body.media_type,
             price=find_price(self._listing, operation.method, operation.path),
         )
@@ -159,7 +161,7 @@ class _Reader:
             summary="",
             description="",
             arguments=tuple(inputs.arguments),
-            input_schema=inputs.close(self._copier),
+            input_schema=inputs.close(self._closer),
             output_schema=None,
             body_type=None,
             price=operation.price,
@@ -242,7 +244,7 @@ class _Inputs:
         name = self._name("body", "body")
         self._put(Argument(name=name, place="body", parameter="", is_required=is_required), copied)
 
-    def close(self, copier: SchemaCopier) -> dict[str, Any]:
+    def close(self, closer: SchemaCloser) -> dict[str, Any]:
         """The schema of all arguments together."""
         whole = Copied(schema={"type": "object", "properties": {}, "additionalProperties": False}, weight=64)
         for name, part in self._parts.items():
@@ -253,7 +255,7 @@ class _Inputs:
         needed = [argument.name for argument in self.arguments if argument.is_required]
         if needed:
             whole.schema["required"] = needed
-        return _close(whole, copier)
+        return closer.close(whole)
 
     def _name(self, wanted: str, place: str) -> str:
         name, number = wanted, 1
@@ -275,14 +277,6 @@ def _describe(copied: Copied, description: object) -> Copied:
         return copied
     schema = {**copied.schema, "description": words}
     return Copied(schema=schema, refs=copied.refs, weight=copied.weight + len(words) + 18)
-
-
-def _close(copied: Copied, copier: SchemaCopier) -> dict[str, Any]:
-    """One schema with the definitions that it names; open when it is too long."""
-    if copied.weight > SCHEMA_WEIGHT_MAX:
-        return {}
-    definitions = copier.define(copied.refs, weight_max=SCHEMA_WEIGHT_MAX - copied.weight)
-    return {**copied.schema, "$defs": definitions} if definitions else copied.schema
 
 
 def _shape(path: str) -> str:
