@@ -6,6 +6,7 @@ from itertools import count
 
 import pytest
 
+from tollway.errors import StorageUnavailable
 from tollway.identifiers import Address, ChainId, ListingId
 from tollway.outbound.policy import Endpoint, parse_endpoint
 from tollway.registry.catalog import Catalog, Revised
@@ -13,6 +14,7 @@ from tollway.registry.listing import Listing
 from tollway.registry.ownership import Challenge, Method, Ownership, Ownerships
 from tollway.storage.catalog_store import CatalogStore
 from tollway.storage.database import Database, connect_database
+from tollway.storage.migrate import OLDEST_SERVICEABLE, upgrade
 from tollway.storage.ownership_store import FRESH_MS, OwnershipStore
 from tollway.storage.sealer import Sealer
 from tollway.testing.listing_samples import sample_listing
@@ -22,6 +24,7 @@ from tollway.testing.memory_ownerships import MemoryOwnerships
 ALICE, BOB = Address(b"\xaa" * 20), Address(b"\xbb" * 20)
 ORIGIN = "https://api.example.com"
 BORN_MS = 1_700_000_000_000
+SEALER = Sealer(b"k" * 32, entropy=lambda size: b"\0" * size)
 _NUMBERS = count(1)
 
 
@@ -79,9 +82,8 @@ async def scene(request: pytest.FixtureRequest) -> AsyncIterator[Scene]:
     url = request.getfixturevalue({"sqlite": "sqlite_url"}.get(request.param, "postgres_url"))
     database: Database = connect_database(url)
     await database.open()
-    sealer = Sealer(b"k" * 32, entropy=lambda size: b"\0" * size)
     scene = Scene(
-        catalog=CatalogStore(database, sealer=sealer, now_ms=lambda: scene.now_ms),
+        catalog=CatalogStore(database, sealer=SEALER, now_ms=lambda: scene.now_ms),
         ownerships=OwnershipStore(database, now_ms=lambda: scene.now_ms),
     )
     yield scene
@@ -201,3 +203,15 @@ async def test_a_proof_is_seen_at_once_here_and_within_a_second_elsewhere(scene:
     await scene.edit(listing, endpoint="https://other.example.com/v1")  # as another gateway would
     scene.now_ms += FRESH_MS
     assert not await scene.ownerships.is_verified(listing.id)
+
+
+async def test_listings_are_edited_on_the_tables_of_the_release_before_too(
+    empty_database: Database,
+) -> None:
+    await upgrade(empty_database, revision=OLDEST_SERVICEABLE)
+    catalog = CatalogStore(empty_database, sealer=SEALER, now_ms=lambda: BORN_MS)
+    scene = Scene(catalog=catalog, ownerships=OwnershipStore(empty_database, now_ms=lambda: BORN_MS))
+    listing = await scene.publish()
+    assert (await scene.edit(listing, suspended_ms=5)).suspended_ms == 5
+    with pytest.raises(StorageUnavailable):
+        await scene.ownerships.is_verified(listing.id)
