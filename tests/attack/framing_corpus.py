@@ -159,9 +159,8 @@ def _encodings() -> Iterator[Entry]:
     for spelling, line in spellings.items():
         for length, lines in lengths.items():
             is_valid = spelling in valid and not lines
-            is_other = (
-                spelling == "dressed as another" and length == "a short length"
-            )  # an LF before the next is ignored
+            # These two say nothing about the body, and an LF before the next request is ignored.
+            is_other = spelling in ("dressed as another", "underscored") and length == "a short length"
             wire = _head(*lines, line) + body
             yield Entry(
                 name=f"encoding: {spelling}, {length}", wire=wire, hides=not is_valid and not is_other
