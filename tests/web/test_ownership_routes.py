@@ -10,8 +10,10 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import Request
+from jsonschema import Draft202012Validator
 from starlette.types import Receive, Scope, Send
 
+from tollway.discovery.site_schemas import SCHEMAS
 from tollway.errors import Code, Problem, Refusal
 from tollway.identifiers import Address, ListingId
 from tollway.identity.signatures import SignatureJudge, eip191_digest
@@ -313,3 +315,17 @@ async def test_a_wallet_has_so_many_checks_an_hour(door: Door) -> None:
     assert answer.headers["ratelimit-policy"].startswith('"ownership-checks";q=5;w=3600')
     assert len(door.upstream.arrived) == asked
     assert (await door.get()).status_code == 200
+
+
+async def test_the_answers_are_what_the_contract_of_the_site_says(door: Door) -> None:
+    def validate(name: str, told: object) -> None:
+        schemas = {"components": {"schemas": dict(SCHEMAS)}}
+        Draft202012Validator({**schemas, "$ref": f"#/components/schemas/{name}"}).validate(told)
+
+    await door.publish()
+    validate("Ownership", (await door.get()).json())
+    await door.put_up_file()
+    validate("CheckedOwnership", (await door.check()).json())
+    validate("Ownership", (await door.get()).json())
+    await door.edit(endpoint="https://api.example.com/v1")
+    validate("Ownership", (await door.get()).json())

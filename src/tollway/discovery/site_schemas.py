@@ -95,6 +95,24 @@ _DRAFT: Mapping[str, Schema] = {
     "status": {"enum": ["active", "paused"], "default": "active"},
 }
 
+_OWNERSHIP: Mapping[str, Schema] = {
+    "apiId": TEXT,
+    "origin": TEXT,
+    "state": {"enum": ["unverified", "verified"]},
+    "method": {"enum": ["wellKnown", "dns", "signature", None]},
+    "verifiedAt": {"oneOf": [ref("Time"), {"type": "null"}]},
+    "checkedAt": {"oneOf": [ref("Time"), {"type": "null"}]},
+    "failures": {**WHOLE, "description": "Checks in a row that found no proof."},
+    "challenge": answered(
+        {
+            "wellKnown": answered({"url": TEXT, "content": TEXT}),
+            "dns": {"oneOf": [answered({"name": TEXT, "value": TEXT}), {"type": "null"}]},
+            "signature": answered({"url": TEXT, "pointer": TEXT, "message": TEXT, "signer": ref("Address")}),
+        }
+    ),
+}
+_SIGHT: Schema = {"enum": ["proved", "not_found", "unreachable"]}
+
 _DETAILS: Mapping[str, Schema] = {
     **_SEVEN,
     "id": nullable("string"),
@@ -198,6 +216,16 @@ SCHEMAS: Mapping[str, Schema] = MappingProxyType(
         "Network": {**NETWORK, "description": "CAIP-2."},
         "Hash": HASH,
         "Time": {**TIME, "description": "RFC 3339, UTC, three fractional digits."},
+        "Ownership": answered(_OWNERSHIP),
+        "CheckedOwnership": answered(
+            {
+                **_OWNERSHIP,
+                "checks": answered(
+                    {"wellKnown": _SIGHT, "dns": _SIGHT, "signature": _SIGHT},
+                    optional=("wellKnown", "dns", "signature"),
+                ),
+            }
+        ),
         "Problem": answered(
             {
                 "type": URL,
