@@ -113,6 +113,7 @@ HELD_BY = {
     "drain_deadline_s": "web/test_server.py::test_stopping_does_not_wait_for_ever",
     "owner_lease_s": "contracts/test_recovery.py::test_a_gateway_that_renews_is_alive_whatever_its_clock_says",
     "owner_renew_s": "live/test_kill.py::test_a_living_gateway_settles_what_a_dead_one_left",
+    "quality_flush_s": "live/test_quality.py::test_a_stop_loses_nothing_that_was_counted",
     "recovery_interval_s": "live/test_kill.py::test_a_living_gateway_settles_what_a_dead_one_left",
     "leader_poll_s": "contracts/test_leadership.py::test_another_takes_over_when_the_leader_is_gone",
     "leader_lease_s": "contracts/test_leadership.py::test_a_leader_that_stalls_loses_its_lead_to_another",

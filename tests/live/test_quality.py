@@ -1,0 +1,124 @@
+"""Quality is measured from other people's paid calls, shown, and heard by search: with whole gateways, on both databases."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from tollway_live_street import API, PRICE_UNITS, plain, poll
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+DEADLINE_S = 30.0
+GOOD, BAD = 16, 6
+OFTEN = {"TOLLWAY_LIMIT_QUALITY_FLUSH_S": "0.2"}
+NOTHING = {"calls30d": None, "successRate30d": None, "p50Ms": None, "p95Ms": None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Market:
+    """`one` and `two` are the same gateway on SQLite, and two gateways over one database on PostgreSQL."""
+
+    street: Any
+    one: Any
+    two: Any
+    provider: Any
+
+    async def publish(self, name: str, **fields: Any) -> str:
+        listing_id: str = await self.street.publish(self.one, self.provider, name=name, **fields)
+        return listing_id
+
+    async def call(self, gateway: Any, api_id: str, payer: Any, tx_hash: Any, *, good: int, bad: int) -> None:
+        headers = plain(payer, tx_hash)
+        for number in range(good + bad):
+            status = 200 if number < good else 503
+            reply = await self.street.call(gateway, api_id, f"/status/{status}", headers=headers)
+            assert reply.status == status, reply.body
+
+    async def pay_and_call(self, api_id: str, payer: Any, *, good: int, bad: int, payee: Any = None) -> None:
+        """Half of it at either gateway. `payee`: the provider, unless told."""
+        payee = payee or self.provider
+        tx_hash = await self.street.send_tokens(payer, payee.address, (good + 1) * PRICE_UNITS)
+        await self.call(self.one, api_id, payer, tx_hash, good=good - good // 2, bad=bad - bad // 2)
+        await self.call(self.two, api_id, payer, tx_hash, good=good // 2, bad=bad // 2)
+
+    async def read(self, path: str) -> Any:
+        reply = await self.street.send(self.two.base_url + API + path)
+        assert reply.status == 200, reply.body
+        return reply.json
+
+    async def wait_measured(self, api_id: str, calls: int) -> Any:
+        """The quality once that many calls show in it."""
+
+        async def look() -> Any:
+            quality = (await self.read(f"/apis/{api_id}"))["quality"]
+            return quality if quality["calls30d"] == calls else None
+
+        return await poll(look, deadline_s=DEADLINE_S, what=f"the quality of {calls} calls")
+
+    async def find(self, query: str) -> list[str]:
+        return [one["id"] for one in (await self.read(f"/apis?{query}"))["apis"]]
+
+
+@pytest_asyncio.fixture(
+    scope="module",
+    loop_scope="module",
+    params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)],
+)
+async def market(street: Any, request: pytest.FixtureRequest) -> AsyncIterator[Market]:
+    provider = await street.wallet()
+    if request.param == "sqlite":
+        async with street.gateway(settings=OFTEN) as one:
+            yield Market(street=street, one=one, two=one, provider=provider)
+        return
+    url = await street.make_postgres()
+    async with (
+        street.gateway(database_url=url, settings=OFTEN) as one,
+        street.gateway(database_url=url, settings=OFTEN, public_url=one.public_url) as two,
+    ):
+        yield Market(street=street, one=one, two=two, provider=provider)
+
+
+async def test_quality_is_measured_from_other_peoples_paid_calls_and_ranks_search(market: Market) -> None:
+    caller, till = await market.street.wallets(2)
+    measured = await market.publish("Zeppelin quotes")
+    poor = await market.publish("Zeppelin quotes")
+    own = await market.publish("Zeppelin quotes", payTo=str(till.address))
+    free = await market.publish("Zeppelin quotes", pricePerRequest="0")
+
+    await market.pay_and_call(own, market.provider, good=GOOD + 6, bad=0, payee=till)
+    for _ in range(25):
+        assert (await market.street.call(market.one, free, "/status/200")).status == 200
+    await market.pay_and_call(poor, caller, good=2, bad=18)
+    await market.pay_and_call(measured, caller, good=GOOD, bad=BAD)
+
+    quality = await market.wait_measured(measured, GOOD + BAD)
+    assert quality["successRate30d"] == GOOD * 1_000_000 // (GOOD + BAD) / 1_000_000
+    assert 0 <= quality["p50Ms"] <= quality["p95Ms"]
+    assert (await market.wait_measured(poor, 20))["successRate30d"] == 0.1
+    for unmeasured in (own, free):
+        assert (await market.read(f"/apis/{unmeasured}"))["quality"] == NOTHING
+
+    # What is not measured stands where a rate of 0.82 would.
+    assert await market.find("q=zeppelin&sort=relevance") == [free, own, measured, poor]
+    assert await market.find("q=zeppelin&minSuccessRate=0.5") == [measured]
+    assert await market.find("q=zeppelin&minSuccessRate=0") == [poor, measured]
+    await market.pay_and_call(measured, caller, good=2 * GOOD, bad=0)
+    await market.wait_measured(measured, 3 * GOOD + BAD)
+    assert await market.find("q=zeppelin&sort=relevance") == [measured, free, own, poor]
+
+
+async def test_a_stop_loses_nothing_that_was_counted(street: Any) -> None:
+    provider, caller = await street.wallets(2)
+    url = f"sqlite:///{street.folder}/stopped.sqlite3"
+    seldom = {"TOLLWAY_LIMIT_QUALITY_FLUSH_S": "3600"}
+    async with street.gateway(database_url=url, settings=seldom) as first:
+        market = Market(street=street, one=first, two=first, provider=provider)
+        api_id = await market.publish("Quotes")
+        await market.pay_and_call(api_id, caller, good=20, bad=0)
+        assert (await market.read(f"/apis/{api_id}"))["quality"] == NOTHING
+        assert await first.stop() == 0
+    async with street.gateway(database_url=url, settings=seldom) as second:
+        market = Market(street=street, one=second, two=second, provider=provider)
+        assert (await market.read(f"/apis/{api_id}"))["quality"]["calls30d"] == 20
