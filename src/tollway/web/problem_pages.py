@@ -95,8 +95,8 @@ PAGES: Mapping[Code, Page] = MappingProxyType(
             "Use the wallet that published the listing; where only admitted wallets may publish, ask the operator.",
         ),
         Code.OWNERSHIP_UNVERIFIED: _page(
-            "This needs proof that the endpoint is yours.",
-            "Complete the ownership check.",
+            "Its provider has not proved yet that the endpoint is theirs, and this gateway sells nothing before.",
+            "Choose another listing. If it is yours: GET /api/v2/apis/{apiId}/ownership says what to do.",
         ),
         Code.API_NOT_FOUND: _page("There is no listing with this id.", "Look it up in the list of APIs."),
         Code.CALL_NOT_FOUND: _page(
@@ -131,7 +131,10 @@ PAGES: Mapping[Code, Page] = MappingProxyType(
             "The transaction is not mined yet, or not deep enough for its value.", _SAME_PROOF
         ),
         Code.IDEMPOTENCY_IN_PROGRESS: _page("The same request is still running.", _SAME_PROOF),
-        Code.ALREADY_EXISTS: _page("It exists already.", "Look at what is there before you create another."),
+        Code.ALREADY_EXISTS: _page(
+            "It exists already; or another wallet has proved that the endpoint's origin is theirs.",
+            "Look at what is there before you create another.",
+        ),
         Code.API_RETIRED: _page(
             "The provider has retired this listing.", "Choose another. What you paid stays in your history."
         ),
