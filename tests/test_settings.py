@@ -251,6 +251,7 @@ def test_lists_and_maxima_from_the_environment() -> None:
             "TOLLWAY_MCP_ORIGINS": "https://Chat.example.com/,http://localhost:6274",
             "TOLLWAY_UNFINAL_SPEND_MAX": "USDC:100,ETH:0.05",
             "TOLLWAY_ADMIN_LISTEN": "off",
+            "TOLLWAY_CONTACT": "mailto:ops@gw.example.com",
             "TOLLWAY_NAME_SERVERS": "192.0.2.53, 192.0.2.54:5353,[2001:DB8::53]:5353,2001:db8::54",
         }
     )
@@ -265,6 +266,7 @@ def test_lists_and_maxima_from_the_environment() -> None:
     assert settings.mcp_origins == {"https://chat.example.com", "http://localhost:6274"}
     assert dict(settings.unfinal_spend_max_nano) == {"USDC": 100 * 10**9, "ETH": 5 * 10**7}
     assert settings.admin_listen is None
+    assert settings.contact == "mailto:ops@gw.example.com"
 
 
 def test_secrets_never_show() -> None:

@@ -27,6 +27,13 @@ LONG_FILES: dict[str, int] = {}
 TESTED_ELSEWHERE: dict[str, tuple[str, ...]] = {
     "test_house.py": ("clocks.py", "frontage.py", "reputation.py"),
     "test_startup.py": ("cli/operator_line.py",),
+    "discovery/test_site_openapi.py": (
+        "discovery/featured.py",
+        "discovery/site_contract.py",
+        "discovery/site_operations.py",
+        "discovery/site_passage.py",
+        "discovery/site_schemas.py",
+    ),
     "gateway/test_authorized_refusals.py": ("gateway/signed_refusals.py",),
     "payments/test_settlement.py": ("payments/settlement_outcome.py",),
     "contracts/test_book.py": (
@@ -104,6 +111,7 @@ TESTED_ELSEWHERE: dict[str, tuple[str, ...]] = {
     "test_settings.py": ("setting_values.py", "network_settings.py"),
     "web/test_health_routes.py": ("web/problem_pages.py",),
     "web/test_listing_routes.py": ("web/listing_query.py", "web/listing_wire.py"),
+    "web/test_site_routes.py": ("web/shop_window.py", "web/site_page.py"),
     "web/test_signin_routes.py": ("web/authentication.py", "web/nonce_meter.py"),
 }
 """Test file -> the ports and parts of a room that are only ever used together and that it covers."""

@@ -1,0 +1,362 @@
+"""The site over HTTP: pages that load nothing from elsewhere and run nothing inside, files that may be kept, and strangers'
+words that stay words.
+"""
+
+import json
+import re
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import httpx
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from tollway.discovery.site_openapi import Site
+from tollway.identifiers import Address, ListingId
+from tollway.limits import Limits
+from tollway.money import Asset, Price, TokenDomain
+from tollway.registry.listing import Listing
+from tollway.registry.standing import Quality, Standing
+from tollway.sandbox.provider_document import SAMPLE_DOCUMENT
+from tollway.testing.listing_samples import sample_listing
+from tollway.testing.memory_catalog import MemoryCatalog
+from tollway.web.app import build_app
+from tollway.web.document_memory import FRESH_MS
+from tollway.web.listing_wire import ListingShape
+from tollway.web.load_gauge import LoadGauge
+from tollway.web.shop_window import ShopWindow
+from tollway.web.site_routes import ASSETS, PAGES, SiteDesk, site_router
+
+PUBLIC_URL = "https://gw.example.com"
+ALICE = Address(b"\xaa" * 20)
+NOW_MS = 1_795_239_000_000
+QUOTES = sample_listing(
+    provider=ALICE,
+    id=ListingId("api_quotes"),
+    name="Quotes",
+    description="A price for every symbol",
+    openapi=SAMPLE_DOCUMENT,
+)
+USDC = Asset(
+    chain_id=QUOTES.networks[0],
+    token=Address(b"\x01" * 20),
+    symbol="USDC",
+    decimals=6,
+    domain=TokenDomain(name="USD Coin", version="2"),
+)
+KEPT = (
+    "/openapi.json",
+    "/docs",
+    "/docs/docs.js",
+    "/docs/swagger-ui-bundle.js",
+    "/favicon.svg",
+    "/llms.txt",
+    "/robots.txt",
+    "/.well-known/api-catalog",
+    "/.well-known/security.txt",
+)
+TRICKS = (
+    '"><script>alert(1)</script>',
+    "<img src=x onerror=alert(1)>",
+    "&lt;script&gt;alert(1)&lt;/script&gt;",
+    "[click](javascript:alert(1))",
+    "\u202egnp.exe\u2066",
+    "' onmouseover='alert(1)",
+)
+
+
+class Town:
+    """The site over a catalog in memory."""
+
+    def __init__(self) -> None:
+        self.catalog = MemoryCatalog()
+        self.ticks_ms = 0
+        self.settles = True
+        self.contact: str | None = "mailto:ops@example.com"
+
+    def open(self) -> httpx.AsyncClient:
+        shape = ListingShape(
+            public_url=PUBLIC_URL,
+            assets=(USDC,),
+            confirmations_for=lambda asset, units: 1,
+            is_offered=lambda asset, units, listing_id: self.settles,
+        )
+        desk = SiteDesk(
+            catalog=self.catalog,
+            window=ShopWindow(
+                self.catalog, shape, is_mpp_offered=lambda asset, units, listing_id: self.settles
+            ),
+            site=Site(public_url=PUBLIC_URL, version="1.2.3", contact=self.contact),
+            now_ms=lambda: NOW_MS,
+            ticks_ms=lambda: self.ticks_ms,
+        )
+        app = build_app(
+            call_app=no_calls,
+            routers=[site_router(desk)],
+            public_url=PUBLIC_URL,
+            limits=Limits(),
+            clock=lambda: 0.0,
+            entropy=lambda size: bytes(size),
+            gauge=LoadGauge(limits=Limits(), clock=lambda: 0.0, read_memory_bytes=lambda: 0),
+        )
+        return httpx.AsyncClient(
+            transport=httpx.ASGITransport(app=app), base_url="http://evil.test", follow_redirects=False
+        )
+
+
+async def no_calls(scope: Scope, receive: Receive, send: Send) -> None:
+    raise NotImplementedError
+
+
+@pytest.fixture
+async def town() -> Town:
+    town = Town()
+    await town.catalog.publish(QUOTES)
+    return town
+
+
+@pytest.fixture
+async def client(town: Town) -> AsyncIterator[httpx.AsyncClient]:
+    async with town.open() as client:
+        yield client
+
+
+class Reader(HTMLParser):
+    """What a browser would make of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.addresses: list[str] = []
+        self.handlers: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        for name, value in attrs:
+            if name.startswith("on") or name == "style":
+                self.handlers.append(name)
+            if name in ("href", "src", "action"):
+                self.addresses.append(value or "")
+
+
+# ---- How it is kept.
+
+
+@pytest.mark.parametrize("path", KEPT)
+async def test_a_file_may_be_kept_and_asked_for_again(client: httpx.AsyncClient, path: str) -> None:
+    answer = await client.get(path)
+    assert answer.status_code == 200
+    assert re.fullmatch(r"public, max-age=[1-9][0-9]*", answer.headers["cache-control"])
+    again = await client.get(path, headers={"If-None-Match": f'"other", W/{answer.headers["etag"]}'})
+    assert (again.status_code, again.content) == (304, b"")
+    assert again.headers["etag"] == answer.headers["etag"]
+    head = await client.head(path)
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-length"] == str(len(answer.content))
+
+
+@pytest.mark.parametrize("path", ["/", *KEPT])
+async def test_every_answer_names_the_rest_of_the_site(client: httpx.AsyncClient, path: str) -> None:
+    relations = set(re.findall(r'rel="([^"]+)"', (await client.head(path)).headers["link"]))
+    assert relations == {"api-catalog", "service-desc", "service-doc"}
+
+
+TYPES = {
+    "/": "text/html; charset=utf-8",
+    "/openapi.json": "application/json",
+    "/docs": "text/html; charset=utf-8",
+    "/llms.txt": "text/plain; charset=utf-8",
+    "/robots.txt": "text/plain; charset=utf-8",
+    "/.well-known/api-catalog": "application/linkset+json",
+    "/.well-known/security.txt": "text/plain; charset=utf-8",
+    "/favicon.svg": "image/svg+xml",
+    "/docs/swagger-ui.css": "text/css; charset=utf-8",
+}
+
+
+@pytest.mark.parametrize(("path", "media_type"), TYPES.items())
+async def test_a_file_says_what_it_is(client: httpx.AsyncClient, path: str, media_type: str) -> None:
+    answer = await client.get(path)
+    assert answer.headers["content-type"] == media_type
+    assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+@pytest.mark.parametrize("path", ["/openapi.json", "/llms.txt", "/.well-known/api-catalog", "/"])
+async def test_addresses_are_the_configured_ones(client: httpx.AsyncClient, path: str) -> None:
+    answer = await client.get(path, headers={"X-Forwarded-Host": "evil.test", "Host": "evil.test"})
+    assert "evil.test" not in answer.text
+
+
+async def test_a_new_listing_shows_within_seconds(town: Town, client: httpx.AsyncClient) -> None:
+    assert "Weather" not in (await client.get("/llms.txt")).text
+    await town.catalog.publish(replace(QUOTES, id=ListingId("api_weather"), name="Weather"))
+    town.ticks_ms += FRESH_MS
+    assert "Weather" in (await client.get("/llms.txt")).text
+
+
+# ---- Pages.
+
+
+@pytest.mark.parametrize("path", ["/", "/?q=price", "/docs"])
+async def test_a_page_loads_nothing_from_elsewhere_and_runs_nothing_inside(
+    client: httpx.AsyncClient, path: str
+) -> None:
+    answer = await client.get(path)
+    rules = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in rules
+    assert "unsafe" not in rules
+    assert "http" not in rules
+    reader = Reader(answer.text)
+    assert reader.handlers == []
+    assert "style" not in reader.tags
+    assert all(re.match(r"/(?!/)", address) for address in reader.addresses)
+    assert re.search(r"<script(?![^>]*\bsrc=)", answer.text) is None
+    assert ("script" in reader.tags) == (path == "/docs")
+
+
+async def test_what_the_drawing_needs_is_there(client: httpx.AsyncClient) -> None:
+    wanted = [one for one in Reader((await client.get("/docs")).text).addresses if one.startswith("/docs/")]
+    assert len(wanted) == 3
+    assert [(await client.get(one)).status_code for one in wanted] == [200, 200, 200]
+    assert {path.name for path in PAGES.iterdir()} >= set(ASSETS)
+
+
+@pytest.mark.parametrize(
+    "name", ["docs.html", "..%2Fsite_routes.py", "%2e%2e/app.py", "x", "swagger-ui.LICENSE"]
+)
+async def test_only_named_files_are_given_out(client: httpx.AsyncClient, name: str) -> None:
+    answer = await client.get(f"/docs/{name}")
+    assert (answer.status_code, answer.json()["code"]) == (404, "route_not_found")
+
+
+@pytest.mark.parametrize("words", TRICKS)
+async def test_words_of_a_provider_stay_words(town: Town, client: httpx.AsyncClient, words: str) -> None:
+    await town.catalog.publish(
+        replace(QUOTES, id=ListingId("api_tricks"), name=words, description=words, openapi=None)
+    )
+    plain = Reader((await client.get("/")).text)
+    assert set(plain.tags) <= {
+        *("html", "head", "meta", "title", "link", "body", "h1", "h2", "p", "nav", "a", "form"),
+        *("input", "button", "article", "code"),
+    }
+    assert plain.handlers == []
+    for path in ("/", "/llms.txt", "/openapi.json"):
+        text = (await client.get(path)).text
+        assert "javascript:" not in text
+        assert "\u202e" not in text
+        assert "<script" not in text
+
+
+@pytest.mark.parametrize("words", TRICKS)
+async def test_words_that_were_searched_for_stay_words(client: httpx.AsyncClient, words: str) -> None:
+    page = Reader((await client.get("/", params={"q": words})).text)
+    assert page.handlers == []
+    assert not {"script", "img"} & set(page.tags)
+
+
+async def test_the_page_shows_price_standing_and_where_to_go_on(
+    town: Town, client: httpx.AsyncClient
+) -> None:
+    quality = Quality(calls=40, success_ppm=975_000, p50_ms=1, p95_ms=2)
+    town.catalog.standings[QUOTES.id] = Standing(quality=quality, verified_ms=NOW_MS)
+    text = (await client.get("/")).text
+    assert "0.01 USDC a call" in text
+    assert "endpoint verified" in text
+    assert "97.50 % of 40 calls went well" in text
+    assert '<a href="/api/v2/apis/api_quotes/agent">' in text
+
+
+@pytest.mark.parametrize(
+    ("query", "found", "links"),
+    [
+        ("", 20, ["/?page=2"]),
+        ("?page=2", 5, ["/?page=1"]),
+        ("?page=3", 0, ["/?page=2"]),
+        ("?q=price&page=2", 5, ["/?q=price&page=1"]),
+        ("?q=nothing", 0, []),
+    ],
+)
+async def test_the_page_leads_to_the_others(
+    town: Town, client: httpx.AsyncClient, query: str, found: int, links: list[str]
+) -> None:
+    for number in range(24):
+        await town.catalog.publish(replace(QUOTES, id=ListingId(f"api_{number:02d}")))
+    page = Reader((await client.get(f"/{query}")).text)
+    assert page.tags.count("article") == found
+    assert [one for one in page.addresses if one.startswith("/?")] == links
+
+
+WRONG = ["?page=0", "?page=x", "?nope=1", "?q=" + "x" * 257, "?page=1&page=2"]
+
+
+@pytest.mark.parametrize("query", WRONG)
+async def test_a_query_that_means_nothing_is_refused(client: httpx.AsyncClient, query: str) -> None:
+    answer = await client.get(f"/{query}")
+    assert (answer.status_code, answer.json()["code"]) == (422, "validation_failed")
+
+
+# ---- Files.
+
+
+async def test_the_contract_features_what_can_be_paid_now(town: Town, client: httpx.AsyncClient) -> None:
+    document = (await client.get("/openapi.json")).json()
+    paths = [path for path in document["paths"] if path.startswith("/api/v2/gateway/api_quotes")]
+    assert "/api/v2/gateway/api_quotes/quote/{symbol}" in paths
+    quote = document["paths"]["/api/v2/gateway/api_quotes/quote/{symbol}"]["get"]
+    assert quote["x-payment-info"]["price"] == {"mode": "fixed", "currency": "USD", "amount": "0.01"}
+    assert [name for one in quote["x-payment-info"]["protocols"] for name in one] == ["x402", "mpp"]
+    town.settles, town.ticks_ms = False, FRESH_MS
+    document = (await client.get("/openapi.json")).json()
+    assert not any("api_quotes" in path for path in document["paths"])
+
+
+NOT_FEATURED = [{"status": "paused"}, {"price": Price.parse("0"), "openapi": None}, {"retired_ms": NOW_MS}]
+
+
+@pytest.mark.parametrize("changes", NOT_FEATURED)
+async def test_what_costs_nothing_or_is_closed_is_not_featured(
+    town: Town, client: httpx.AsyncClient, changes: dict[str, object]
+) -> None:
+    listing: Listing = replace(QUOTES, **changes)  # type: ignore[arg-type]
+    await town.catalog.revise(listing, expected_revision=QUOTES.revision)
+    assert "api_quotes" not in (await client.get("/openapi.json")).text
+
+
+async def test_listings_take_turns_in_the_window(town: Town, client: httpx.AsyncClient) -> None:
+    for number in range(30):
+        await town.catalog.publish(replace(QUOTES, id=ListingId(f"api_{number:02d}")))
+    document = (await client.get("/openapi.json")).json()
+    featured = [path.split("/")[4] for path in document["paths"] if path.startswith("/api/v2/gateway/api_")]
+    assert len(set(featured)) == len(featured), "nobody shows a second operation before all have shown one"
+
+
+async def test_a_large_catalog_is_read_page_by_page(town: Town, client: httpx.AsyncClient) -> None:
+    for number in range(150):
+        await town.catalog.publish(replace(QUOTES, id=ListingId(f"api_{number:03d}")))
+    (root,) = (await client.get("/.well-known/api-catalog")).json()["linkset"]
+    seen = []
+    for one in root["api-catalog"]:
+        first, *_ = (await client.get(one["href"].removeprefix(PUBLIC_URL))).json()["linkset"]
+        seen += [item["href"] for item in first["item"]]
+    assert len(seen) == len(set(seen)) == 151
+    assert (await client.get("/.well-known/api-catalog?page=101")).status_code == 422
+
+
+async def test_without_a_contact_there_is_no_security_text() -> None:
+    town = Town()
+    town.contact = None
+    async with town.open() as client:
+        assert (await client.get("/.well-known/security.txt")).status_code == 404
+
+
+async def test_the_security_text_never_runs_out(client: httpx.AsyncClient) -> None:
+    text = (await client.get("/.well-known/security.txt")).text
+    assert "Expires: 2027-02-19T00:00:00.000Z\n" in text
+
+
+async def test_the_contract_is_one_line_of_json(client: httpx.AsyncClient) -> None:
+    answer = await client.get("/openapi.json")
+    assert len(answer.content) < 64 * 1024
+    assert json.loads(answer.content)["openapi"] == "3.1.0"
