@@ -1,5 +1,6 @@
 """The doctor: one finding for everything that is wrong or risky, and no change to anything."""
 
+import asyncio
 import sqlite3
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from tollway.cli.doctor import Finding, examine
 from tollway.errors import ChainUnavailable
 from tollway.identifiers import Address, ChainId
 from tollway.money import TokenDomain
+from tollway.outbound.name_records import NameServer
 from tollway.settings import Listen, Secret, Settings, load_settings
 from tollway.storage.database import connect_database
 from tollway.storage.migrate import upgrade
@@ -273,3 +275,28 @@ async def test_plain_settings_raise_no_warning(tmp_path: Path) -> None:
     assert [
         f.check for f in found.values() if f.level in ("warning", "failed") and f.check != "sqlite_version"
     ] == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "level"), [(b"\x81\x83", "ok"), (b"\x81\x82", "warning")], ids=("no such name", "failure")
+)
+async def test_where_ownership_is_required_name_servers_are_asked(
+    tmp_path: Path, flags: bytes, level: str
+) -> None:
+    """One on loopback, that knows no name, or is of no use."""
+
+    class NoName(asyncio.DatagramProtocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            self.transport = transport
+
+        def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
+            answer = data[:2] + flags + data[4:]  # the question again
+            self.transport.sendto(answer, addr)  # type: ignore[attr-defined] # a datagram transport
+
+    loop = asyncio.get_running_loop()
+    transport, _ = await loop.create_datagram_endpoint(NoName, ("127.0.0.1", 0))
+    server = NameServer(ip="127.0.0.1", port=transport.get_extra_info("sockname")[1])
+    found = await look(make_settings(tmp_path, require_ownership=True, name_servers=(server,)))
+    transport.close()
+    assert found["ownership"].level == level
+    assert "ownership" not in await look(make_settings(tmp_path))

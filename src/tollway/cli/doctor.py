@@ -11,6 +11,7 @@ from tollway.chain.reader import SettlementChain
 from tollway.chain.token_domain import DomainFault, find_domain_fault
 from tollway.errors import ChainUnavailable, StorageUnavailable
 from tollway.money import Asset, format_decimal
+from tollway.outbound.name_records import NameRecords
 from tollway.payments.settlement_rules import SettlementRules
 from tollway.settings import NetworkSettings, Settings
 from tollway.storage.database import Database, PostgresDatabase, SqliteDatabase, is_shared_write_safe
@@ -27,6 +28,8 @@ _READ_CLOCK = bytes.fromhex("4260005260206000f3")
 """TIMESTAMP, MSTORE, RETURN: run as deployment code, it returns the time of the latest block."""
 _CLOCK_GAS = 100_000
 _DEADLINE_S = 5.0
+_ROOT = "."
+"""A name that every name server can be asked about."""
 _READY, _SERVER_ERROR = 200, 500
 
 _DOMAIN_FAULTS = {
@@ -74,6 +77,7 @@ async def examine(
         findings.append(await _examine_chain(network, chains, now_s))
         findings.append(await _examine_settlement(settings, network, chains, fetch_status))
     findings.extend(await _examine_rates(settings))
+    findings.extend(await _examine_ownership(settings))
     findings.append(await _examine_gateway(settings, fetch_status))
     return tuple(findings)
 
@@ -295,6 +299,23 @@ async def _examine_rates(settings: Settings) -> tuple[Finding, ...]:
         return (Finding(check=check, level="ok", detail="the server for shared rates answers"),)
     detail = "the server at rate_limit_url does not answer or takes no writes; each gateway counts alone"
     return (Finding(check=check, level="warning", detail=detail),)
+
+
+async def _examine_ownership(settings: Settings) -> tuple[Finding, ...]:
+    """Whether a proof by a name can be found, where proofs matter to the operator."""
+    if not settings.require_ownership and not settings.name_servers:
+        return ()
+    check = "ownership"
+    names = NameRecords(settings.name_servers, deadline_s=_DEADLINE_S)
+    if await names.find_texts(_ROOT) is None:
+        detail = (
+            "no name server answers: proofs by a TXT record are not found, and those that were end in a week"
+        )
+        return (Finding(check=check, level="warning", detail=detail),)
+    detail = "name servers answer"
+    if settings.require_ownership:
+        detail += "; listings whose ownership is not proved are neither shown nor called"
+    return (Finding(check=check, level="ok", detail=detail),)
 
 
 async def _examine_gateway(settings: Settings, fetch_status: FetchStatus) -> Finding:
