@@ -64,8 +64,9 @@ def test_a_path_may_be_a_reference_within_the_document() -> None:
 def test_parameters_of_the_operation_come_over_those_of_the_path() -> None:
     shared = [{"name": "a", "in": "query"}, {"name": "X-B", "in": "header", "required": True}]
     own = [{"name": "a", "in": "query", "required": True}, {"name": "c", "in": "cookie", "required": True}]
-    (operation,) = document({"/q/{id}": {"parameters": shared, "get": {"parameters": own}}}).operations
-    assert [(one.name, one.place, one.is_required) for one in operation.parameters] == [
+    read = document({"/q/{id}": {"parameters": shared, "get": {"parameters": own}}})
+    found = read.list_parameters(read.operations[0])
+    assert [(one.name, one.place, one.is_required) for one in found] == [
         ("id", "path", True),
         ("a", "query", True),
         ("X-B", "header", True),
@@ -74,8 +75,9 @@ def test_parameters_of_the_operation_come_over_those_of_the_path() -> None:
 
 def test_a_variable_and_its_parameter_keep_one_name() -> None:
     parameters = [{"name": "user id", "in": "path"}, {"name": "other", "in": "path"}]
-    (operation,) = document({"/q/{user id}": {"get": {"parameters": parameters}}}).operations
-    assert [(one.name, one.is_required) for one in operation.parameters] == [("user_id", True)]
+    read = document({"/q/{user id}": {"get": {"parameters": parameters}}})
+    found = read.list_parameters(read.operations[0])
+    assert [(one.name, one.is_required) for one in found] == [("user_id", True)]
 
 
 def test_no_more_operations_are_read_than_a_document_may_have() -> None:
@@ -104,5 +106,7 @@ json = st.recursive(
 @given(content=st.dictionaries(st.sampled_from(names_of_members), json, max_size=3), entry=json)
 def test_no_document_makes_it_fail(content: Any, entry: Any) -> None:
     for one in (content, {"paths": {"/a/{b}": entry}}, {"paths": {"/a/{b}": {"get": entry}}}):
-        ProviderDocument(one)
+        read = ProviderDocument(one)
+        for operation in read.operations:
+            list(read.list_parameters(operation))
         count_operations(one)

@@ -183,7 +183,7 @@ class _Writer:
             ]
         return [
             self._parameter(parameter)
-            for parameter in offer.source.parameters
+            for parameter in self._document.list_parameters(offer.source)
             if is_asked_for(self._listing, parameter)
         ]
 

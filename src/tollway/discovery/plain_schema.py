@@ -5,6 +5,7 @@ A stranger wrote them: nothing here fails, texts are cleaned, references lead to
 schema that refers to itself without consuming anything is open instead. What cannot be copied accepts everything.
 """
 
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +14,7 @@ from tollway.discovery.plain_words import clean_line, clean_prose
 from tollway.registry.plain_text import find_unclean
 from tollway.registry.provider_document import ProviderDocument, point_in
 
-DEPTH_MAX = 64
+DEPTH_MAX, STEPS_MAX = 64, 256
 NAME_LENGTH_MAX, PROSE_MAX, TITLE_MAX = 128, 1_000, 120
 CHOICES_MAX, VALUE_WEIGHT_MAX, EXAMPLES_MAX = 1_000, 4_096, 3
 NUMBER_MAX = 10**15
@@ -35,18 +36,30 @@ _FLAGS = ("deprecated", "readOnly", "writeOnly")
 _ONE_APPLIED = ("not", "if", "then", "else")  # to the very value that the schema is about
 _SOME_APPLIED = ("allOf", "anyOf", "oneOf")
 _ONE_WITHIN = ("items", "additionalProperties", "contains", "propertyNames")
-_COSTLY = ("pattern", "uniqueItems")
+_LIMITS = frozenset(
+    {
+        *_COUNTS,
+        *_BOUNDS,
+        "exclusiveMaximum",
+        "exclusiveMinimum",
+        "multipleOf",
+        "required",
+        "pattern",
+        "uniqueItems",
+    }
+)
+_PARTS = frozenset({*_ONE_APPLIED, *_SOME_APPLIED, *_ONE_WITHIN, "properties", "prefixItems"})
 _PLAIN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-")
 
 
 @dataclass(slots=True, kw_only=True)
 class Copied:
-    """`refs`: the definitions that it names; `applied`: those of them that are applied to its own value. `weight`: about
-    its length as JSON. It is shared: not to be changed."""
+    """`refs`: the definitions that it names; `applied`: how often those of them that are applied to its own value.
+    `weight`: about its length as JSON. It is shared: not to be changed."""
 
     schema: dict[str, Any] = field(default_factory=dict)
     refs: set[str] = field(default_factory=set)
-    applied: set[str] = field(default_factory=set)
+    applied: Counter[str] = field(default_factory=Counter)
     weight: int = 2
 
 
@@ -64,7 +77,7 @@ class SchemaCopier:
         self._names: dict[str, str] = {}
         self._raws: dict[str, object] = dict.fromkeys(taken)
         self._definitions: dict[str, Copied] = {}
-        self._judged: set[str] = set()
+        self._steps: dict[str, int] = {}  # of checking one value with a definition that was judged
 
     def copy(self, raw: object) -> Copied:
         """Of a schema as it stands in the document."""
@@ -73,20 +86,20 @@ class SchemaCopier:
     def define(self, refs: Iterable[str], *, weight_max: int) -> dict[str, Any]:
         """The definitions that `refs` need, with those that they need. One for which no room is left is open."""
         found: dict[str, Any] = {}
-        waiting = sorted(refs)
+        waiting = deque(sorted(refs))
         while waiting:
-            name = waiting.pop(0)
+            name = waiting.popleft()
             if name in found:
                 continue
-            definition = self._definition(name)
-            self._cut_circles(name)
+            if name not in self._steps:
+                self._judge(name)
             definition = self._definitions[name]
             if definition.weight > weight_max:
                 found[name] = {}
                 continue
             weight_max -= definition.weight
             found[name] = definition.schema
-            waiting += sorted(definition.refs - found.keys())
+            waiting += sorted(one for one in definition.refs if one not in found)
         return found
 
     # ---- Definitions.
@@ -97,23 +110,31 @@ class SchemaCopier:
             known = self._definitions[name] = self._copy(self._raws[name], 0)
         return known
 
-    def _cut_circles(self, start: str) -> None:
-        """A definition that is applied to its own value again would never be done with: it is open instead."""
+    def _judge(self, start: str) -> None:
+        """A definition that is applied to its own value again would never be done with, and one that is applied through
+        others too often only in a long time: such a one is open instead."""
         path: list[tuple[str, list[str]]] = [(start, sorted(self._definition(start).applied))]
         walked = {start}
         while path:
             name, ahead = path[-1]
-            if not ahead or name in self._judged:
-                self._judged.add(name)
-                walked.discard(name)
+            following = ahead.pop() if ahead else None
+            if following is None:
                 path.pop()
-                continue
-            following = ahead.pop()
-            if following in walked:
+                walked.discard(name)
+                self._count_steps(name)
+            elif following in walked:
                 self._definitions[following] = Copied()
-            elif following not in self._judged:
+            elif following not in self._steps:
                 walked.add(following)
                 path.append((following, sorted(self._definition(following).applied)))
+
+    def _count_steps(self, name: str) -> None:
+        applied = self._definitions[name].applied
+        steps = 1 + sum(times * self._steps.get(one, 1) for one, times in applied.items())
+        if steps > STEPS_MAX:
+            self._definitions[name] = Copied()
+            steps = 1
+        self._steps[name] = steps
 
     def _name(self, reference: object) -> str | None:
         """The definition that a reference leads to; None when it leads out of the document, or nowhere."""
@@ -152,14 +173,16 @@ class SchemaCopier:
             if name is None:
                 return copied
             copied.refs.add(name)
-            copied.applied.add(name)
+            copied.applied[name] += 1
             _put(copied, "$ref", self._prefix + name)
             if self._document.is_older:  # there, nothing else counts beside a reference
                 return copied
         self._read_words(raw, copied)
         self._read_values(raw, copied)
-        self._read_limits(raw, copied)
-        self._read_parts(raw, copied, depth)
+        if not _LIMITS.isdisjoint(raw):
+            self._read_limits(raw, copied)
+        if not _PARTS.isdisjoint(raw):
+            self._read_parts(raw, copied, depth)
         return copied
 
     def _read_words(self, raw: Mapping[str, Any], copied: Copied) -> None:
@@ -242,7 +265,7 @@ class SchemaCopier:
         taken = self._copy(part, depth + 1)
         copied.refs |= taken.refs
         if is_applied:
-            copied.applied |= taken.applied
+            copied.applied.update(taken.applied)
         copied.weight += taken.weight + 12
         return taken.schema
 

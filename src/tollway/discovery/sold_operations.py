@@ -126,7 +126,7 @@ class _Reader:
         content = operation.content
         body = self._read_body(content)
         inputs = _Inputs()
-        for parameter in operation.parameters:
+        for parameter in self._document.list_parameters(operation):
             if is_asked_for(self._listing, parameter):
                 schema = (
                     self._document.resolve(parameter.content.get("schema")) and parameter.content["schema"]

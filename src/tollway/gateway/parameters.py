@@ -36,12 +36,13 @@ class Manual:
 
     def __init__(self, listing: Listing) -> None:
         self._listing = listing
-        self._exact: dict[str, PathTree[Required]] = {}
+        self._document = ProviderDocument(listing.openapi or {})
+        self._exact: dict[str, PathTree[DocumentOperation]] = {}
         self._loose: dict[str, PathTree[bool]] = {}
-        document = ProviderDocument(listing.openapi or {})
-        for operation in document.operations:
+        self._required: dict[tuple[str, str], Required] = {}
+        for operation in self._document.operations:
             if takes_method(listing.methods, operation.method):
-                self._add(document, operation)
+                self._add(operation)
 
     def describes(self, *, method: str, rest: str) -> bool:
         return self._find(method, normal_path(rest)) is not None
@@ -62,9 +63,10 @@ class Manual:
         has_body: bool = True,
     ) -> Problem | None:
         """Refuses (`validation_failed`) a call without what is required; an operation unknown here passes."""
-        required = self._find(method.upper(), normal_path(rest))
-        if required is None:
+        operation = self._find(method.upper(), normal_path(rest))
+        if operation is None:
             return None
+        required = self._read(operation)
         named = {unquote_plus(part.partition("=")[0]) for part in query.split("&")}
         sent = {name.decode("latin-1").lower() for name, _ in headers}
         missing = [name for name in required.query if name not in named]
@@ -84,7 +86,7 @@ class Manual:
             payment_state="none",
         )
 
-    def _find(self, method: str, path: str) -> Required | None:
+    def _find(self, method: str, path: str) -> DocumentOperation | None:
         tree = self._exact.get(method)
         found = None if tree is None else tree.find(path)
         if found is None and method == "HEAD":  # where GET is, HEAD is too (RFC 9110 §9.3.2)
@@ -93,25 +95,32 @@ class Manual:
 
     # ---- Reading the document.
 
-    def _add(self, document: ProviderDocument, operation: DocumentOperation) -> None:
-        needed = [one for one in operation.parameters if self._is_needed(document, one)]
-        body = document.resolve(operation.content.get("requestBody"))
-        required = Required(
-            query=tuple(one.name for one in needed if one.place == "query"),
-            headers=tuple(one.name for one in needed if one.place == "header"),
-            has_body=body is not None and body.get("required") is True,
-        )
+    def _add(self, operation: DocumentOperation) -> None:
         method, path = operation.method, normal_path(operation.path)
-        self._exact.setdefault(method, PathTree()).add(path, required)
+        self._exact.setdefault(method, PathTree()).add(path, operation)
         self._loose.setdefault(method, PathTree()).add(loose_path(path).casefold(), True)
 
-    def _is_needed(self, document: ProviderDocument, parameter: DocumentParameter) -> bool:
+    def _read(self, operation: DocumentOperation) -> Required:
+        """When it is first called: a document has many operations, and most are not."""
+        key = (operation.method, operation.path)
+        required = self._required.get(key)
+        if required is None:
+            needed = [one for one in self._document.list_parameters(operation) if self._is_needed(one)]
+            body = self._document.resolve(operation.content.get("requestBody"))
+            required = self._required[key] = Required(
+                query=tuple(one.name for one in needed if one.place == "query"),
+                headers=tuple(one.name for one in needed if one.place == "header"),
+                has_body=body is not None and body.get("required") is True,
+            )
+        return required
+
+    def _is_needed(self, parameter: DocumentParameter) -> bool:
         if not parameter.is_required or not is_asked_for(self._listing, parameter):
             return False
         if parameter.place != "query":
             return parameter.place == "header"
         # An object is spread over names of its own, and `content` may mean anything.
-        schema = document.resolve(parameter.content.get("schema"))
+        schema = self._document.resolve(parameter.content.get("schema"))
         kind = schema.get("type") if schema is not None else None
         return kind in _PLAIN_TYPES and parameter.content.get("style") in _PLAIN_STYLES
 

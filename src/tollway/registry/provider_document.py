@@ -41,12 +41,12 @@ class DocumentParameter:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentOperation:
     """`method` in upper case. `path`: a template whose variables have plain names. `content`: the operation as it stands
-    in the document, untrusted. No two parameters have one name at one place."""
+    in the document, untrusted; `shared`: the parameters of its whole path, as untrusted."""
 
     method: str
     path: str
-    parameters: tuple[DocumentParameter, ...]
     content: Mapping[str, Any]
+    shared: Sequence[object] = ()
 
 
 class ProviderDocument:
@@ -65,33 +65,10 @@ class ProviderDocument:
         """An object of the document, through references within it; None for anything else."""
         return resolve_in(self.content, raw)
 
-    # ---- Reading.
-
-    def _read_operations(self) -> Iterator[DocumentOperation]:
-        room = OPERATIONS_MAX
-        paths = self.content.get("paths")
-        for path, raw in paths.items() if isinstance(paths, Mapping) else ():
-            template = _read_path(path)
-            entry = self.resolve(raw)
-            if template is None or entry is None:
-                continue
-            for method in METHODS:
-                operation = entry.get(method)
-                if not isinstance(operation, Mapping) or (method == "head" and "get" in entry):
-                    continue
-                if room == 0:
-                    return
-                room -= 1
-                parameters = [*list_in(entry, "parameters"), *list_in(operation, "parameters")]
-                yield DocumentOperation(
-                    method=method.upper(),
-                    path=template,
-                    parameters=tuple(self._read_parameters(template, parameters)),
-                    content=operation,
-                )
-
-    def _read_parameters(self, template: str, raw: Sequence[object]) -> Iterator[DocumentParameter]:
-        variables = _VARIABLE.findall(template)
+    def list_parameters(self, operation: DocumentOperation) -> Iterator[DocumentParameter]:
+        """No two have one name at one place."""
+        variables = _VARIABLE.findall(operation.path)
+        raw = [*operation.shared, *list_in(operation.content, "parameters")]
         found: dict[tuple[str, str], DocumentParameter] = {}
         for one in raw[: 2 * PARAMETERS_MAX]:
             parameter = self.resolve(one)
@@ -112,6 +89,28 @@ class ProviderDocument:
             if (name, "path") not in found:
                 yield DocumentParameter(name=name, place="path", is_required=True, content={})
         yield from list(found.values())[:PARAMETERS_MAX]
+
+    # ---- Reading.
+
+    def _read_operations(self) -> Iterator[DocumentOperation]:
+        room = OPERATIONS_MAX
+        paths = self.content.get("paths")
+        for path, raw in paths.items() if isinstance(paths, Mapping) else ():
+            template = _read_path(path)
+            entry = self.resolve(raw)
+            if template is None or entry is None:
+                continue
+            for method in METHODS:
+                operation = entry.get(method)
+                if not isinstance(operation, Mapping) or (method == "head" and "get" in entry):
+                    continue
+                if room == 0:
+                    return
+                room -= 1
+                shared = list_in(entry, "parameters")
+                yield DocumentOperation(
+                    method=method.upper(), path=template, content=operation, shared=shared
+                )
 
 
 def count_operations(content: Mapping[str, Any]) -> int:
