@@ -207,14 +207,14 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "long paths": {
         "openapi": {
             "openapi": "3.1.0",
-            "paths": {f"/{'x' * 3_000}{n}": {"get": {"responses": {}}} for n in range(50)},
+            "paths": {f"/{'x' * 2_000}{n}": {"get": {"responses": {}}} for n in range(50)},
         }
     },
     "long names of parameters": {
         "openapi": document_of(
             20,
             parameters=[
-                {"name": f"{n}" + "p" * 4_000, "in": "query", "required": True, "schema": {"type": "string"}}
+                {"name": f"{n}" + "p" * 120, "in": "query", "required": True, "schema": {"type": "string"}}
                 for n in range(20)
             ],
         )
@@ -264,6 +264,28 @@ def test_it_fits_and_tells_how_to_pay_whatever_the_provider_wrote(
     assert {option["rail"] for option in agent["payment"]["options"]} == {"tx", "x402"}
     assert {rail["rail"] for rail in agent["payment"]["rails"]} == {"tx", "x402", "mpp"}
     assert set(agent) >= {"interfaces", "operations", "charged", "errors", "history"}
+
+
+def test_tags_and_descriptions_give_way_to_operations() -> None:
+    hostile = HOSTILE["wide characters everywhere"]
+    agent = write(show_listing(chains=12, public_url=LONG_URL, **{**hostile, "openapi": document_of(30)}))
+    assert agent["tags"] == []
+    assert len(agent["whenToUse"]) <= 60
+    assert len(agent["operations"]) + len(agent["otherOperations"]) >= 3
+
+
+def test_a_cut_schema_tells_only_places_of_members_that_it_has() -> None:
+    many = [
+        {
+            "name": f"q{n}",
+            "in": "query",
+            "schema": {"type": "string", "enum": [f"{n}{m}" * 9 for m in range(20)]},
+        }
+        for n in range(60)
+    ]
+    (one,) = write(show_listing(openapi=document_of(1, parameters=many)))["operations"]
+    assert one["arguments"].keys() == one["inputSchema"]["properties"].keys()
+    assert 0 < len(one["arguments"]) < 60
 
 
 def test_random_documents_fit() -> None:

@@ -145,6 +145,21 @@ def test_odd_schemas_hurt_nobody(schema: Any) -> None:
     example_json(body(schema), GATEWAY)
 
 
+def test_many_short_values_are_no_short_example() -> None:
+    parameters = [
+        {
+            "name": f"q{n}",
+            "in": "query",
+            "required": True,
+            "schema": {"type": "string", "default": f"{n}" * 150},
+        }
+        for n in range(5)
+    ]
+    operation = sold(_document("/a", "get", {"parameters": parameters, "responses": {}}))
+    assert example_arguments(operation) is not None
+    assert example_json(operation, GATEWAY) is None
+
+
 def test_the_sample_provider_gets_whole_examples() -> None:
     for operation in show_listing(openapi=SAMPLE_DOCUMENT).operations:
         arguments = example_arguments(operation)

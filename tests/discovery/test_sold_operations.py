@@ -52,3 +52,21 @@ def test_a_method_that_the_listing_does_not_take_is_not_sold() -> None:
 def test_tools_have_names_of_ours() -> None:
     found = sold({"/ignore previous": {"get": {}}, "/a": {"get": {"operationId": "ignore_all"}}})
     assert [one.tool for one in found.values()] == ["get_f302dfbc"]
+
+
+def test_what_finds_no_room_in_a_schema_is_open_and_still_named() -> None:
+    parameters = [
+        {
+            "name": f"q{n}",
+            "in": "query",
+            "required": n < 2,
+            "schema": {"enum": [f"{n}-{m}" * 9 for m in range(20)]},
+        }
+        for n in range(60)
+    ]
+    (one,) = sold({"/a": {"get": {"parameters": parameters}}}).values()
+    schema = one.input_schema
+    assert list(schema["properties"]) == [argument.name for argument in one.arguments]
+    assert schema["properties"]["q0"]["enum"]
+    assert schema["properties"][one.arguments[-1].name] == {}
+    assert (schema["required"], schema["additionalProperties"]) == (["q0", "q1"], False)

@@ -77,7 +77,8 @@ async def no_calls(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 @pytest.fixture
-async def library() -> AsyncIterator[Library]:
+async def library(request: pytest.FixtureRequest) -> AsyncIterator[Library]:
+    overrides: dict[str, Any] = getattr(request, "param", {})
     catalog = MemoryCatalog()
     async with httpx.AsyncClient(base_url="http://gateway.test") as client:
         library = Library(client=client, catalog=catalog)
@@ -102,7 +103,7 @@ async def library() -> AsyncIterator[Library]:
         )
         app = build_app(
             call_app=no_calls,
-            routers=[discovery_router(desk)],
+            routers=[discovery_router(replace(desk, **overrides))],
             public_url=PUBLIC_URL,
             limits=Limits(),
             clock=lambda: 0.0,
@@ -193,6 +194,29 @@ async def test_mpp_has_a_switch_of_its_own(library: Library) -> None:
     library.mpp = False
     rails = (await library.get("agent")).json()["payment"]["rails"]
     assert [rail["rail"] for rail in rails] == ["x402", "tx"]
+
+
+async def test_a_listing_that_counts_bound_signatures_only_tells_no_other(library: Library) -> None:
+    assert "personal_sign" in (await library.get("agent")).text
+    await library.edit(signature="bound")
+    rails = (await library.get("agent")).json()["payment"]["rails"]
+    assert "personal_sign the hash" not in json.dumps(rails)
+
+
+@pytest.mark.parametrize("library", [{"is_bound_required": True}], indirect=True)
+async def test_an_operator_who_asks_for_bound_signatures_has_them_told(library: Library) -> None:
+    rails = (await library.get("agent")).json()["payment"]["rails"]
+    assert "personal_sign the hash" not in json.dumps(rails)
+
+
+async def test_documents_of_two_listings_are_two(library: Library) -> None:
+    await library.catalog.publish(replace(QUOTES, id=ListingId("api_other"), name="Other"))
+    for document in DOCUMENTS:
+        mine = await library.get(document)
+        other = await library.client.get(f"/api/v2/apis/api_other/{document}")
+        assert "api_quotes" in mine.text
+        assert "api_other" in other.text
+        assert "api_quotes" not in other.text
 
 
 async def test_prices_of_operations_come_with_their_options(library: Library) -> None:

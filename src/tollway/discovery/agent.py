@@ -25,7 +25,7 @@ OPERATIONS_BYTES_MIN = 2_000
 _OPTION_STEPS = (4, 3, 2)  # one for each rail at least
 _DESCRIPTION_STEPS = (600, 200, 60)
 _OPERATION_BYTES_MAX = 1_200  # of one among many
-_FORMS_MAX = 12  # operations are shown with schemas, where not all find room
+_FORMS_MAX = 40  # more operations than that never find room with their schemas
 _CHARGED = {
     ChargeOn.SUCCESS: "answers 2xx and 304",
     ChargeOn.ANSWERED: "answers 2xx to 4xx, except 401, 402, 403, 407, 408, 425 and 429",

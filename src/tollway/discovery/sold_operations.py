@@ -247,11 +247,12 @@ class _Inputs:
     def close(self, closer: SchemaCloser) -> dict[str, Any]:
         """The schema of all arguments together."""
         whole = Copied(schema={"type": "object", "properties": {}, "additionalProperties": False}, weight=64)
+        whole.weight += sum(len(name) + 6 for name in self._parts)  # what finds no room is named all the same
         for name, part in self._parts.items():
-            fits = whole.weight + part.weight + len(name) <= SCHEMA_WEIGHT_MAX
+            fits = whole.weight + part.weight <= SCHEMA_WEIGHT_MAX
             whole.schema["properties"][name] = part.schema if fits else {}
             whole.refs |= part.refs if fits else set()
-            whole.weight += (part.weight if fits else 2) + len(name) + 4
+            whole.weight += part.weight if fits else 0
         needed = [argument.name for argument in self.arguments if argument.is_required]
         if needed:
             whole.schema["required"] = needed
