@@ -12,14 +12,15 @@ from tollway.registry.plain_text import drop_unclean
 LINK_LENGTH_MAX = 2_048
 
 _ROUNDS = 4
-"""Taking something out can put something together; text that is still not stable after so many loses every `<`."""
+"""Taking something out can put something together; text that is still not stable after so many rounds loses every colon
+and every opening of a tag."""
 
 _TAG = re.compile(r"<[A-Za-z/!?][^<>]*>?")
 _OPENING = re.compile(r"<(?=[A-Za-z/!?])")
-_LINK = re.compile(r"!?\[([^\[\]]*)\]\(([^()]*)\)")
+_LINK = re.compile(r"!?\[([^\[\]]*)\]\(((?:[^()]++|\([^()]*+\))*+)\)")
 _DEFINITION = re.compile(r"^ {0,3}\[[^\[\]]*\]:.*$", re.M)
 _SCHEME = re.compile(
-    r"\b(?:java|vb|live)script\s*:|\b(?:data|file|blob|vbs|view-source|intent)\s*:(?=\S)", re.I
+    r"(?:java|vb|live)script\s*:|\b(?:data|file|blob|vbs|view-source|intent)\s*:(?=\S)", re.I
 )
 _WEB = re.compile(r"https?://[^\s<>\"'`\\]+", re.I)
 _GAPS = re.compile(r"\n{3,}")
@@ -60,8 +61,10 @@ def _clean(text: str, most: int) -> str:
         before = text
         text = _SCHEME.sub("", _DEFINITION.sub("", _LINK.sub(_keep_web, _TAG.sub("", text))))
         if text == before:
-            return text
-    return _OPENING.sub("", _SCHEME.sub("", text)).replace("](", "] (")
+            break
+    else:
+        text = _OPENING.sub("", text).replace(":", " ")
+    return text.replace("](", "] (")
 
 
 def _keep_web(link: re.Match[str]) -> str:
