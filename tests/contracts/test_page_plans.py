@@ -16,6 +16,7 @@ from tollway.storage.catalog_search import find_page, write_search
 from tollway.storage.catalog_tables import listing_table, network_table, tag_table, total_table
 from tollway.storage.database import Database
 from tollway.storage.history_page import history
+from tollway.storage.ownership_store import find_due, find_holder
 from tollway.storage.standing_tables import ownership_table, quality_table
 from tollway.testing.book_samples import NOW_MS, PAYER, PROVIDER, call_row
 from tollway.testing.listing_samples import sample_listing
@@ -194,6 +195,25 @@ async def of_listings(database: Database, request: pytest.FixtureRequest) -> Dat
     await database.write(fill)
     await settle_down(request, database)
     return database
+
+
+async def test_due_proofs_and_the_holder_of_an_origin_are_found_by_their_index(
+    of_listings: Database,
+) -> None:
+    asked: list[tuple[str, Callable[[Connection], object]]] = [
+        ("due", lambda connection: find_due(connection, 5, 10)),
+        ("origin", lambda connection: find_holder(connection, "https://a.example")),
+    ]
+    for name, question in asked:
+
+        def ask(connection: Connection, question: Callable[[Connection], object] = question) -> list[str]:
+            as_if_large(connection)
+            return plans_of(connection, question)
+
+        (plan,) = await of_listings.read(ask)
+        assert f"ix_listing_ownership_{name}" in plan, plan
+        assert "Seq Scan" not in plan, plan
+        assert not is_sorted(plan), plan
 
 
 PAGES: list[tuple[dict[str, Any], str, str]] = [

@@ -56,19 +56,10 @@ class OwnershipStore:
             self._seen.pop(challenge.listing_id, None)  # also when the outcome is unknown
 
     async def find_due(self, *, before_ms: int, limit: int) -> tuple[Stake, ...]:
-        return await self._database.read(lambda connection: _find_due(connection, before_ms, limit))
+        return await self._database.read(lambda connection: find_due(connection, before_ms, limit))
 
     async def find_holder(self, origin: str) -> Address | None:
-        owned, listing = ownership_table.c, listing_table.c
-        oldest = (
-            select(listing.provider)
-            .join(ownership_table, owned.listing_seq == listing.seq)
-            .where(owned.origin == origin, owned.verified_ms.is_not(None))
-            .order_by(owned.listing_seq)
-            .limit(1)
-        )
-        provider = await self._database.read(lambda connection: connection.scalar(oldest))
-        return None if provider is None else Address(provider)
+        return await self._database.read(lambda connection: find_holder(connection, origin))
 
     async def is_verified(self, listing_id: ListingId) -> bool:
         now_ms = self._now_ms()
@@ -144,7 +135,7 @@ def _is_changed(row: Any, challenge: Challenge) -> bool:
     )
 
 
-def _find_due(connection: Connection, before_ms: int, limit: int) -> tuple[Stake, ...]:
+def find_due(connection: Connection, before_ms: int, limit: int) -> tuple[Stake, ...]:
     owned, listing = ownership_table.c, listing_table.c
     columns = (listing.id, listing.provider, listing.pay_to, listing.networks, listing.endpoint)
     due = (
@@ -164,6 +155,19 @@ def _find_due(connection: Connection, before_ms: int, limit: int) -> tuple[Stake
         )
         for row in connection.execute(due)
     )
+
+
+def find_holder(connection: Connection, origin: str) -> Address | None:
+    owned, listing = ownership_table.c, listing_table.c
+    oldest = (
+        select(listing.provider)
+        .join(ownership_table, owned.listing_seq == listing.seq)
+        .where(text(IS_VERIFIED), owned.origin == origin)
+        .order_by(owned.listing_seq)
+        .limit(1)
+    )
+    provider = connection.scalar(oldest)
+    return None if provider is None else Address(provider)
 
 
 def _find_origin(endpoint: str) -> str:

@@ -70,7 +70,13 @@ ownership_table = Table(
     Column("checked_ms", BigInteger, nullable=False),
     Column("failures", Integer, nullable=False),
     PrimaryKeyConstraint("listing_seq", name="pk_listing_ownership"),
-    Index("ix_listing_ownership_origin", "origin", "listing_seq"),
+    Index(
+        "ix_listing_ownership_origin",
+        "origin",
+        "listing_seq",
+        sqlite_where=text(IS_VERIFIED),
+        postgresql_where=text(IS_VERIFIED),
+    ),
     Index(
         "ix_listing_ownership_due",
         "checked_ms",

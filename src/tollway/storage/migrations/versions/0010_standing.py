@@ -55,22 +55,19 @@ def _create_ownership() -> None:
         sa.PrimaryKeyConstraint("listing_seq", name="pk_listing_ownership"),
         sa.ForeignKeyConstraint(["listing_seq"], ["listing.seq"], name="fk_listing_ownership_listing"),
     )
-    op.create_index("ix_listing_ownership_origin", "listing_ownership", ["origin", "listing_seq"])
     verified = sa.text("verified_ms IS NOT NULL")
-    op.create_index(
-        "ix_listing_ownership_due",
-        "listing_ownership",
-        ["checked_ms", "listing_seq"],
-        sqlite_where=verified,
-        postgresql_where=verified,
-    )
-    op.create_index(
-        "ix_listing_ownership_verified",
-        "listing_ownership",
-        ["listing_seq"],
-        sqlite_where=verified,
-        postgresql_where=verified,
-    )
+    for name, columns in (
+        ("origin", ["origin", "listing_seq"]),
+        ("due", ["checked_ms", "listing_seq"]),
+        ("verified", ["listing_seq"]),
+    ):
+        op.create_index(
+            f"ix_listing_ownership_{name}",
+            "listing_ownership",
+            columns,
+            sqlite_where=verified,
+            postgresql_where=verified,
+        )
 
 
 def downgrade() -> None:
