@@ -151,3 +151,8 @@ def test_a_schema_that_leads_into_itself_ends_though_python_would_let_it_go_on()
     finally:
         sys.setrecursionlimit(before)
     assert (told.code, told.pointer) == ("unchecked", "/arguments")
+
+
+def test_a_check_that_is_left_early_leaves_no_depth_behind() -> None:
+    schema = {"properties": {"a": {"items": {"not": {"allOf": [{"type": "string"}]}}}}}
+    assert check_arguments(schema, {"a": list(range(500))}) == ()

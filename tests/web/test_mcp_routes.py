@@ -1,6 +1,7 @@
 """The door of MCP: who may knock, in which revision, with how much, and that nothing is kept between two requests."""
 
 import json
+import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -172,7 +173,7 @@ async def test_a_body_has_a_maximum(gate: SmallGateway) -> None:
     assert (answer.status_code, answer.json()["code"]) == (413, "payload_too_large")
 
 
-@pytest.mark.parametrize("body", [b"{", b"\xff", b"[]", b"[" * 9_000, b"7"])
+@pytest.mark.parametrize("body", [b"{", b"\xff", b"[]", b"[" * 60, b"7"])
 @pytest.mark.parametrize("path", ["/mcp", "/mcp/api_quotes"])
 @pytest.mark.parametrize("version", ["2025-11-25", "2026-07-28", "2099-01-01"])
 async def test_what_is_no_message_is_refused(
@@ -182,6 +183,24 @@ async def test_what_is_no_message_is_refused(
         answer = await client.post(path, content=body, headers={**ACCEPT, "mcp-protocol-version": version})
     assert 400 <= answer.status_code < 500
     assert answer.json()["error"]["code"] < 0
+
+
+@pytest.mark.parametrize("path", ["/mcp", "/mcp/api_quotes"])
+@pytest.mark.parametrize("version", ["2025-11-25", "2026-07-28"])
+async def test_a_message_that_nests_deep_never_reaches_a_parser(
+    gate: SmallGateway, path: str, version: str
+) -> None:
+    body = b'{"a":' * 30_000 + b"1" + b"}" * 30_000
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(1_000_000)  # as a library of ours leaves it
+    try:
+        async with knock(gate) as client:
+            answer = await client.post(
+                path, content=body[:60_000], headers={**ACCEPT, "mcp-protocol-version": version}
+            )
+    finally:
+        sys.setrecursionlimit(before)
+    assert (answer.status_code, answer.json()["code"]) == (400, "invalid_request")
 
 
 @pytest.mark.parametrize("name", ["", "x" * 10_000, "get_api\n", "\u202eapi"])

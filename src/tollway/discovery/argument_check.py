@@ -9,6 +9,8 @@ is spent on it.
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -41,15 +43,18 @@ class _Unchecked(Exception):
 
 def check_arguments(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> tuple[FieldError, ...]:
     """What is wrong with the arguments; empty when they meet the schema (JSON Schema 2020-12). Never raises."""
-    checker = _Checker(STEPS_MAX)
+    before = _check.set(_Check())
     try:
-        return tuple(_tell(error) for error in islice(checker.find(schema, arguments), ERRORS_MAX))
+        errors = _BOUNDED(schema, registry=_NOWHERE).iter_errors(arguments)
+        return tuple(_tell(error) for error in islice(errors, ERRORS_MAX))
     except RecursionError:
         return (_unchecked("nests too deep"),)
     except _Unchecked as exc:
         return (_unchecked(str(exc)),)
     except Exception:  # noqa: BLE001 - a schema of a stranger's can break the checker in any way; it is refused
         return (_unchecked("is not one that can be checked"),)
+    finally:
+        _check.reset(before)
 
 
 def _unchecked(detail: str) -> FieldError:
@@ -58,34 +63,41 @@ def _unchecked(detail: str) -> FieldError:
     )
 
 
-class _Checker:
-    def __init__(self, steps: int) -> None:
-        self._steps = steps
-        self._depth = 0
+@dataclass(slots=True)
+class _Check:
+    """How far one check may still go."""
 
-    def find(self, schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> Iterator[ValidationError]:
-        known = {**Draft202012Validator.VALIDATORS, **_OWN}
-        keywords = {name: self._counted(check) for name, check in known.items()}
-        make: Any = extend  # without types of its own
-        bounded = make(Draft202012Validator, keywords)
-        yield from bounded(schema, registry=Registry()).iter_errors(arguments)
+    steps_left: int = STEPS_MAX
+    depth: int = 0
 
-    def _counted(self, check: Any) -> Any:
-        def checking(validator: Any, value: Any, instance: Any, schema: Any) -> Any:
-            self._steps -= 1 + (_size(value) + _size(schema)) // _SIZE_OF_A_STEP
-            if self._steps < 0:
-                raise _Unchecked("takes too long to check")
-            return self._deeper(check(validator, value, instance, schema))
 
-        return checking
+_check: ContextVar[_Check] = ContextVar("check")
+"""The one that runs: the class of the validator is made once, and its keywords have no other way to know."""
 
-    def _deeper(self, errors: Iterable[ValidationError] | None) -> Iterator[ValidationError]:
-        """Checks run as their errors are asked for: what is inside of a keyword runs between these two lines."""
-        self._depth += 1
-        if self._depth > DEPTH_MAX:
+_NOWHERE: Registry[Any] = Registry()
+"""Knows no document and fetches none."""
+
+
+def _counted(check: Any) -> Any:
+    def checking(validator: Any, value: Any, instance: Any, schema: Any) -> Any:
+        running = _check.get()
+        running.steps_left -= 1 + (_size(value) + _size(schema)) // _SIZE_OF_A_STEP
+        if running.steps_left < 0:
+            raise _Unchecked("takes too long to check")
+        return _deeper(running, check(validator, value, instance, schema))
+
+    return checking
+
+
+def _deeper(running: _Check, errors: Iterable[ValidationError] | None) -> Iterator[ValidationError]:
+    """Checks run as their errors are asked for, and may be left after the first: what is inside of a keyword runs here."""
+    running.depth += 1
+    try:
+        if running.depth > DEPTH_MAX:
             raise _Unchecked("nests too deep")
         yield from errors or ()
-        self._depth -= 1
+    finally:
+        running.depth -= 1
 
 
 def _size(value: object) -> int:
@@ -131,6 +143,15 @@ _OWN: Mapping[str, Any] = {
     "unevaluatedProperties": _pass_by,  # walks the schema again, patterns and all, and counts nothing
     "unevaluatedItems": _pass_by,
 }
+
+
+def _bound() -> Any:
+    known = {**Draft202012Validator.VALIDATORS, **_OWN}
+    make: Any = extend  # without types of its own
+    return make(Draft202012Validator, {name: _counted(check) for name, check in known.items()})
+
+
+_BOUNDED = _bound()
 
 
 _GROUPS = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]")

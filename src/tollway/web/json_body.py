@@ -33,8 +33,7 @@ def parse_json_object(raw: bytes, *, depth_max: int = DEPTH_MAX) -> dict[str, An
 
 
 def _parse_json(raw: bytes, *, depth_max: int) -> Any:
-    if _is_deeper(raw, depth_max):
-        raise _unparsable(f"the body nests deeper than {depth_max} levels")
+    check_depth(raw, depth_max=depth_max)
     try:
         parsed = json.loads(
             raw.decode("utf-8"),
@@ -55,6 +54,12 @@ def _parse_json(raw: bytes, *, depth_max: int) -> Any:
     except RecursionError as exc:
         raise _unparsable("the body nests too deep") from exc
     return parsed
+
+
+def check_depth(raw: bytes, *, depth_max: int = DEPTH_MAX) -> None:
+    """Raises `Refusal` (`invalid_request`) for JSON that nests deeper, before any parser sees it."""
+    if _is_deeper(raw, depth_max):
+        raise _unparsable(f"the body nests deeper than {depth_max} levels")
 
 
 def _is_deeper(raw: bytes, depth_max: int) -> bool:
