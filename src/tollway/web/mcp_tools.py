@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from tollway.discovery.argument_check import check_arguments
+from tollway.discovery.plain_words import clean_line, clean_prose
 from tollway.discovery.shown_listing import arguments_json
 from tollway.discovery.sold_operations import SoldOperation, list_sold_operations
 from tollway.discovery.tool_request import ToolRequest, make_request
@@ -46,6 +47,9 @@ from tollway.web.problems import LastResort, describe_errors, render_problem
 
 OPERATIONS_KEPT_MAX = 32
 """Listings whose operations are remembered. A large document gives some megabytes of them."""
+
+NAME_MAX, FOUND_WORDS_MAX, SHOWN_WORDS_MAX = 120, 300, 4_000
+"""Characters of a listing's name, and of its description where many are found and where one is shown."""
 
 _HEADERS = {
     "paymentTx": "x-payment-tx",
@@ -124,6 +128,7 @@ class ToolRoom:
         return {
             "apiId": listing.id,
             **{name: value for name, value in shape.item(found, has_match=has_match).items() if name != "id"},
+            **_words(listing, FOUND_WORDS_MAX),
             "tags": list(listing.tags),
             "quality": quality_json(found.standing.quality),
             "verified": found.standing.is_verified,
@@ -146,6 +151,7 @@ class ToolRoom:
             content={
                 "apiId": listing.id,
                 **shown,
+                **_words(listing, SHOWN_WORDS_MAX),
                 "tools": [_tool_json(listing, operation) for operation in page],
                 "toolsTotal": len(operations),
                 **({} if next_cursor is None else {"nextCursor": next_cursor}),
@@ -267,6 +273,14 @@ class ToolRoom:
 
 def _pick(operations: Sequence[SoldOperation], tool: str) -> SoldOperation | None:
     return next((one for one in operations if one.tool == tool), None)
+
+
+def _words(listing: Listing, most: int) -> dict[str, str]:
+    """The provider's own, without what hides, reorders or leads astray: a model reads them as they stand."""
+    return {
+        "name": clean_line(listing.name, NAME_MAX),
+        "description": clean_prose(listing.description, most),
+    }
 
 
 def _tool_json(listing: Listing, operation: SoldOperation) -> dict[str, Any]:
