@@ -2,7 +2,16 @@
 
 import asyncio
 
-from tollway.web.document_memory import AT_ONCE_MAX, FRESH_MS, FRESH_MS_MAX, FRESH_TIMES, DocumentMemory
+import pytest
+
+from tollway.web.document_memory import (
+    AT_ONCE_MAX,
+    FRESH_MS,
+    FRESH_MS_MAX,
+    FRESH_TIMES,
+    Document,
+    DocumentMemory,
+)
 
 
 class Writer:
@@ -16,14 +25,15 @@ class Writer:
         self.takes_ms = takes_ms
         self.size = size
 
-    async def write(self) -> bytes:
+    async def write(self) -> Document:
         self.running += 1
         self.running_most = max(self.running, self.running_most)
         await asyncio.sleep(0)
         self.running -= 1
         self.ticks_ms += self.takes_ms
         self.written += 1
-        return b"%d" % self.written + b"." * (self.size - 1)
+        body = b"%d" % self.written + b"." * (self.size - 1)
+        return Document(body=body, etag=f'"{self.written}"')
 
     def memory(self, *, bytes_max: int = 1_000) -> DocumentMemory:
         return DocumentMemory(ticks_ms=lambda: self.ticks_ms, bytes_max=bytes_max)
@@ -93,6 +103,19 @@ async def test_the_ones_not_asked_for_longest_are_dropped_first() -> None:
 async def test_one_larger_than_the_memory_is_given_out_and_not_kept() -> None:
     writer = Writer(size=9)
     memory = writer.memory(bytes_max=8)
-    assert len(await memory.take("a", 1, writer.write)) == 9
+    assert len((await memory.take("a", 1, writer.write)).body) == 9
     await memory.take("a", 1, writer.write)
     assert writer.written == 2
+
+
+async def test_what_could_not_be_written_is_tried_again() -> None:
+    writer = Writer()
+    memory = writer.memory()
+
+    async def fail() -> Document:
+        raise OSError("away")
+
+    for _ in range(2 * AT_ONCE_MAX):
+        with pytest.raises(OSError, match="away"):
+            await memory.take("a", 1, fail)
+    assert (await memory.take("a", 1, writer.write)).etag == '"1"'

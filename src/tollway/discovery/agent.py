@@ -124,7 +124,7 @@ def _interfaces(shown: ShownListing) -> dict[str, Any]:
             "transport": "streamable-http",
             "revisions": list(MCP_REVISIONS),
             "tools": "each operation by its tool name; at /mcp by proxy_tool_call, toolName <id>.<tool>",
-            "payment": "_meta x402/payment, or arguments paymentTx, paymentSignature, paymentSignatureParams",
+            "payment": "_meta x402/payment, or (bound form) arguments paymentTx, paymentSignature, paymentSignatureParams",
         },
     }
 

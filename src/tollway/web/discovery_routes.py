@@ -23,7 +23,7 @@ from tollway.registry.catalog import Catalog
 from tollway.registry.listing import Listing
 from tollway.registry.pricing import payable_assets
 from tollway.web.bazaar_routes import BazaarDesk, IsOffered, describe_for_bazaar
-from tollway.web.document_memory import DocumentMemory
+from tollway.web.document_memory import Document, DocumentMemory
 from tollway.web.listing_finder import find_shown_listing
 from tollway.web.listing_wire import ListingShape, etag_of, has_etag, is_same_weakly, render_json
 from tollway.web.wire import format_time
@@ -87,26 +87,26 @@ class DocumentRoutes:
         listing_id = ListingId(request.path_params["apiId"])
         listing = await find_shown_listing(self._desk.catalog, listing_id)
 
-        async def write() -> bytes:
+        async def write() -> Document:
             return await self._write(listing, compose)
 
-        body = await self._memory.take(f"{kind} {listing_id}", listing.revision, write)
+        document = await self._memory.take(f"{kind} {listing_id}", listing.revision, write)
         headers = {
-            "ETag": etag_of(listing, body),
+            "ETag": document.etag,
             "Cache-Control": CACHE_CONTROL,
             "Link": f'<{self._desk.shape.url_of(listing_id)}>; rel="describes"',
         }
         known = request.headers.get("if-none-match")
         if known is not None and has_etag(known, headers["ETag"], same=is_same_weakly):
             return Response(status_code=304, headers=headers)
-        return Response(body, media_type=media_type, headers=headers)
+        return Response(document.body, media_type=media_type, headers=headers)
 
-    async def _write(self, listing: Listing, compose: Compose) -> bytes:
+    async def _write(self, listing: Listing, compose: Compose) -> Document:
         """What may be large is done in a thread; what asks the gateway's own state is not."""
         operations = await asyncio.to_thread(list_sold_operations, listing)
         shown = await self._gather(listing, operations)
         entry = describe_for_bazaar(self._desk.bazaar, listing)
-        return await asyncio.to_thread(compose, shown, entry)
+        return await asyncio.to_thread(_finish, compose, shown, entry)
 
     async def _gather(self, listing: Listing, operations: tuple[SoldOperation, ...]) -> ShownListing:
         desk = self._desk
@@ -132,6 +132,11 @@ class DocumentRoutes:
             for asset in assets
             for price in prices
         )
+
+
+def _finish(compose: Compose, shown: ShownListing, entry: dict[str, Any] | None) -> Document:
+    body = compose(shown, entry)
+    return Document(body=body, etag=etag_of(shown.listing, body))
 
 
 def _openapi(shown: ShownListing) -> dict[str, Any]:

@@ -21,9 +21,17 @@ AT_ONCE_MAX = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """As it goes over the wire, with its tag: a digest of something large is not made for each who asks."""
+
+    body: bytes
+    etag: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Kept:
     revision: int
-    body: bytes
+    document: Document
     until_ms: int
 
 
@@ -37,7 +45,7 @@ class DocumentMemory:
         self._bytes = 0
         self._turns = asyncio.Semaphore(AT_ONCE_MAX)
 
-    async def take(self, name: str, revision: int, write: Callable[[], Awaitable[bytes]]) -> bytes:
+    async def take(self, name: str, revision: int, write: Callable[[], Awaitable[Document]]) -> Document:
         """The document of that name and revision; written by `write` when none is kept."""
         known = self._find(name, revision)
         if known is not None:
@@ -47,23 +55,23 @@ class DocumentMemory:
             if known is not None:
                 return known
             began_ms = self._ticks_ms()
-            body = await write()
+            document = await write()
             now_ms = self._ticks_ms()
             fresh_ms = min(max(FRESH_MS, FRESH_TIMES * (now_ms - began_ms)), FRESH_MS_MAX)
-            self._keep(name, _Kept(revision=revision, body=body, until_ms=now_ms + fresh_ms))
-            return body
+            self._keep(name, _Kept(revision=revision, document=document, until_ms=now_ms + fresh_ms))
+            return document
 
-    def _find(self, name: str, revision: int) -> bytes | None:
+    def _find(self, name: str, revision: int) -> Document | None:
         kept = self._kept.get(name)
         if kept is None or kept.revision != revision or kept.until_ms <= self._ticks_ms():
             return None
         self._kept.move_to_end(name)
-        return kept.body
+        return kept.document
 
     def _keep(self, name: str, kept: _Kept) -> None:
         before = self._kept.pop(name, None)
-        self._bytes += len(kept.body) - (len(before.body) if before else 0)
+        self._bytes += len(kept.document.body) - (len(before.document.body) if before else 0)
         self._kept[name] = kept
         while self._bytes > self._bytes_max:
             _, oldest = self._kept.popitem(last=False)
-            self._bytes -= len(oldest.body)
+            self._bytes -= len(oldest.document.body)
