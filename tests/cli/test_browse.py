@@ -25,7 +25,7 @@ MEASURED = {"calls30d": 12034, "successRate30d": 0.9981, "p50Ms": 120, "p95Ms": 
 UNMEASURED = dict.fromkeys(MEASURED)
 DETAILS = {
     "api_1": {"networks": ["eip155:8453", "eip155:84532"], "quality": MEASURED, "verified": True},
-    "api_2": {"networks": ["eip155:8453"], "quality": UNMEASURED, "verified": False},
+    "api_2": {"networks": ["eip155:8453\x1b[31m"], "quality": UNMEASURED, "verified": False},
 }
 AGENT = {"id": "api_1", "name": "Rain", "whenToUse": "to\nname  Sun", "payment": {"required": True}}
 

@@ -129,6 +129,40 @@ async def test_a_repeat_after_a_lost_answer_is_the_same_call(make, gateway):
     assert keys_seen(gateway)[-1] not in before
 
 
+class Cut(httpx.AsyncByteStream):
+    async def __aiter__(self):
+        yield b"half of"
+        raise httpx.ReadError("cut")
+
+
+async def test_what_was_paid_by_a_transfer_and_cut_off_is_asked_for_again_and_not_paid(make, gateway, chain):
+    """The price is spent by the wallet's own books. The key finds the stored answer, and the spent payment says whose."""
+
+    def cuts(request):
+        told = gateway._call(request)
+        return httpx.Response(told.status_code, headers={**gateway.relayed("charged", rest=0)}, stream=Cut())
+
+    gateway.answers = [lambda _: gateway.refuse(402, "payment_required"), cuts]
+    call = {"apiId": API, "path": "/a"}
+    assert error_of(await use(make(rail="tx"), "call_api", **call))["code"] == "gateway_unreachable"
+    (paid,) = make().client.payments()
+    assert (paid.rest, len(chain.broadcasts)) == (0, 1)
+    stored = httpx.Response(200, text="whole", headers=gateway.relayed("charged", rest=0))
+    gateway.answers = [lambda _: stored]
+    assert (await use(make(rail="tx"), "call_api", **call)).document["body"] == "whole"
+    assert gateway.seen[-1].headers["x-payment-tx"] == str(paid.tx_hash)
+    assert (len(set(keys_seen(gateway))), len(chain.broadcasts)) == (1, 1)
+
+
+async def test_a_repeat_that_finds_no_stored_answer_is_paid_for(make, gateway, chain):
+    tools = make(rail="tx")
+    await use(tools, "call_api", apiId=API, path="/a")
+    gateway.answers = [lambda _: gateway.refuse(503, "api_paused", {"paymentState": "none"})]
+    assert (await use(tools, "call_api", apiId=API, path="/b")).is_error
+    assert not (await use(tools, "call_api", apiId=API, path="/b")).is_error
+    assert (gateway.served, len(chain.broadcasts)) == (2, 2)
+
+
 async def test_a_cancelled_call_keeps_its_key_and_its_authorisation(make, gateway):
     is_shown, is_hanging = asyncio.Event(), [True]
 
@@ -160,15 +194,21 @@ async def test_a_refusal_that_tells_nothing_of_an_earlier_sending_keeps_the_key(
 
 
 async def test_the_same_call_twice_at_once_goes_under_one_key(make, gateway):
-    tools = make()
-    async with asyncio.TaskGroup() as group:
+    are_both_here, arrived = asyncio.Event(), []
+
+    async def answer(request):
+        arrived.append(request)
+        if len(arrived) == 2:
+            are_both_here.set()
+        await are_both_here.wait()
+        return gateway.handle(request)
+
+    tools = make(transport=httpx.MockTransport(answer), chains=[CHAIN], rpc_urls={}, rail="x402")
+    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
         for _ in range(2):
             group.create_task(use(tools, "call_api", apiId=API, path="/a"))
-        group.create_task(use(tools, "call_api", apiId=API, path="/b"))
-    by_path: dict[str, set] = {}
-    for request in gateway.seen:
-        by_path.setdefault(request.url.path[-2:], set()).add(request.headers["idempotency-key"])
-    assert {path: len(keys) for path, keys in by_path.items()} == {"/a": 1, "/b": 1}
+    assert len(arrived) == 4
+    assert len(set(keys_seen(gateway))) == 1
 
 
 async def test_an_agents_own_key_is_used_as_it_is(make, gateway):

@@ -6,10 +6,14 @@ import pytest
 
 from tollway.client.desk import Desk
 from tollway.client.steps import (
+    AuthorizationState,
     Learn,
+    LearnAuthorization,
     PaidAlready,
     Recall,
+    SignedAuthorization,
     Store,
+    StoreAuthorization,
     Stored,
     Transfer,
     TransferState,
@@ -84,3 +88,30 @@ def test_what_is_paid_for_several_calls_is_everybodys(desk):
     made = payment(desk, amount=20_000, rest=20_000)
     desk.settle_locally(Store(transfer=made, price=10_000), maker)
     assert desk.settle_locally(Recall(payees=(PAYEE,)), other) == (made,)
+
+
+@pytest.mark.parametrize("ended", [TransferState.FAILED, TransferState.REPLACED])
+def test_a_transfer_that_moved_nothing_is_no_part_of_the_session(desk, ended):
+    plan, made = desk.plan_call("api_1", "/1", {}), payment(desk)
+    desk.settle_locally(Store(transfer=made, price=10_000), plan)
+    assert dict(desk.session.spent()) == {"USDC": 10**16}
+    desk.settle_locally(Learn(tx_hash=made.tx_hash, state=ended, rest=0), plan)
+    assert dict(desk.session.spent()) == {}
+
+
+def test_what_an_authorisation_has_paid_stays_part_of_the_session(desk):
+    plan = desk.plan_call("api_1", "/1", {})
+    signed = SignedAuthorization(
+        nonce=b"\x09" * 32,
+        proof="proof",
+        asset=USDC,
+        payer=desk.wallet.address,
+        pay_to=PAYEE,
+        gateway=GATEWAY,
+        amount=10_000,
+        valid_before=1,
+    )
+    desk.settle_locally(StoreAuthorization(authorization=signed), plan)
+    for state in (AuthorizationState.CHARGED, AuthorizationState.RELEASED):
+        desk.settle_locally(LearnAuthorization(nonce=signed.nonce, state=state), plan)
+    assert dict(desk.session.spent()) == {"USDC": 10**16}

@@ -270,3 +270,40 @@ def test_processes_that_race_for_the_budget_never_exceed_it(store_path):
         racer.stdin.flush()
     outcomes = [word for racer in racers for word in racer.communicate(timeout=60)[0].split()]
     assert (outcomes.count("Stored"), outcomes.count("OverBudget")) == (10, 10)
+
+
+def test_the_last_spent_payment_is_one_that_bought_calls_of_that_listing_and_is_used_up(store):
+    def remembered(number, *, rest, is_served, api_id="api_1", **changes):
+        made = transfer(number, **changes)
+        store.recall(payer=PAYER, gateway=made.gateway, api_id=api_id, payees=(made.pay_to,))
+        store.store(made, budget=None)
+        store.learn(made.tx_hash, TransferState.CONFIRMED, rest, is_served=is_served)
+        return made.tx_hash
+
+    def last(api_id="api_1"):
+        found = store.last_spent(payer=PAYER, gateway=GATEWAY, api_id=api_id)
+        return [entry.tx_hash for entry in found]
+
+    same = {"pay_to": Address(b"\x44" * 20)}
+    remembered(1, rest=10_000, is_served=True, **same)
+    assert last() == []
+    remembered(2, rest=0, is_served=False, **same)
+    assert last() == []
+    first, second = (remembered(number, rest=0, is_served=True, **same) for number in (3, 4))
+    assert last() == [second]
+    assert first != second
+    remembered(5, rest=0, is_served=True, api_id="api_2")
+    remembered(6, rest=0, is_served=True, gateway="http://other", **same)
+    assert last() == [second]
+    assert last("api_9") == []
+
+
+def test_what_was_spent_is_told_by_currency(store):
+    dai = Asset(chain_id=ChainId(1), token=Address(b"\x06" * 20), symbol="DAI", decimals=18)
+    assert store.spent(PAYER) == {}
+    store.store(transfer(1), budget=None)
+    store.store(transfer(2, asset=dai, amount=5, rest=5), budget=None)
+    store.store(transfer(3), budget=None)
+    store.learn(transfer(3).tx_hash, TransferState.FAILED, 0)
+    assert store.spent(PAYER) == {"DAI": 5, "USDC": 10**16}
+    assert store.spent(Address(b"\x02" * 20)) == {}

@@ -36,9 +36,14 @@ class CallPlan:
     body: bytes = field(repr=False)
     rules: Rules
 
+    @property
+    def idempotency_key(self) -> str:
+        """Empty without one."""
+        return str(httpx.Headers(list(self.headers)).get("Idempotency-Key", ""))
+
     def digest(self, gateway: str) -> bytes:
         """What makes two runs the same request: gateway, listing, method, target, idempotency key, body."""
-        key = httpx.Headers(list(self.headers)).get("Idempotency-Key", "")
+        key = self.idempotency_key
         parts = (
             gateway.encode(),
             self.api_id.encode(),

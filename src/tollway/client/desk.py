@@ -130,6 +130,8 @@ class Desk:
         # Authorisations likewise, by nonce; and those that calls of this process have left without an outcome.
         self._shown: dict[bytes, CallPlan] = {}
         self._left: set[bytes] = set()
+        # Keys of requests that were begun before, and are without an answer.
+        self._repeated: set[str] = set()
         # Held while a payment is stored and its owner noted, so that no other call sees the one without the other.
         self._speaking = threading.Lock()
         self.store = SpendingStore(Path(path), now_ms=self._now_ms)
@@ -138,8 +140,16 @@ class Desk:
     def max_price(self) -> Cap:
         return self._rules.max_price
 
-    def fresh_key(self) -> str:
-        return self._entropy(16).hex()
+    def keep_key(self, payer: Address, plan: CallPlan) -> str:
+        fresh = self._entropy(16).hex()
+        key = self.store.keep_key(payer=payer, request=plan.digest(str(self.origin)), fresh=fresh)
+        if key != fresh:
+            self._repeated.add(key)
+        return key
+
+    def drop_key(self, payer: Address, plan: CallPlan, key: str) -> None:
+        self.store.drop_key(payer=payer, request=plan.digest(str(self.origin)), key=key)
+        self._repeated.discard(key)
 
     # ---- One call.
 
@@ -281,6 +291,15 @@ class Desk:
             known = self.store.recall(
                 payer=wallet.address, gateway=str(self.origin), api_id=plan.api_id, payees=step.payees
             )
+            if plan.idempotency_key in self._repeated and not step.payees:
+                # What the earlier run paid may be spent, and its answer still be there: the key finds it, and any
+                # payment of ours that counts there says who asks. Shown first, so that nothing is paid for it again.
+                known = (
+                    *self.store.last_spent(
+                        payer=wallet.address, gateway=str(self.origin), api_id=plan.api_id
+                    ),
+                    *known,
+                )
         return tuple(transfer for transfer in known if transfer.tx_hash not in others)
 
     def _others(self, plan: CallPlan) -> frozenset[TxHash]:

@@ -79,12 +79,10 @@ class CallerBase:
         desk = self._desk
         if desk.wallet is None:
             return None
-        request = desk.plan_call(api_id, path, options).digest(str(desk.origin))
-        return desk.store.keep_key(payer=desk.wallet.address, request=request, fresh=desk.fresh_key())
+        return desk.keep_key(desk.wallet.address, desk.plan_call(api_id, path, options))
 
     def drop_key(self, key: str, api_id: str, path: str = "", **options: Unpack[CallOptions]) -> None:
         """The answer to that request is known and handed over: the same request again is another call."""
         desk = self._desk
         if desk.wallet is not None:
-            request = desk.plan_call(api_id, path, options).digest(str(desk.origin))
-            desk.store.drop_key(payer=desk.wallet.address, request=request, key=key)
+            desk.drop_key(desk.wallet.address, desk.plan_call(api_id, path, options), key)

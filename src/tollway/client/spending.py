@@ -128,6 +128,17 @@ class SpendingStore:
             sorted(found, key=lambda t: (order.index(t.state), -to_atto(t.rest, t.asset), t.tx_hash))
         )
 
+    def last_spent(self, *, payer: Address, gateway: str, api_id: str) -> tuple[Transfer, ...]:
+        """The newest payment to a payee of this listing that bought calls and has nothing left; none or one."""
+        with self._transaction() as connection:
+            found = _select(
+                connection,
+                "payer = ? AND gateway = ? AND state = 'confirmed' AND rest = '0' AND served > 0 AND"
+                " pay_to IN (SELECT pay_to FROM payee WHERE payee.gateway = ? AND api_id = ?)",
+                (str(payer), gateway, gateway, api_id),
+            )
+        return found[-1:]
+
     def next_nonce(self, *, payer: Address, chain_id: ChainId, pending: int) -> int:
         """One more than the highest nonce of our own, mined ones too: what the node told may be older than what we
         know. 0 without any. First of all a nonce from
