@@ -20,6 +20,8 @@ from mcp.client import Client
 from mcp.client.stdio import stdio_client
 from tollway_live_street import PRICE_UNITS, poll
 
+from tollway.client import AsyncTollwayClient, Wallet
+
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 MODES = ("legacy", "2026-07-28")
@@ -199,6 +201,30 @@ async def _until_it_breaks(agent: Agent, wish: dict[str, str]) -> bool:
     with pytest.raises(MCPError):
         await agent.client.call_tool("call_api", wish)
     return True
+
+
+@pytest.mark.parametrize("rail", ["tx", "x402"])
+async def test_a_repeat_under_a_kept_key_gets_the_stored_answer_and_moves_nothing(
+    market: Market, rail: Any
+) -> None:
+    """The price is spent, by the wallet's own books too, and the answer was never handed over."""
+    payer, target = await market.street.wallet(), f"/quote/KEPT{rail}"
+    before, driver = await market.balance(payer), market.street.driver
+    options: dict[str, Any] = {"rail": rail, "store_path": market.folder / f"{rail}.sqlite3"}
+    options |= {
+        "wallet": Wallet.from_key(payer.private_key),
+        "rpc_urls": {driver.chain_id: driver.rpc_url},
+    }
+    bodies = []
+    for _ in range(2):
+        async with AsyncTollwayClient(market.gateway.base_url, **options) as client:
+            key = client.keep_key(market.api_id, target)
+            answer = await client.call(market.api_id, target, idempotency_key=key)
+            assert (answer.status_code, answer.payment.state) == (200, "charged")
+            bodies.append((answer.content, answer.payment.call_id))
+    assert answer.headers["Idempotency-Replayed"] == "true"
+    assert bodies[0] == bodies[1]
+    assert (await market.balance(payer), market.served(target)) == (before - PRICE_UNITS, 1)
 
 
 async def test_ctrl_c_ends_it_though_nobody_closes_its_stdin(market: Market) -> None:
