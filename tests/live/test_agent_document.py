@@ -126,6 +126,46 @@ async def test_its_form_of_a_transaction_pays_for_several_calls(market: Market) 
     assert await market.earned() - before == 2 * PRICE_UNITS
 
 
+async def test_its_words_on_mcp_call_the_same_operations(market: Market) -> None:
+    agent, payer = await market.fetch_agent(), await market.street.wallet()
+    listed = await _ask_mcp(market, agent, "tools/list")
+    assert [tool["name"] for tool in listed["tools"]] == [one["tool"] for one in agent["operations"]]
+    operation = next(one for one in agent["operations"] if one["path"] == "/quote/{symbol}")
+    option = reader.find_option(agent, "tx")
+    paid = await market.street.send_tokens(payer, Address.parse(option["payTo"]), int(option["amount"]))
+    url = operation["example"]["url"]
+    shown = reader.show_transaction(agent, payer.private_key, str(paid), method="GET", url=url)
+    names = re.findall(r"payment[A-Z][A-Za-z]+", agent["interfaces"]["mcp"]["payment"])
+    arguments = {"symbol": "ETH", **dict(zip(names, shown.values(), strict=True))}
+    told = await _ask_mcp(market, agent, "tools/call", name=operation["tool"], arguments=arguments)
+    assert told.get("isError", False) is False, told
+    assert "price" in json.dumps(told)
+
+
+async def _ask_mcp(market: Market, agent: dict[str, Any], method: str, **params: Any) -> dict[str, Any]:
+    """One request of the stateless revision."""
+    mcp = agent["interfaces"]["mcp"]
+    revision = mcp["revisions"][0]
+    word = "io.modelcontextprotocol/"
+    meta = {f"{word}protocolVersion": revision, f"{word}clientCapabilities": {}}
+    content = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {**params, "_meta": meta}}
+    headers = [
+        ("Content-Type", "application/json"),
+        ("Accept", "application/json, text/event-stream"),
+        ("MCP-Protocol-Version", revision),
+        ("Mcp-Method", method),
+        *([("Mcp-Name", params["name"])] if "name" in params else []),
+    ]
+    reply = await market.street.send(
+        mcp["url"], method="POST", headers=headers, content=json.dumps(content).encode()
+    )
+    assert reply.status == 200, reply.body
+    text = reply.body.decode()
+    told = json.loads(text if text.startswith("{") else text.partition("data: ")[2].partition("\n")[0])
+    result: dict[str, Any] = told["result"]
+    return result
+
+
 async def test_its_words_on_signing_in_show_the_bill(market: Market) -> None:
     agent, payer = await fetch_with_x402(market), await market.street.wallet()
     answer = await market.send(find_example(agent, "GET"), reader.pay_by_x402(agent, payer.private_key))
