@@ -80,7 +80,8 @@ class Reputation:
         """What one gateway does for all."""
         async with asyncio.TaskGroup() as group:
             group.create_task(repeat(RENEW_INTERVAL_S, self._quality.renew))
-            group.create_task(repeat(OWNERSHIP_INTERVAL_S, self._rounds.check_due))
+            interval_s = min(OWNERSHIP_INTERVAL_S, self._limits.ownership_recheck_s)
+            group.create_task(repeat(interval_s, self._rounds.check_due))
 
     async def _look(self, challenge: Challenge) -> tuple[Method, ...]:
         return (await self.checker.look(challenge)).proved
