@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.postgres]
 
 DEADLINE_S = 20.0
 """Of a busy machine; the second itself is held by `storage/test_shelf_cache.py`, on a clock of its own."""
-DUTIES = ("sweeper", "watcher")
+DUTIES = ("sweeper", "watcher", "reputation")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,14 @@ from dataclasses import dataclass, field
 
 from tollway.errors import StorageUnavailable
 from tollway.identifiers import ListingId
-from tollway.registry.quality_keeper import BATCH, BATCHES_MAX, BUSY_CALLS, BUSY_WAIT_MS, QualityKeeper
+from tollway.registry.quality_keeper import (
+    ADDED_AT_ONCE,
+    BATCH,
+    BATCHES_MAX,
+    BUSY_CALLS,
+    BUSY_WAIT_MS,
+    QualityKeeper,
+)
 from tollway.registry.quality_tally import FAILED, Counts, QualityTally, bucket_of, day_of
 
 ONE = ListingId("api_1")
@@ -24,10 +31,13 @@ class Notebook:
     old_rows: int = 0
     is_away: bool = False
     is_adding: bool = True
+    lots_left: int | None = None
 
     async def add(self, counts: Counts, *, day: int) -> None:
-        if self.is_away or not self.is_adding:
+        if self.is_away or not self.is_adding or self.lots_left == 0:
             raise StorageUnavailable
+        if self.lots_left is not None:
+            self.lots_left -= 1
         if counts:
             self.added.append((dict(counts), day))
         for (listing_id, _), count in counts.items():
@@ -84,6 +94,19 @@ async def test_an_outage_loses_nothing() -> None:
     await scene.keeper.write_down()
     assert scene.book.calls == {ONE: 2}
     assert scene.book.summed == [ONE]
+
+
+async def test_many_counts_are_written_in_lots_and_the_rest_is_kept() -> None:
+    scene = Scene()
+    for number in range(2 * ADDED_AT_ONCE + 1):
+        scene.tally.note(ListingId(f"api_{number:04}"), FAST)
+    scene.book.lots_left = 1
+    await scene.keeper.write_down()
+    assert [len(lot) for lot, _ in scene.book.added] == [ADDED_AT_ONCE]
+    scene.book.lots_left = None
+    await scene.keeper.write_down()
+    assert [len(lot) for lot, _ in scene.book.added] == [ADDED_AT_ONCE, ADDED_AT_ONCE, 1]
+    assert set(scene.book.calls.values()) == {1}
 
 
 async def test_a_sum_that_failed_is_due_again() -> None:

@@ -73,7 +73,7 @@ class SchemaCopier:
         self._document = document
         self._prefix = prefix
         self._is_checked = is_checked
-        self._copies: dict[int, Copied] = {}  # by identity: the document is held, so none is given twice
+        self._copies: dict[int, tuple[object, Copied]] = {}  # by identity; held, so that none is given twice
         self._names: dict[str, str] = {}
         self._raws: dict[str, object] = dict.fromkeys(taken)
         self._definitions: dict[str, Copied] = {}
@@ -163,8 +163,8 @@ class SchemaCopier:
             return Copied()
         known = self._copies.get(id(raw))
         if known is None:
-            known = self._copies[id(raw)] = self._read(raw, depth)
-        return known
+            known = self._copies[id(raw)] = (raw, self._read(raw, depth))
+        return known[1]
 
     def _read(self, raw: Mapping[str, Any], depth: int) -> Copied:
         copied = Copied()

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 from urllib.parse import unquote
 
+from tollway.registry.plain_text import find_unclean
+
 METHODS = ("get", "put", "post", "delete", "options", "head", "patch")
 OPERATIONS_MAX = 2_000
 PARAMETERS_MAX, NAME_LENGTH_MAX = 50, 128
@@ -77,7 +79,9 @@ class ProviderDocument:
                 continue
             if place == "path":
                 name = _plain_name(name)
-            if not 0 < len(name) <= NAME_LENGTH_MAX or (place == "path" and name not in variables):
+            if not 0 < len(name) <= NAME_LENGTH_MAX or find_unclean(name, is_multiline=False) is not None:
+                continue
+            if place == "path" and name not in variables:
                 continue
             found[(name, str(place))] = DocumentParameter(  # the operation's own comes last
                 name=name,

@@ -12,7 +12,9 @@ from tollway.registry.quality_book import QualityBook
 from tollway.registry.quality_tally import QualityTally, day_of
 
 BATCH = 10
-"""Listings that are summed up in one transaction: a few milliseconds of a SQLite file's one writer."""
+"""Listings that are summed up in one transaction: calls wait for the one writer of a SQLite file."""
+ADDED_AT_ONCE = 200
+"""Counts that are written in one transaction, for the same reason."""
 BATCHES_MAX = 20
 """In a row; what is left is due at the next turn."""
 BUSY_CALLS = 500
@@ -46,16 +48,18 @@ class QualityKeeper:
     async def write_down(self, *, is_last: bool = False) -> None:
         """What was counted since the last time, and the sums that are due. `is_last`: also those that could wait."""
         now_ms = self._now_ms()
-        counts = self._tally.take()
-        try:
-            await self._book.add(counts, day=day_of(now_ms))
-        except StorageUnavailable:
-            # It may have been written all the same: counted twice is better than a good day lost to an outage.
-            self._tally.give_back(counts)
-            return
-        for listing_id, _ in counts:
-            if len(self._due) < WAITING_MAX:
-                self._due[listing_id] = None
+        counts = list(self._tally.take().items())
+        for start in range(0, len(counts), ADDED_AT_ONCE):
+            lot = dict(counts[start : start + ADDED_AT_ONCE])
+            try:
+                await self._book.add(lot, day=day_of(now_ms))
+            except StorageUnavailable:
+                # It may have been written all the same: counted twice is better than a good day lost to an outage.
+                self._tally.give_back(dict(counts[start:]))
+                return
+            for listing_id, _ in lot:
+                if len(self._due) < WAITING_MAX:
+                    self._due[listing_id] = None
         ready = [one for one in self._due if is_last or self._not_before_ms.get(one, 0) <= now_ms]
         for start in range(0, min(len(ready), BATCH * BATCHES_MAX), BATCH):
             await self._sum_up(ready[start : start + BATCH], now_ms)

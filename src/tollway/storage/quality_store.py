@@ -1,9 +1,12 @@
 """The quality of listings in SQL: what `registry/quality_book.py` promises, on both dialects.
 
 The counts of a day are only ever added to, in the order of their key, so gateways that write at once wait for each
-other and never in a circle. A sum is made under a lock on its listing's row: so its reader sees all that was added before.
+other and never in a circle. A sum knows all that was added before: on PostgreSQL it is made under a lock on its listing's
+row; on SQLite, where there is one gateway, one is made after the other, and what it reads is not read by the one writer,
+whom calls wait for.
 """
 
+import asyncio
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -17,12 +20,16 @@ from tollway.storage.catalog_tables import listing_table
 from tollway.storage.database import Database
 from tollway.storage.standing_tables import quality_day_table, quality_table
 
+_Sums = dict[ListingId, tuple[int, dict[Bucket, int]]]
+"""The listing's number, and its calls of 30 days by bucket."""
+
 
 class QualityStore:
     """A `QualityBook` over a `Database`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._summing = asyncio.Lock()
 
     async def add(self, counts: Counts, *, day: int) -> None:
         rows = [
@@ -36,9 +43,17 @@ class QualityStore:
         if not listing_ids:
             return {}
         wanted = list(listing_ids)
-        return await self._database.write(
-            lambda connection: _sum_up(connection, wanted, today=today), flush=False
-        )
+        if self._database.dialect == "sqlite":
+            async with self._summing:
+                sums = await self._database.read(lambda connection: _read_sums(connection, wanted, today))
+                await self._database.write(
+                    lambda connection: _write_sums(connection, sums, today), flush=False
+                )
+        else:
+            sums = await self._database.write(
+                lambda connection: _sum_up_alone(connection, wanted, today), flush=False
+            )
+        return {listing_id: sum(counts.values()) for listing_id, (_, counts) in sums.items()}
 
     async def find_outdated(self, *, today: int, count_max: int) -> tuple[ListingId, ...]:
         quality, listing = quality_table.c, listing_table.c
@@ -76,23 +91,32 @@ def _add(connection: Connection, rows: list[dict[str, Any]]) -> None:
     connection.execute(more, rows)
 
 
-def _sum_up(connection: Connection, wanted: list[ListingId], *, today: int) -> Mapping[ListingId, int]:
+def _sum_up_alone(connection: Connection, wanted: list[ListingId], today: int) -> _Sums:
+    found = select(listing_table.c.id).where(listing_table.c.id.in_(wanted)).order_by(listing_table.c.id)
+    # Others that sum up wait here; no call does, and no edit of anything but the listing itself.
+    connection.execute(found.with_for_update(key_share=True)).all()
+    sums = _read_sums(connection, wanted, today)
+    _write_sums(connection, sums, today)
+    return sums
+
+
+def _read_sums(connection: Connection, wanted: list[ListingId], today: int) -> _Sums:
     listing, counted = listing_table.c, quality_day_table.c
-    found = select(listing.id, listing.seq).where(listing.id.in_(wanted)).order_by(listing.id)
-    # Against each other alone: no call and no edit of anything but the listing itself waits for that lock.
-    seqs = {row.id: row.seq for row in connection.execute(found.with_for_update(key_share=True))}
-    sums = (
+    known = connection.execute(select(listing.id, listing.seq).where(listing.id.in_(wanted)))
+    sums: _Sums = {ListingId(row.id): (row.seq, {}) for row in known}
+    added = (
         select(counted.listing_id, counted.bucket, func.sum(counted.calls).label("calls"))
-        .where(counted.listing_id.in_(list(seqs)), counted.day >= first_day(today))
+        .where(counted.listing_id.in_(list(sums)), counted.day >= first_day(today))
         .group_by(counted.listing_id, counted.bucket)
     )
-    buckets: dict[ListingId, dict[Bucket, int]] = {ListingId(listing_id): {} for listing_id in seqs}
-    if seqs:
-        for row in connection.execute(sums):
-            buckets[row.listing_id][row.bucket] = int(row.calls)
-    for listing_id, counts in buckets.items():
-        _write_sum(connection, seqs[listing_id], counts, today=today)
-    return {listing_id: sum(counts.values()) for listing_id, counts in buckets.items()}
+    for row in connection.execute(added) if sums else ():
+        sums[row.listing_id][1][row.bucket] = int(row.calls)
+    return sums
+
+
+def _write_sums(connection: Connection, sums: _Sums, today: int) -> None:
+    for seq, counts in sums.values():
+        _write_sum(connection, seq, counts, today=today)
 
 
 def _write_sum(connection: Connection, seq: int, counts: Mapping[Bucket, int], *, today: int) -> None:
