@@ -27,7 +27,7 @@ from tollway.discovery.site_contract import SiteKind
 from tollway.discovery.site_openapi import Site, build_site_openapi
 from tollway.errors import Code, Problem, Refusal
 from tollway.registry.catalog import Catalog, ListingQuery
-from tollway.web.document_memory import DocumentMemory
+from tollway.web.document_memory import Document, DocumentMemory
 from tollway.web.listing_query import PAGE_MAX, WORDS_LENGTH_MAX
 from tollway.web.listing_wire import has_etag, is_same_weakly, render_json
 from tollway.web.problems import KINDS
@@ -110,12 +110,12 @@ class SiteRoutes:
         return Response(write_home(page, asked), media_type=_HTML, headers={**headers, "Link": self._links})
 
     async def show_openapi(self, request: Request) -> Response:
-        body = await self._memory.take("openapi", 0, self._write_openapi)
-        return self._answer(request, body, "application/json")
+        document = await self._memory.take("openapi", 0, self._write_openapi)
+        return self._answer(request, document, "application/json")
 
     async def show_docs(self, request: Request) -> Response:
-        body = await _read_page("docs.html")
-        return self._answer(request, body, _HTML, more={"Content-Security-Policy": DOCS_RULES})
+        document = await _read_page("docs.html")
+        return self._answer(request, document, _HTML, more={"Content-Security-Policy": DOCS_RULES})
 
     async def show_asset(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -130,18 +130,18 @@ class SiteRoutes:
         return self._answer(request, await self._memory.take("llms", 0, self._write_text), _TEXT)
 
     async def show_robots(self, request: Request) -> Response:
-        return self._answer(request, write_robots(self._desk.site.public_url).encode(), _TEXT)
+        return self._answer(request, _tag(write_robots(self._desk.site.public_url).encode()), _TEXT)
 
     async def show_catalog(self, request: Request) -> Response:
         query = Query(request.scope["query_string"], known=("page",))
         number = query.whole("page", default=0, least=1, most=CATALOG_PAGES_MAX)
         query.finish()
 
-        async def write() -> bytes:
+        async def write() -> Document:
             return await self._write_catalog(number)
 
-        body = await self._memory.take(f"catalog {number}", 0, write)
-        return self._answer(request, body, CATALOG_TYPE)
+        document = await self._memory.take(f"catalog {number}", 0, write)
+        return self._answer(request, document, CATALOG_TYPE)
 
     async def show_security(self, request: Request) -> Response:
         contact = self._desk.site.contact
@@ -150,60 +150,62 @@ class SiteRoutes:
         today_ms = self._desk.now_ms() // _DAY_MS * _DAY_MS
         expires = format_time(today_ms + SECURITY_TEXT_DAYS * _DAY_MS)
         body = write_security_text(self._desk.site.public_url, contact, expires=expires)
-        return self._answer(request, body.encode(), _TEXT)
+        return self._answer(request, _tag(body.encode()), _TEXT)
 
     # ---- What is written.
 
-    async def _write_openapi(self) -> bytes:
+    async def _write_openapi(self) -> Document:
         featured = await self._desk.window.choose()
-        return await asyncio.to_thread(
-            build_site_openapi, self._desk.site, kinds=KIND_TABLE, featured=featured
+        return _tag(
+            await asyncio.to_thread(build_site_openapi, self._desk.site, kinds=KIND_TABLE, featured=featured)
         )
 
-    async def _write_text(self) -> bytes:
+    async def _write_text(self) -> Document:
         page = await self._desk.catalog.search(ListingQuery(limit=TEXT_LISTINGS_MAX))
         listings = tuple(found.listing for found in page.found)
-        return write_site_text(self._desk.site.public_url, listings, total=page.total).encode()
+        return _tag(write_site_text(self._desk.site.public_url, listings, total=page.total).encode())
 
-    async def _write_catalog(self, number: int) -> bytes:
+    async def _write_catalog(self, number: int) -> Document:
         page = await self._desk.catalog.search(ListingQuery(page=number or 1, limit=CATALOG_PAGE_SIZE))
         told = CatalogPage(
             listings=tuple(found.listing for found in page.found), total=page.total, number=number
         )
         content = await asyncio.to_thread(describe_catalog, self._desk.site.public_url, told)
-        return render_json(content)
+        return _tag(render_json(content))
 
     # ---- How it is answered.
 
     async def _show_file(self, request: Request, name: str) -> Response:
-        body = await _read_page(name)
-        return self._answer(request, body, ASSETS[name], cache_s=ASSET_CACHE_S)
+        return self._answer(request, await _read_page(name), ASSETS[name], cache_s=ASSET_CACHE_S)
 
     def _answer(
         self,
         request: Request,
-        body: bytes,
+        document: Document,
         media_type: str,
         *,
         cache_s: int = CACHE_S,
         more: dict[str, str] | None = None,
     ) -> Response:
         """With a validator of its content, and relations to the rest of the site."""
-        etag = f'"{sha256(body).hexdigest()[:24]}"'
         headers = {
-            "ETag": etag,
+            "ETag": document.etag,
             "Cache-Control": f"public, max-age={cache_s}",
             "Link": self._links,
             **(more or {}),
         }
         known = request.headers.get("if-none-match")
-        if known is not None and has_etag(known, etag, same=is_same_weakly):
+        if known is not None and has_etag(known, document.etag, same=is_same_weakly):
             return Response(status_code=304, headers=headers)
-        return Response(body, media_type=media_type, headers=headers)
+        return Response(document.body, media_type=media_type, headers=headers)
 
 
-async def _read_page(name: str) -> bytes:
-    return await asyncio.to_thread((PAGES / name).read_bytes)
+async def _read_page(name: str) -> Document:
+    return await asyncio.to_thread(lambda: _tag((PAGES / name).read_bytes()))
+
+
+def _tag(body: bytes) -> Document:
+    return Document(body=body, etag=f'"{sha256(body).hexdigest()[:24]}"')
 
 
 def _format_links() -> str:
