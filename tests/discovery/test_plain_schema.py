@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tollway.discovery.plain_schema import STEPS_MAX, SchemaCopier
-from tollway.registry.provider_document import ProviderDocument
+from tollway.registry.openapi_document import ProviderDocument
 
 
 def copier(version: str = "3.1.0", *, is_checked: bool = False, **schemas: Any) -> SchemaCopier:

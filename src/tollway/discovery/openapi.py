@@ -17,7 +17,7 @@ from tollway.discovery.sold_operations import Offer, list_offers
 from tollway.money import Price
 from tollway.registry.listing import Listing
 from tollway.registry.offered_operations import is_asked_for
-from tollway.registry.provider_document import DocumentOperation, DocumentParameter, ProviderDocument
+from tollway.registry.openapi_document import DocumentOperation, DocumentParameter, ProviderDocument
 
 OptionsAt = Callable[[Price], Sequence[Mapping[str, Any]]]
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tollway.discovery.plain_words import clean_line, clean_prose
+from tollway.registry.openapi_document import ProviderDocument, point_in
 from tollway.registry.plain_text import find_unclean
-from tollway.registry.provider_document import ProviderDocument, point_in
 
 DEPTH_MAX, STEPS_MAX = 64, 256
 NAME_LENGTH_MAX, PROSE_MAX, TITLE_MAX = 128, 1_000, 120

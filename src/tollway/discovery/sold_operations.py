@@ -17,12 +17,12 @@ from tollway.discovery.plain_words import clean_line, clean_prose
 from tollway.money import Price
 from tollway.registry.listing import Listing, Operation
 from tollway.registry.offered_operations import is_asked_for, takes_method
-from tollway.registry.path_reading import normal_path, only_of_method, pick, priced_verb
-from tollway.registry.provider_document import (
+from tollway.registry.openapi_document import (
     DocumentOperation,
     DocumentParameter,
     ProviderDocument,
 )
+from tollway.registry.path_reading import normal_path, only_of_method, pick, priced_verb
 
 Place = Literal["path", "query", "header", "body"]
 

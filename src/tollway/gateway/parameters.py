@@ -12,9 +12,9 @@ from urllib.parse import unquote_plus
 from tollway.errors import Code, FieldError, Problem
 from tollway.registry.listing import Listing
 from tollway.registry.offered_operations import is_asked_for, takes_method
+from tollway.registry.openapi_document import DocumentOperation, DocumentParameter, ProviderDocument
 from tollway.registry.path_reading import loose_path, normal_path
 from tollway.registry.path_tree import PathTree
-from tollway.registry.provider_document import DocumentOperation, DocumentParameter, ProviderDocument
 
 MANUALS_KEPT = 1_000
 

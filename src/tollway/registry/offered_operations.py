@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tollway.registry.listing import Listing
+from tollway.registry.openapi_document import DocumentParameter, ProviderDocument
 from tollway.registry.path_reading import priced_verb
-from tollway.registry.provider_document import DocumentParameter, ProviderDocument
 from tollway.registry.reserved import is_header_name, is_reserved_header
 
 _IGNORED_HEADERS = frozenset({"accept", "content-type", "authorization"})

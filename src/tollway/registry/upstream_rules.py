@@ -9,7 +9,7 @@ from tollway.limits import MIB
 from tollway.registry.draft_rules import ENDPOINT_POLICY, DraftRules
 from tollway.registry.form import Form
 from tollway.registry.listing import Listing, UpstreamAuth
-from tollway.registry.provider_document import OPERATIONS_MAX, count_operations
+from tollway.registry.openapi_document import OPERATIONS_MAX, count_operations
 from tollway.registry.reserved import is_header_name, is_reserved_header
 
 URL_LENGTH_MAX = 2_048

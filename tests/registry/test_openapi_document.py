@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tollway.registry.provider_document import OPERATIONS_MAX, ProviderDocument, count_operations
+from tollway.registry.openapi_document import OPERATIONS_MAX, ProviderDocument, count_operations
 
 
 def document(paths: Any, **more: Any) -> ProviderDocument:
