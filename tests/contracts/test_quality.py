@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 
+import asyncpg
 import pytest
 from sqlalchemy import Connection, func, select
 
@@ -159,3 +160,26 @@ async def test_gateways_that_write_and_sum_up_at_once_lose_nothing(setup: Setup)
     assert quality is not None
     assert other is not None
     assert (quality.calls, quality.success_ppm, other.calls) == (120, 500_000, 60)
+
+
+@pytest.mark.postgres
+async def test_a_sum_waits_for_another_one_and_then_knows_what_was_added_meanwhile(postgres_url: str) -> None:
+    database = connect_database(postgres_url)
+    await database.open()
+    catalog = CatalogStore(database, sealer=Sealer(b"k" * 32, entropy=bytes), now_ms=lambda: 1)
+    await publish(catalog)
+    book = QualityStore(database)
+    other = await asyncpg.connect(postgres_url)
+    waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+    try:
+        async with asyncio.TaskGroup() as group, asyncio.timeout(20), other.transaction():
+            await other.execute("SELECT id FROM listing WHERE id = $1 FOR NO KEY UPDATE", ONE)
+            summing = group.create_task(book.sum_up([ONE], today=TODAY))
+            while not summing.done() and not await other.fetchval(waiting):
+                await asyncio.sleep(0.001)
+            await book.add({(ONE, FAST): 20}, day=TODAY)  # which waits for nobody
+            assert not summing.done()
+        assert summing.result() == {ONE: 20}
+    finally:
+        await other.close()
+        await database.close()
