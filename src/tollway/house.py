@@ -14,7 +14,6 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 import structlog
@@ -103,18 +102,7 @@ class House:
         self.book = self._make_book()
         self.sessions = SqlSessions(self.database)
         self.moderation = ModerationStore(self.database)
-        self.chains = RpcReader(
-            {
-                network.rules.chain_id: ChainEndpoints(
-                    urls=tuple(url.reveal() for url in network.rpc_urls),
-                    agreement_min=network.agreement_min,
-                    is_by_value=network.rules.agreement_above is not None,
-                )
-                for network in settings.networks
-            },
-            limits=limits,
-            on_request=lambda count: self.metrics.rpc_requests.inc(),
-        )
+        self.chains = self._make_chains()
         self.roll_call = RollCall(self.chains, self.rules, limits=limits)
         self.dialer = self._make_dialer(origin)
         self.inquirer = Inquirer(self.dialer)
@@ -208,6 +196,20 @@ class House:
         networks = self.settings.networks if self.settings.x402 or self.settings.mpp else ()
         return {network.rules.chain_id: network.settlement for network in networks}
 
+    def _make_chains(self) -> RpcReader:
+        return RpcReader(
+            {
+                network.rules.chain_id: ChainEndpoints(
+                    urls=tuple(url.reveal() for url in network.rpc_urls),
+                    agreement_min=network.agreement_min,
+                    is_by_value=network.rules.agreement_above is not None,
+                )
+                for network in self.settings.networks
+            },
+            limits=self.settings.limits,
+            on_request=lambda count: self.metrics.rpc_requests.inc(),
+        )
+
     def _make_book(self) -> BookStore:
         """A gateway that is to die at a named step puts its own books here, and its own dialer below."""
         return BookStore(
@@ -255,12 +257,7 @@ class House:
             raise
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
     async def _open(self) -> None:

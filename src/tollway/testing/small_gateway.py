@@ -65,8 +65,7 @@ class SmallGateway:
         before: "SmallGateway | None" = None,
         only_verified: bool = False,
     ) -> None:
-        """`before`: a gateway that is no more, whose books and catalog this one goes on with. `only_verified`: what is not
-        in `verified` is not served."""
+        """`before`: a gateway that is no more, whose books and catalog go on here. `only_verified`: sells what is `verified`."""
         self.now_ms = NOW_MS
         self.upstream = upstream
         self.limits = limits
@@ -100,17 +99,7 @@ class SmallGateway:
             find_older_terms=self._find_older_terms,
         )
         self.breaker = Breaker(limits=limits)
-        self.passage = Passage(
-            dialer=self.dialer,
-            book=self.book,
-            limits=limits,
-            now_ms=self._clock,
-            public_url=PUBLIC_URL,
-            name="gw.example.com",
-            note_upstream_s=self.upstream_s.append,
-            breaker=self.breaker,
-            tally=self.tally,
-        )
+        self.passage = self._make_passage()
         self.settling = SmallSettlement(
             RULES, book=self.book, limits=limits, now_ms=self._clock, host="gw.example.com"
         )
@@ -127,6 +116,19 @@ class SmallGateway:
         )
         self.gateway = self._make_gateway(is_bound_required, only_verified)
         self._open_door()
+
+    def _make_passage(self) -> Passage:
+        return Passage(
+            dialer=self.dialer,
+            book=self.book,
+            limits=self.limits,
+            now_ms=self._clock,
+            public_url=PUBLIC_URL,
+            name="gw.example.com",
+            note_upstream_s=self.upstream_s.append,
+            breaker=self.breaker,
+            tally=self.tally,
+        )
 
     def _make_gateway(self, is_bound_required: bool, only_verified: bool) -> Gateway:
         async def is_verified(listing_id: ListingId) -> bool:
