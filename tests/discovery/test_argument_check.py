@@ -1,6 +1,7 @@
 """Arguments against a stranger's schema: what is wrong is told in our words, and no schema takes long or reaches out."""
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -156,3 +157,13 @@ def test_a_schema_that_leads_into_itself_ends_though_python_would_let_it_go_on()
 def test_a_check_that_is_left_early_leaves_no_depth_behind() -> None:
     schema = {"properties": {"a": {"items": {"not": {"allOf": [{"type": "string"}]}}}}}
     assert check_arguments(schema, {"a": list(range(500))}) == ()
+
+
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning"
+)  # how jsonschema announces that it is about to fetch
+def test_nothing_is_fetched_not_even_a_file(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "schema.json"
+    elsewhere.write_text('{"type": "object"}')
+    (told,) = check_arguments({"$ref": elsewhere.as_uri()}, {})
+    assert told.code == "unchecked"
