@@ -67,6 +67,7 @@ def test_invites_with_lines_that_can_be_copied(playground: Playground) -> None:
     text = "\n".join(lines)
     assert f"-H 'X-Payment-Tx: 0x{'11' * 32}'" in text
     assert "TOLLWAY_KEY_FILE='/some where/caller.key'" in text
+    assert ' mcp --max-price "0.05 USDC" --budget "1 USDC"' in text
     for role in ("gas", "visitor"):
         assert playground.account(role).private_key not in text
 

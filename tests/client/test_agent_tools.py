@@ -282,6 +282,19 @@ async def test_a_search_brings_what_one_chooses_by_and_no_tricks(make, gateway):
     assert gateway.seen[0].url.query == b"q=rain&sort=relevance&minSuccessRate=0.5&limit=10"
 
 
+@pytest.mark.parametrize("page", [{}, {"apis": None}, {"apis": "x"}, {"apis": [1, None, "x"]}])
+async def test_a_page_that_makes_no_sense_holds_nothing(make, gateway, page):
+    gateway.answers = [lambda _: httpx.Response(200, json=page)]
+    assert (await use(make(), "search_apis")).document["apis"] == []
+
+
+async def test_a_page_longer_than_was_asked_for_is_not_looked_up_to_its_end(make, gateway):
+    page = {"apis": [{"id": f"api_{number}", "name": "x" * 500} for number in range(5_000)]}
+    gateway.answers = [lambda _: httpx.Response(200, json=page)]
+    found = (await use(make(), "search_apis")).document["apis"]
+    assert (len(found), len(gateway.seen), len(found[0]["name"])) == (20, 21, 120)
+
+
 async def test_a_description_is_cleaned_and_without_the_providers_whole_document(make, gateway):
     gateway.answers = [lambda _: httpx.Response(200, json={"name": "\u202eRain", "openapi": {"paths": {}}})]
     told = (await use(make(), "describe_api", apiId=API)).document

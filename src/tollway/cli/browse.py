@@ -11,6 +11,7 @@ from tollway.cli.showing import is_for_people, print_found, print_json
 from tollway.client import CallerFailure, TollwayClient
 
 LOOKUPS_AT_ONCE_MAX = 8
+LOOKUPS_MAX = 100
 
 
 def register(app: typer.Typer) -> None:
@@ -68,8 +69,9 @@ def _look_up(client: TollwayClient, page: dict[str, Any]) -> list[dict[str, Any]
         except CallerFailure:
             return {}
 
+    listed = [item for item in page.get("apis", ()) if isinstance(item, dict)]
     with ThreadPoolExecutor(LOOKUPS_AT_ONCE_MAX) as pool:
-        return list(pool.map(look, page.get("apis", ())))
+        return list(pool.map(look, listed[:LOOKUPS_MAX]))
 
 
 def describe(

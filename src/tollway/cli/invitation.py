@@ -78,11 +78,20 @@ def print_invitation(
     line("")
     line("   Let Tollway's own client pay, as the caller:")
     store = key_file.with_name("payments.sqlite3")
-    line(
+    caller = (
         f"   TOLLWAY_KEY_FILE={shlex.quote(str(key_file))} TOLLWAY_STORE={shlex.quote(str(store))} "
         f"TOLLWAY_RPC={playground.rpc_url} TOLLWAY_GATEWAY={gateway_url} \\"
     )
+    line(caller)
     line(f"     {_own_name()} call {api_id} /quote/BTC")
+    line("")
+    line("   Find it, and read how it is used:")
+    line(f"   {_own_name()} search --gateway {gateway_url}")
+    line(f"   {_own_name()} describe {api_id} --gateway {gateway_url}")
+    line("")
+    line("   For an agent's program that starts MCP servers, as the caller, with a limit:")
+    line(caller)
+    line(f'     {_own_name()} mcp --max-price "0.05 {usdc.symbol}" --budget "1 {usdc.symbol}"')
 
 
 def _own_name() -> str:

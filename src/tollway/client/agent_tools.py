@@ -19,7 +19,7 @@ from tollway.client.quote import ATTO_DECIMALS, Cap
 from tollway.client.reply import CallResponse, is_from_gateway
 from tollway.client.shown_text import plain, plain_document, plain_line
 from tollway.client.tool_answers import UNTRUSTED, ToolAnswer, describe_answer, explain
-from tollway.client.tool_schemas import Tool, find_complaint
+from tollway.client.tool_schemas import SEARCH_LIMIT_MAX, Tool, find_complaint
 from tollway.errors import StorageUnavailable
 from tollway.money import format_decimal
 
@@ -27,7 +27,7 @@ CALLS_AT_ONCE_MAX = 8
 LOOKUPS_AT_ONCE_MAX = 8
 SEARCH_LIMIT = 10
 HISTORY_LIMIT = 10
-DESCRIPTION_CHARACTERS_MAX = 400
+NAME_CHARACTERS_MAX, DESCRIPTION_CHARACTERS_MAX = 120, 400
 
 Arguments = Mapping[str, object]
 
@@ -85,7 +85,9 @@ class AgentTools:
         filters.setdefault("limit", SEARCH_LIMIT)
         words = arguments.get("query")
         page = await self.client.search(words if isinstance(words, str) else None, **filters)
-        listed = [item for item in page.get("apis", ()) if isinstance(item, dict)]
+        apis = page.get("apis")
+        items = apis[:SEARCH_LIMIT_MAX] if isinstance(apis, list) else []
+        listed = [item for item in items if isinstance(item, dict)]
         async with asyncio.TaskGroup() as group:
             lookups = [group.create_task(self._look_up(str(item.get("id")))) for item in listed]
         found = [_describe_found(item, lookup.result()) for item, lookup in zip(listed, lookups, strict=True)]
@@ -153,17 +155,20 @@ class AgentTools:
 
 def _describe_found(item: Mapping[str, object], details: Mapping[str, object]) -> Mapping[str, object]:
     """What is needed to choose. Texts are cut and cleaned; everything else is what the gateway says."""
-    description = plain_line(str(item.get("description") or ""))
-    cut = DESCRIPTION_CHARACTERS_MAX
     told = {
         "apiId": item.get("id"),
-        "name": plain_line(str(item.get("name") or "")),
-        "description": description if len(description) <= cut else description[: cut - 1] + "…",
+        "name": _cut(item.get("name"), NAME_CHARACTERS_MAX),
+        "description": _cut(item.get("description"), DESCRIPTION_CHARACTERS_MAX),
         "price": plain(f"{item.get('pricePerRequest')} {item.get('currency')}"),
         "match": item.get("match"),
         **{name: details.get(name) for name in ("networks", "tags", "quality", "verified", "status")},
     }
     return {name: plain_document(value) for name, value in told.items() if value is not None}
+
+
+def _cut(text: object, most: int) -> str:
+    line = plain_line(str(text or ""))
+    return line if len(line) <= most else line[: most - 1] + "…"
 
 
 def _read_options(arguments: Arguments, limit: Cap) -> CallOptions:
