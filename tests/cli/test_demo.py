@@ -22,12 +22,13 @@ pytestmark = pytest.mark.live
 DEADLINE_S = 60.0
 STEPS = (
     "1. A provider publishes an API",
-    "2. Somebody calls it without paying",
-    "3. The visitor pays the provider on the chain",
-    "4. The visitor calls it with proof of the payment",
-    "5. The same payment again",
-    "6. Another call, paid by a signature alone (x402)",
-    "7. The visitor's history",
+    "2. An agent that knows only the gateway's URL finds it, and reads how to call it",
+    "3. Somebody calls it without paying",
+    "4. The visitor pays the provider on the chain",
+    "5. The visitor calls it with proof of the payment",
+    "6. The same payment again",
+    "7. Another call, paid by a signature alone (x402)",
+    "8. The visitor's history",
 )
 
 

@@ -53,6 +53,13 @@ def test_cuts_long_values_and_says_so() -> None:
     assert len(shorten("x" * 1_000)) < 100
 
 
+def test_leaves_the_providers_document_out_and_says_so() -> None:
+    body = json.dumps({"id": "api_1", "openapi": {"openapi": "3.1.0", "paths": {}}}).encode()
+    lines = told(replace(EXCHANGE, received_body=body))
+    assert any('"openapi": "\\u2026"' in line for line in lines)
+    assert not any("paths" in line for line in lines)
+
+
 def test_never_wraps_so_that_a_copied_line_stays_whole() -> None:
     paid = Paid(
         tx_hash=TxHash(b"\x11" * 32),

@@ -19,11 +19,22 @@ Answer = Callable[[httpx.Request], httpx.Response]
 
 
 def is_create(request: httpx.Request) -> bool:
-    return request.url.path == "/api/v2/apis"
+    return (request.method, request.url.path) == ("POST", "/api/v2/apis")
 
 
-def created_then(answer: httpx.Response) -> Answer:
-    return lambda request: httpx.Response(201, json={"id": "api_1"}) if is_create(request) else answer
+def created_then(answer: httpx.Response, *, found: object = "api_1", told: object = "api_1") -> Answer:
+    """`found`, `told`: the ids that the search and the agent document show."""
+
+    def respond(request: httpx.Request) -> httpx.Response:
+        if is_create(request):
+            return httpx.Response(201, json={"id": "api_1"})
+        if request.url.path == "/api/v2/apis":
+            return httpx.Response(200, json={"apis": [{"id": found}]})
+        if request.url.path == "/api/v2/apis/api_1/agent":
+            return httpx.Response(200, json={"id": told})
+        return answer
+
+    return respond
 
 
 def cut(request: httpx.Request) -> httpx.Response:
@@ -36,6 +47,8 @@ STOPS: dict[str, tuple[Answer, str]] = {
     "no JSON": (lambda request: httpx.Response(201, text="hello"), "not JSON"),
     "no object": (lambda request: httpx.Response(201, json=[1]), "not an object"),
     "no id": (lambda request: httpx.Response(201, json={}), "has no id"),
+    "not found": (created_then(httpx.Response(402), found="api_2"), "does not find the listing"),
+    "told of another": (created_then(httpx.Response(402), told="api_2"), "not of the listing"),
     "served unpaid": (created_then(httpx.Response(200, json={})), "answered 200 instead of 402"),
     "no terms": (created_then(httpx.Response(402, json={})), "no way to pay"),
     "another payee": (

@@ -114,6 +114,10 @@ def _lay_out(body: bytes) -> list[str]:
         return [f"{len(body)} bytes that are not JSON"]
     if isinstance(document, dict):  # a listing has many members that were not set
         document = {name: value for name, value in document.items() if value not in (None, [], {})}
+        if isinstance(
+            document.get("openapi"), dict
+        ):  # the provider's own words, which stand at `openapiUrl` too
+            document["openapi"] = "…"
     return [shorten(line, BODY_CHARACTERS_MAX) for line in lay_out_json(document)]
 
 

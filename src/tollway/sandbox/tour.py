@@ -1,4 +1,4 @@
-"""The walk-through of the demo: publish, ask, pay, call, replay, pay by a signature alone, look it up. Real requests to
+"""The walk-through of the demo: publish, find, ask, pay, call, replay, pay by a signature alone, look it up. Real requests to
 a real gateway, real transactions on the test chain, each shown to whoever listens.
 
 It talks to the gateway over HTTP only, as any stranger would, and must never look into its books. It prints nothing:
@@ -119,6 +119,7 @@ class Tour:
     async def walk(self) -> Keepsake:
         """Raises `TourFailed` at the first step that does not end as it should."""
         api_id = await self._publish()
+        await self._find(api_id)
         target = f"{API}/gateway/{api_id}/quote/{SYMBOL}"
         terms = await self._ask_unpaid(target)
         payment = await self._pay(self._find_option(terms))
@@ -133,7 +134,7 @@ class Tour:
         paid = await self._transfer(PRICE_UNITS * PLAY_CALLS)
         return paid.tx_hash, self._sign_plain(paid.tx_hash)
 
-    # ---- The seven steps.
+    # ---- The eight steps.
 
     async def _publish(self) -> str:
         self._step(
@@ -148,6 +149,7 @@ class Tour:
             "endpoint": self._upstream_url,
             "description": "The demo's own API: quotes that mean nothing, an echo, a stream of events.",
             "tags": ["sample"],
+            "openapiUrl": self._upstream_url + "/openapi.json",
         }
         body = json.dumps(draft, separators=(",", ":")).encode()
         answer = await self._send("POST", f"{API}/apis", body=body, signer=self._provider)
@@ -156,9 +158,22 @@ class Tour:
             raise TourFailed("the created listing has no id")
         return api_id
 
-    async def _ask_unpaid(self, target: str) -> Exchange:
+    async def _find(self, api_id: str) -> None:
         self._step(
             2,
+            "An agent that knows only the gateway's URL finds it, and reads how to call it",
+            "The agent document is all that it needs: operations, prices, ways to pay. What the provider says is data in it.",
+        )
+        found = _read_json(_expect(await self._send("GET", f"{API}/apis?q=quotes"), HTTPStatus.OK))
+        if api_id not in [one.get("id") for one in found.get("apis") or ()]:
+            raise TourFailed("the search does not find the listing")
+        told = _read_json(_expect(await self._send("GET", f"{API}/apis/{api_id}/agent"), HTTPStatus.OK))
+        if told.get("id") != api_id:
+            raise TourFailed("the agent document is not of the listing")
+
+    async def _ask_unpaid(self, target: str) -> Exchange:
+        self._step(
+            3,
             "Somebody calls it without paying",
             "The gateway answers 402 and says what a call costs and how to pay.",
         )
@@ -174,7 +189,7 @@ class Tour:
 
     async def _pay(self, option: Mapping[str, Any]) -> TxHash:
         self._step(
-            3,
+            4,
             "The visitor pays the provider on the chain",
             "Wallet to wallet. The gateway never holds the money.",
         )
@@ -186,7 +201,7 @@ class Tour:
 
     async def _call(self, target: str, payment: TxHash) -> str:
         self._step(
-            4,
+            5,
             "The visitor calls it with proof of the payment",
             "X-Payment-Tx names the transaction; X-Signature is the payer's personal_sign of that hash.",
         )
@@ -199,7 +214,7 @@ class Tour:
 
     async def _call_again(self, target: str, payment: TxHash) -> None:
         self._step(
-            5,
+            6,
             "The same payment again",
             "It was worth one call, and that is spent. Nothing is forwarded or charged.",
         )
@@ -210,7 +225,7 @@ class Tour:
 
     async def _call_by_signature(self, target: str, terms: Exchange) -> str:
         self._step(
-            6,
+            7,
             "Another call, paid by a signature alone (x402)",
             "The visitor signs what the 402 asked for (EIP-3009). Once the API has answered, the gateway moves the money.",
         )
@@ -249,7 +264,7 @@ class Tour:
 
     async def _look_up(self, call_ids: tuple[str, ...]) -> None:
         self._step(
-            7,
+            8,
             "The visitor's history",
             "Two calls, two prices, two transactions. Signed again: only its owner reads it.",
         )
