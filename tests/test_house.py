@@ -86,7 +86,6 @@ async def test_a_full_gateway_is_not_ready_and_refuses_both_planes(house: House)
 @pytest.mark.parametrize(
     ("method", "path", "status", "code"),
     [
-        ("GET", "/", 404, "route_not_found"),
         ("GET", "/api/v2", 404, "route_not_found"),
         ("GET", "/apis", 404, "route_not_found"),
         ("GET", "/auth/nonce", 404, "route_not_found"),
@@ -94,6 +93,9 @@ async def test_a_full_gateway_is_not_ready_and_refuses_both_planes(house: House)
         ("DELETE", "/api/v2/apis", 405, "method_not_allowed"),
         ("POST", "/api/v2/history", 405, "method_not_allowed"),
         ("GET", "/api/v2/apis/api_nothing", 404, "api_not_found"),
+        ("GET", "/api/v2/apis/api_nothing/ownership", 404, "api_not_found"),
+        ("POST", "/api/v2/apis/api_nothing/ownership", 401, "authentication_required"),
+        ("PUT", "/api/v2/apis/api_nothing/ownership", 405, "method_not_allowed"),
         ("GET", "/api/v2/gateway/api_nothing", 404, "api_not_found"),
         ("GET", "/api/v2/gateway/", 404, "route_not_found"),
         ("GET", "/api/v2/history", 401, "authentication_required"),
