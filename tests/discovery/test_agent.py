@@ -188,6 +188,14 @@ def test_many_options_are_cut_to_the_first_of_each_rail() -> None:
     assert agent["payment"]["optionsLeftOut"] == 24 - len(rails)
 
 
+def test_a_rail_that_only_the_last_network_has_is_told() -> None:
+    last = 8453 + 9
+    agent = write(show_listing(chains=10, is_offered=lambda asset, units, listing_id: asset.chain_id == last))
+    options = agent["payment"]["options"]
+    assert [option["chainId"] for option in options if option["rail"] == "x402"] == [last]
+    assert agent["payment"]["optionsLeftOut"] == 11 - len(options)
+
+
 # ---- Hostile providers.
 
 HOSTILE: dict[str, dict[str, Any]] = {
