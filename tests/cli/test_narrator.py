@@ -56,7 +56,7 @@ def test_cuts_long_values_and_says_so() -> None:
 def test_leaves_the_providers_document_out_and_says_so() -> None:
     body = json.dumps({"id": "api_1", "openapi": {"openapi": "3.1.0", "paths": {}}}).encode()
     lines = told(replace(EXCHANGE, received_body=body))
-    assert any('"openapi": "\\u2026"' in line for line in lines)
+    assert any('"openapi": "(left out here)"' in line for line in lines)
     assert not any("paths" in line for line in lines)
 
 

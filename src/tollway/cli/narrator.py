@@ -117,7 +117,7 @@ def _lay_out(body: bytes) -> list[str]:
         if isinstance(
             document.get("openapi"), dict
         ):  # the provider's own words, which stand at `openapiUrl` too
-            document["openapi"] = "…"
+            document["openapi"] = "(left out here)"
     return [shorten(line, BODY_CHARACTERS_MAX) for line in lay_out_json(document)]
 
 
