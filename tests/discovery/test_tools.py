@@ -59,7 +59,10 @@ def test_the_gateways_tools_have_closed_schemas_and_the_names_that_agents_know()
         assert NAME.fullmatch(tool.name)
         assert tool.input_schema["type"] == "object"
         assert tool.input_schema["additionalProperties"] is False
+        assert tool.output_schema is not None
+        assert "required" not in tool.output_schema, "terms and problems are answers too"
     assert [tool.name for tool in GATEWAY_TOOLS if not tool.is_reading] == ["proxy_tool_call"]
+    assert api_tool(LISTING, operation()).output_schema is None
 
 
 def test_whoever_reads_the_words_of_providers_is_told_whose_they_are() -> None:

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from tollway.discovery.argument_check import check_arguments
 from tollway.discovery.tool_result import PAYMENT_RESPONSE, ToolAnswer
-from tollway.discovery.tools import ANSWER_BYTES_MAX, TOOLS_PER_PAGE
+from tollway.discovery.tools import ANSWER_BYTES_MAX, GATEWAY_TOOLS, TOOLS_PER_PAGE
 from tollway.identifiers import keccak256
 from tollway.money import Price
 from tollway.testing.loopback import Arrived, plain, until
@@ -38,6 +39,9 @@ async def ask(room: ToolRoom, name: str, payment: Any = None, at: Any = None, **
     answer = await room.run(asked)
     assert answer is not None
     json.dumps(answer.content)
+    promised = next(tool.output_schema for tool in GATEWAY_TOOLS if tool.name == name)
+    assert promised is not None
+    assert check_arguments(promised, answer.content) == (), "whatever it is, errors included"
     return answer
 
 

@@ -42,11 +42,14 @@ _TEXT = {"type": "string"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """`is_reading`: it changes nothing and costs nothing."""
+    """`is_reading`: it changes nothing and costs nothing. `output_schema` requires nothing: terms and problems are answers
+    too, and some clients hold even those against it. An operation has none: a client that finds an answer other than
+    its provider promised would drop what is paid."""
 
     name: str
     description: str
     input_schema: Mapping[str, Any]
+    output_schema: Mapping[str, Any] | None = None
     is_reading: bool = False
     is_destructive: bool = True
 
@@ -99,6 +102,22 @@ def name_controls(taken: Mapping[str, Any]) -> dict[str, str]:
 
 # ---- The gateway's own tools.
 
+
+def _object(**properties: str) -> dict[str, Any]:
+    return {"type": "object", "properties": {name: {"type": kind} for name, kind in properties.items()}}
+
+
+_LIST_OF_OBJECTS = {"type": "array", "items": {"type": "object"}}
+_FOUND = _object(total="integer", page="integer", limit="integer", notice="string")
+_FOUND["properties"]["resources"] = _LIST_OF_OBJECTS
+_SHOWN = _object(
+    apiId="string", pricing="object", quality="object", toolsTotal="integer", nextCursor="string"
+)
+_SHOWN["properties"]["tools"] = _LIST_OF_OBJECTS
+_ANSWERED = _object(status="integer", bodyFormat="string", headers="object", call="object", detail="string")
+_CALLS = _object(total="integer", limit="integer", offset="integer", asOf="string")
+_CALLS["properties"]["calls"] = _LIST_OF_OBJECTS
+
 _API_ID = {"type": "string", "maxLength": 64, "description": "Such as api_01k..."}
 
 _SEARCH = Tool(
@@ -107,6 +126,7 @@ _SEARCH = Tool(
         "Finds paid HTTP APIs. All arguments are optional filters; results carry price, measured quality and why they "
         "matched. Free of charge. " + UNTRUSTED
     ),
+    output_schema=_FOUND,
     input_schema={
         "type": "object",
         "properties": {
@@ -139,6 +159,7 @@ _GET = Tool(
         "One API: prices, ways to pay, limits, quality, and its operations as toolName and inputSchema for "
         f"proxy_tool_call, {TOOLS_PER_PAGE} at a time. Free of charge. " + UNTRUSTED
     ),
+    output_schema=_SHOWN,
     input_schema={
         "type": "object",
         "properties": {
@@ -157,6 +178,7 @@ _CALL = Tool(
         "the terms and nothing is spent. Arguments are checked before a payment is. An answer of more than 1 MiB is "
         "not passed on, though it is paid: call such operations over HTTP at their gateway URL. " + UNTRUSTED
     ),
+    output_schema=_ANSWERED,
     input_schema={
         "type": "object",
         "properties": {
@@ -178,6 +200,7 @@ _HISTORY = Tool(
         "Your own calls as the books have them: status, price, payment, time. Needs proof of your wallet on the HTTP "
         "request of this tool call: a signed request (ERC-8128) or a session (Authorization: Bearer). Free of charge."
     ),
+    output_schema=_CALLS,
     input_schema={
         "type": "object",
         "properties": {

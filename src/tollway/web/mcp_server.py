@@ -154,6 +154,7 @@ def _to_tool(tool: Tool) -> types.Tool:
         name=tool.name,
         description=tool.description,
         input_schema=dict(tool.input_schema),
+        output_schema=None if tool.output_schema is None else dict(tool.output_schema),
         annotations=types.ToolAnnotations(
             read_only_hint=tool.is_reading,
             destructive_hint=tool.is_destructive and not tool.is_reading,
