@@ -13,7 +13,19 @@ import pytest
 from tollway.storage.database import connect_database
 from tollway.storage.migrate import upgrade
 
-NEVER = {"alembic", "mako", "eth_account", "py_ecc", "httpx", "jsonschema", "mcp", "redis", "web3", "x402"}
+NEVER = {
+    "alembic",
+    "dns",
+    "mako",
+    "eth_account",
+    "py_ecc",
+    "httpx",
+    "jsonschema",
+    "mcp",
+    "redis",
+    "web3",
+    "x402",
+}
 SERVED_WITH = {"aiohttp", "fastapi", "granian", "limits", "pydantic", "rich", "sqlalchemy", "typer"}
 
 COMMAND_LINE = "from tollway.cli import main"
