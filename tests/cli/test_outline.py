@@ -12,7 +12,7 @@ def lines(document: dict[str, object]) -> list[str]:
 @pytest.mark.parametrize(
     ("document", "shown"),
     [
-        ({"name": "Rain", "no": None, "empty": [], "none": {}}, ["name  Rain"]),
+        ({"name": "Rain", "no": None, "empty": [], "none": {}, "quality": {"calls30d": None}}, ["name  Rain"]),
         ({"verified": True, "rate": 0.5, "n": 3}, ["verified  yes", "rate  0.5", "n  3"]),
         ({"methods": ["GET", "PUT"], "price": {"amount": "1", "currency": "USDC"}},
          ["methods  [GET, PUT]", "price  {amount: 1, currency: USDC}"]),

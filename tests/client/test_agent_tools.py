@@ -295,10 +295,11 @@ async def test_a_page_longer_than_was_asked_for_is_not_looked_up_to_its_end(make
     assert (len(found), len(gateway.seen), len(found[0]["name"])) == (20, 21, 120)
 
 
-async def test_a_description_is_cleaned_and_without_the_providers_whole_document(make, gateway):
-    gateway.answers = [lambda _: httpx.Response(200, json={"name": "\u202eRain", "openapi": {"paths": {}}})]
+async def test_a_description_is_cleaned_and_holds_what_an_agent_needs_here(make, gateway):
+    document = {"name": "\u202eRain", "openapi": {"paths": {}}, "payment": {"amount": "1", "rails": [{}]}}
+    gateway.answers = [lambda _: httpx.Response(200, json=document)]
     told = (await use(make(), "describe_api", apiId=API)).document
-    assert told["api"] == {"name": "\ufffdRain"}
+    assert told["api"] == {"name": "\ufffdRain", "payment": {"amount": "1"}}
 
 
 async def test_the_bill_is_the_wallets_own(make, gateway):

@@ -40,8 +40,14 @@ def outline(document: Mapping[str, Any]) -> list[Text]:
 
 def _members(document: Mapping[str, Any], *, depth: int) -> Iterator[Text]:
     for name, value in document.items():
-        if name not in MACHINE_FORM and value is not None and value != [] and value != {}:
+        if name not in MACHINE_FORM and not _is_nothing(value):
             yield from _named(name, value, depth=depth)
+
+
+def _is_nothing(value: object) -> bool:
+    if isinstance(value, Mapping):
+        return all(member is None for member in value.values())
+    return value is None or value == []
 
 
 def _named(name: str, value: object, *, depth: int) -> Iterator[Text]:

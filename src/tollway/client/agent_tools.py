@@ -107,6 +107,9 @@ class AgentTools:
         document = await self.client.describe(str(arguments["apiId"]))
         # Details, where a gateway has no better: without the provider's own document, which may be a mebibyte.
         told = {name: value for name, value in document.items() if name != "openapi"}
+        payment = told.get("payment")
+        if isinstance(payment, dict):  # the steps of paying are for others: here `call_api` takes them
+            told["payment"] = {name: value for name, value in payment.items() if name != "rails"}
         return ToolAnswer({"notice": UNTRUSTED, "api": plain_document(told)})
 
     # ---- Calling.
