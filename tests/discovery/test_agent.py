@@ -54,6 +54,7 @@ def test_it_tells_all_that_is_needed_to_call_and_pay() -> None:
     assert agent["interfaces"]["mcp"]["url"] == f"{PUBLIC_URL}/mcp/{LISTING_ID}"
     assert [option["rail"] for option in agent["payment"]["options"]] == ["tx", "x402"]
     assert {rail["rail"] for rail in agent["payment"]["rails"]} == {"tx", "x402", "mpp"}
+    assert agent["payment"]["steps"]
     assert set(agent) >= {"charged", "idempotency", "limits", "errors", "trust", "history", "links"}
 
 

@@ -130,6 +130,8 @@ async def test_the_discovery_document_holds_everything(library: Library) -> None
     assert quote["url"] == told["gatewayUrl"] + "/quote/{symbol}"
     assert quote["mcpTool"].startswith("api_quotes.get_")
     assert quote["inputSchema"]["required"] == ["symbol"]
+    documented = told["openapi"]["paths"]["/quote/{symbol}"]["get"]
+    assert quote["operationId"] == documented["operationId"]
 
 
 async def test_the_agent_document_is_small(library: Library) -> None:

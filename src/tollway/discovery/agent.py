@@ -117,7 +117,7 @@ def _interfaces(shown: ShownListing) -> dict[str, Any]:
         "http": {
             "url": shown.gateway_url,
             "methods": list(shown.listing.methods) or "any",
-            "request": "url + path + query; unpaid it gets 402 with the terms",
+            "request": "url + path + query",
         },
         "mcp": {
             "url": shown.links["mcp"],
@@ -129,6 +129,13 @@ def _interfaces(shown: ShownListing) -> dict[str, Any]:
     }
 
 
+_STEPS = (
+    "Unpaid, a request gets 402 with the current price and these options.",
+    "Take an option, do what its rail says, send the same request with the payment.",
+    "PAYMENT-RESPONSE and Tollway-Payment-State of the answer tell what was charged.",
+)
+
+
 def _payment(shown: ShownListing, limits: Limits, options_max: int) -> dict[str, Any]:
     price = shown.shown_price
     options = shown.options[price.nano]
@@ -136,6 +143,7 @@ def _payment(shown: ShownListing, limits: Limits, options_max: int) -> dict[str,
     if not options:
         return payment
     chosen = _choose_options(options, options_max)
+    payment["steps"] = list(_STEPS)
     payment["options"] = chosen
     if len(chosen) < len(options):
         payment["optionsLeftOut"] = len(options) - len(chosen)

@@ -91,6 +91,7 @@ def _operations(shown: ShownListing) -> dict[str, Any]:
 
 def _operation(shown: ShownListing, operation: SoldOperation) -> dict[str, Any]:
     return {
+        "operationId": operation.tool,
         "method": operation.method,
         "path": operation.path,
         "url": shown.url_of(operation),
