@@ -265,6 +265,9 @@ def test_what_no_authorisation_can_pay_is_not_shown() -> None:
     assert describe_resource(listing(), [], gateway_url=GATEWAY) is None
 
 
+DESCRIBED = {"openapi": "3.1.0", "paths": {"/c/{id}": {"get": {}}, "/d": {"put": {}}}}
+
+
 def operation(method: str, path: str) -> Operation:
     return Operation(method=method, path=path, price=Price.parse("1"))
 
@@ -276,6 +279,12 @@ def operation(method: str, path: str) -> Operation:
         ({"methods": ("OPTIONS", "POST")}, Entry(method="POST", path="")),
         ({"methods": ("PURGE",)}, Entry(method="GET", path="")),
         ({"operations": (operation("PUT", "/x"),)}, Entry(method="GET", path="")),
+        ({"other_paths": "refuse", "openapi": DESCRIBED}, Entry(method="PUT", path="/d")),
+        ({"other_paths": "refuse", "openapi": DESCRIBED, "methods": ("GET",)}, Entry(method="GET", path="")),
+        (
+            {"other_paths": "refuse", "openapi": DESCRIBED, "operations": (operation("GET", "/c/{id}"),)},
+            Entry(method="PUT", path="/d"),
+        ),
         (
             {"other_paths": "refuse", "operations": (operation("GET", "/c/{id}"), operation("PUT", "/x"))},
             Entry(method="PUT", path="/x"),
@@ -315,3 +324,19 @@ def test_an_extension_is_looked_for_in_the_record() -> None:
     assert ResourceFilter(extension="bazaar").has_extension(record())
     assert not ResourceFilter(extension="other").has_extension(record())
     assert ResourceFilter().has_extension(record())
+
+
+def test_references_within_the_document_are_followed_and_words_cleaned() -> None:
+    document = {
+        "openapi": "3.1.0",
+        "paths": {"/a": {"get": {"parameters": [{"$ref": "#/components/parameters/Q"}]}, "post": {"$ref": "#/x"}}},
+        "components": {
+            "parameters": {"Q": {"name": "q", "in": "query", "example": "x", "schema": {"$ref": "#/components/schemas/T"}}},
+            "schemas": {"T": {"type": "string", "description": "<b>Words</b> [x](javascript:y)"}},
+        },
+    }  # fmt: skip
+    found = describe_call("GET", path="/a", openapi=document)
+    assert found is not None
+    query = found["schema"]["properties"]["input"]["properties"]["queryParams"]
+    assert query["properties"] == {"q": {"type": "string", "description": "Words x"}}
+    assert found["info"]["input"]["queryParams"] == {"q": "x"}

@@ -10,10 +10,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from tollway.discovery.plain_words import clean_line
 from tollway.identifiers import Address, Network
 from tollway.payments.requirement import Requirement
 from tollway.payments.x402 import SCHEME, Resource, requirement_json, resource_json
 from tollway.registry.listing import Listing
+from tollway.registry.offered_operations import takes_method
+from tollway.registry.openapi_document import list_in, resolve_in, walk_operations
 
 BAZAAR = "bazaar"
 RESOURCE_TYPE = "http"
@@ -50,13 +53,13 @@ def describe_call(
 
     `path`: below the listing's endpoint, as in the provider's document.
     """
-    operation = _find_operation(openapi, method, path)
+    reader = _Reader(openapi, method, path)
     if method in _QUERY_METHODS:
         known = {"type": RESOURCE_TYPE, "method": method}
-        return _describe("queryParams", known, _query_hints(operation), answer=_answer_hint(operation))
+        return _describe("queryParams", known, reader.query_hints(), answer=reader.answer_hint())
     if method in _BODY_METHODS:
         known = {"type": RESOURCE_TYPE, "method": method, "bodyType": "json"}
-        return _describe("body", known, _body_hints(operation), answer=_answer_hint(operation))
+        return _describe("body", known, reader.body_hints(), answer=reader.answer_hint())
     return None
 
 
@@ -140,12 +143,22 @@ class Entry:
 
 def find_entry(listing: Listing) -> Entry:
     """The endpoint itself; where a listing serves its operations only, the first of them without parameters."""
-    if listing.other_paths == "refuse" and listing.operations:
-        plain = (one for one in listing.operations if "{" not in one.path)
-        operation = next(plain, listing.operations[0])
-        return Entry(method=operation.method, path="" if operation.path == "/" else operation.path)
+    if listing.other_paths == "refuse":
+        entries = [
+            Entry(method=one.method, path="" if one.path == "/" else one.path) for one in listing.operations
+        ]
+        found = next((one for one in entries if "{" not in one.path), None) or _find_documented(listing)
+        if found is not None or entries:
+            return found or entries[0]
     known = [*_QUERY_METHODS, *_BODY_METHODS]
     return Entry(method=next((one for one in listing.methods if one in known), "GET"), path="")
+
+
+def _find_documented(listing: Listing) -> Entry | None:
+    for operation in walk_operations(listing.openapi or {}):
+        if "{" not in operation.path and takes_method(listing.methods, operation.method):
+            return Entry(method=operation.method, path=operation.path)
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,15 +212,62 @@ def search_json(
 # ---- Reading the provider's document.
 
 
-def _find_operation(openapi: Mapping[str, Any] | None, method: str, path: str) -> Mapping[str, Any]:
-    chosen = _mapping(_mapping((openapi or {}).get("paths")).get(find_path(openapi, path)))
-    key = "get" if method == "HEAD" and "head" not in chosen else method.lower()
-    operation = dict(_mapping(chosen.get(key)))
-    shared = chosen.get("parameters")
-    if operation and isinstance(shared, list):
-        own = operation.get("parameters")
-        operation["parameters"] = [*(own if isinstance(own, list) else []), *shared]
-    return operation
+class _Reader:
+    """One operation of a provider's document; references are followed within it."""
+
+    def __init__(self, openapi: Mapping[str, Any] | None, method: str, path: str) -> None:
+        self._content = openapi or {}
+        paths = _mapping(self._content.get("paths"))
+        entry = self._open(paths.get(find_path(openapi, path)))
+        key = "get" if method == "HEAD" and "head" not in entry else method.lower()
+        self._operation = _mapping(entry.get(key))
+        self._shared = list_in(entry, "parameters") if self._operation else ()
+
+    def _open(self, raw: object) -> Mapping[str, Any]:
+        return resolve_in(self._content, raw) or {}
+
+    def query_hints(self) -> list[_Hint]:
+        hints: dict[str, _Hint] = {}
+        parameters = [*list_in(self._operation, "parameters"), *self._shared]
+        for parameter in map(self._open, parameters[: 4 * _HINTS_MAX]):
+            if parameter.get("in") != "query":
+                continue
+            schema = self._open(parameter.get("schema"))
+            hint = _read_hint(
+                parameter.get("name"),
+                schema,
+                examples=[parameter.get("example"), *list_in(schema, "examples")[:1]],
+                is_required=parameter.get("required") is True,
+            )
+            if hint is not None and len(hints) < _HINTS_MAX:
+                hints.setdefault(hint.name, hint)
+        return list(hints.values())
+
+    def answer_hint(self) -> dict[str, Any]:
+        """What the document says about a good answer in JSON: its type alone."""
+        response = self._open(_mapping(self._operation.get("responses")).get("200"))
+        kind = self._open(_json_of(response).get("schema")).get("type")
+        return {"type": kind} if isinstance(kind, str) and kind in ("object", "array", *_TYPES) else {}
+
+    def body_hints(self) -> list[_Hint]:
+        media = _json_of(self._open(self._operation.get("requestBody")))
+        schema = self._open(media.get("schema"))
+        example = _mapping(media.get("example")) or _mapping(schema.get("example"))
+        found = self._read_members(schema, example, list_in(schema, "required"))
+        return [hint for hint, _ in zip(found, range(_HINTS_MAX), strict=False)]
+
+    def _read_members(
+        self, schema: Mapping[str, Any], example: Mapping[str, Any], needed: Sequence[object]
+    ) -> Iterator[_Hint]:
+        for name, raw in _mapping(schema.get("properties")).items():
+            is_required = name in needed
+            hint = _read_hint(name, self._open(raw), examples=[example.get(name)], is_required=is_required)
+            if hint is not None:
+                yield hint
+
+
+def _json_of(described: Mapping[str, Any]) -> Mapping[str, Any]:
+    return _mapping(_mapping(described.get("content")).get("application/json"))
 
 
 def _find_template(paths: Mapping[str, Any], wanted: str) -> str:
@@ -220,54 +280,6 @@ def _find_template(paths: Mapping[str, Any], wanted: str) -> str:
         ):
             return str(template)
     return ""
-
-
-def _query_hints(operation: Mapping[str, Any]) -> list[_Hint]:
-    hints: dict[str, _Hint] = {}
-    parameters = operation.get("parameters")
-    for raw in parameters[: 4 * _HINTS_MAX] if isinstance(parameters, list) else ():
-        parameter = _mapping(raw)
-        if parameter.get("in") != "query":
-            continue
-        several = _mapping(parameter.get("schema")).get("examples")
-        examples = [parameter.get("example"), *(several[:1] if isinstance(several, list) else [])]
-        hint = _read_hint(
-            parameter.get("name"),
-            _mapping(parameter.get("schema")),
-            examples=examples,
-            is_required=parameter.get("required") is True,
-        )
-        if hint is not None and len(hints) < _HINTS_MAX:
-            hints.setdefault(hint.name, hint)
-    return list(hints.values())
-
-
-def _answer_hint(operation: Mapping[str, Any]) -> dict[str, Any]:
-    """What the document says about a good answer in JSON: its type alone."""
-    responses = _mapping(operation.get("responses"))
-    content = _mapping(_mapping(responses.get("200")).get("content"))
-    kind = _mapping(_mapping(content.get("application/json")).get("schema")).get("type")
-    return {"type": kind} if isinstance(kind, str) and kind in ("object", "array", *_TYPES) else {}
-
-
-def _body_hints(operation: Mapping[str, Any]) -> list[_Hint]:
-    content = _mapping(_mapping(operation.get("requestBody")).get("content"))
-    media = _mapping(content.get("application/json"))
-    schema = _mapping(media.get("schema"))
-    example = _mapping(media.get("example")) or _mapping(schema.get("example"))
-    required = schema.get("required")
-    needed = required if isinstance(required, list) else []
-    found = _read_members(_mapping(schema.get("properties")), example, needed)
-    return [hint for hint, _ in zip(found, range(_HINTS_MAX), strict=False)]
-
-
-def _read_members(
-    properties: Mapping[str, Any], example: Mapping[str, Any], needed: Sequence[object]
-) -> Iterator[_Hint]:
-    for name, raw in properties.items():
-        hint = _read_hint(name, _mapping(raw), examples=[example.get(name)], is_required=name in needed)
-        if hint is not None:
-            yield hint
 
 
 def _read_hint(
@@ -288,8 +300,8 @@ def _read_hint(
     is_closed = isinstance(choices, list) and 0 < len(fitting) == len(choices) <= _CHOICES_MAX
     if is_closed:
         plain["enum"] = fitting
-    description = schema.get("description")
-    if isinstance(description, str) and description and _fits(description, "string"):
+    description = clean_line(schema.get("description"), _TEXT_MAX + 1)
+    if 0 < len(description) <= _TEXT_MAX:
         plain["description"] = description
     wanted = [*examples, schema.get("example"), schema.get("default"), *fitting[:1]]
     usable = (one for one in wanted if _fits(one, kind) and (not is_closed or one in fitting))

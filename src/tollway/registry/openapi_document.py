@@ -56,7 +56,7 @@ class ProviderDocument:
 
     def __init__(self, content: Mapping[str, Any]) -> None:
         self.content = content
-        self.operations = tuple(self._read_operations())
+        self.operations = tuple(walk_operations(content))
 
     @property
     def is_older(self) -> bool:
@@ -94,27 +94,25 @@ class ProviderDocument:
                 yield DocumentParameter(name=name, place="path", is_required=True, content={})
         yield from list(found.values())[:PARAMETERS_MAX]
 
-    # ---- Reading.
 
-    def _read_operations(self) -> Iterator[DocumentOperation]:
-        room = OPERATIONS_MAX
-        paths = self.content.get("paths")
-        for path, raw in paths.items() if isinstance(paths, Mapping) else ():
-            template = _read_path(path)
-            entry = self.resolve(raw)
-            if template is None or entry is None:
+def walk_operations(content: Mapping[str, Any]) -> Iterator[DocumentOperation]:
+    """In the order of the document."""
+    room = OPERATIONS_MAX
+    paths = content.get("paths")
+    for path, raw in paths.items() if isinstance(paths, Mapping) else ():
+        template = _read_path(path)
+        entry = resolve_in(content, raw)
+        if template is None or entry is None:
+            continue
+        for method in METHODS:
+            operation = entry.get(method)
+            if not isinstance(operation, Mapping) or (method == "head" and "get" in entry):
                 continue
-            for method in METHODS:
-                operation = entry.get(method)
-                if not isinstance(operation, Mapping) or (method == "head" and "get" in entry):
-                    continue
-                if room == 0:
-                    return
-                room -= 1
-                shared = list_in(entry, "parameters")
-                yield DocumentOperation(
-                    method=method.upper(), path=template, content=operation, shared=shared
-                )
+            if room == 0:
+                return
+            room -= 1
+            shared = list_in(entry, "parameters")
+            yield DocumentOperation(method=method.upper(), path=template, content=operation, shared=shared)
 
 
 def count_operations(content: Mapping[str, Any]) -> int:
