@@ -52,3 +52,15 @@ DEAR_OPERATION = (Operation(method="GET", path="/", price=Price.parse("5")),)
 )
 def test_warnings(subject: Listing, codes: list[str]) -> None:
     assert [advice.code for advice in advise(subject, ASSETS)] == codes
+
+
+def test_headers_that_would_not_arrive_are_named() -> None:
+    names = ["X-Lang", "x-lang", "Accept", "Range", "X-Known", "X-Payment", "X-Tenant"]
+    parameters = [{"name": name, "in": "header"} for name in names]
+    document = {
+        "openapi": "3.1.0",
+        "paths": {"/a": {"get": {"parameters": parameters}, "post": {"parameters": parameters}}},
+    }
+    (advice,) = advise(replace(listing("0"), openapi=document, forward_headers=("x-known",)), ASSETS)
+    assert (advice.code, advice.pointer) == ("header_not_forwarded", "/forwardHeaders")
+    assert advice.detail.endswith("name: X-Lang, X-Tenant.")

@@ -13,6 +13,7 @@ import ada_url
 from tollway.errors import Code, FieldError, Problem
 from tollway.limits import Limits
 from tollway.outbound.policy import Endpoint
+from tollway.registry.reserved import STANDARD_HEADERS
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
 
@@ -130,22 +131,6 @@ def _refused(parameter: str, detail: str) -> Problem:
 
 # ---------------------------------------------------------------------- to the upstream
 
-_FORWARDED = (
-    "Accept",
-    "Accept-Language",
-    "Content-Type",
-    "Content-Encoding",
-    "Content-Language",
-    "Range",
-    "If-Match",
-    "If-None-Match",
-    "If-Modified-Since",
-    "If-Unmodified-Since",
-    "If-Range",
-    "User-Agent",
-    "traceparent",
-    "tracestate",
-)
 # A listing cannot ask for these: framing, the caller's identity and proofs, and our own words.
 _NEVER_FORWARDED = (_HOP_BY_HOP | _CONTROL | {b"cookie", b"cookie2", b"expect", b"via", b"cdn-loop"}) - {
     b"authorization",
@@ -162,7 +147,7 @@ def is_forwardable(name: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def _forward_table(forward_headers: tuple[str, ...]) -> dict[bytes, str]:
-    wanted = (*_FORWARDED, *(name for name in forward_headers if is_forwardable(name)))
+    wanted = (*STANDARD_HEADERS, *(name for name in forward_headers if is_forwardable(name)))
     return {name.lower().encode(): name for name in wanted}
 
 

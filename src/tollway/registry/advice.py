@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from tollway.identifiers import ChainId
 from tollway.money import Asset, Price
 from tollway.registry.listing import Listing
+from tollway.registry.offered_operations import list_unforwarded
 from tollway.registry.pricing import payable_assets
+
+HEADERS_TOLD = 5
 
 _STOCK_PRICE_NANO_MAX = 10**9
 """Stock x402 clients pay at most one dollar a call unless their owner allows more."""
@@ -38,6 +41,18 @@ ENDPOINT_UNPROTECTED = Advice(
 
 def advise(listing: Listing, assets: Iterable[Asset]) -> tuple[Advice, ...]:
     """Warnings that follow from the listing alone."""
+    return (*_advise_on_price(listing, assets), *_advise_on_headers(listing))
+
+
+def _advise_on_headers(listing: Listing) -> tuple[Advice, ...]:
+    names = list_unforwarded(listing, most=HEADERS_TOLD)
+    if not names:
+        return ()
+    detail = f"The document has callers send headers that forwardHeaders does not name: {', '.join(names)}."
+    return (Advice(code="header_not_forwarded", detail=detail, pointer="/forwardHeaders"),)
+
+
+def _advise_on_price(listing: Listing, assets: Iterable[Asset]) -> tuple[Advice, ...]:
     prices = [listing.price, *(operation.price for operation in listing.operations)]
     if all(price.is_free for price in prices):
         return ()

@@ -8,7 +8,7 @@ from typing import Any
 from tollway.registry.listing import Listing
 from tollway.registry.openapi_document import DocumentParameter, ProviderDocument
 from tollway.registry.path_reading import priced_verb
-from tollway.registry.reserved import is_header_name, is_reserved_header
+from tollway.registry.reserved import STANDARD_HEADERS, is_header_name, is_reserved_header
 
 _IGNORED_HEADERS = frozenset({"accept", "content-type", "authorization"})
 """OpenAPI 3.1 §4.8.12.1: definitions of these are ignored."""
@@ -33,3 +33,18 @@ def has_documented(content: Mapping[str, Any] | None, methods: Sequence[str]) ->
     """Whether a document names anything that a listing of those methods would serve."""
     operations = ProviderDocument(content or {}).operations
     return any(takes_method(methods, operation.method) for operation in operations)
+
+
+def list_unforwarded(listing: Listing, *, most: int) -> list[str]:
+    """Headers that the document has a caller send, and that would not reach the upstream: the first few."""
+    passed = {name.lower() for name in (*STANDARD_HEADERS, *listing.forward_headers)}
+    document = ProviderDocument(listing.openapi or {})
+    found: dict[str, str] = {}
+    for operation in document.operations:
+        for parameter in document.list_parameters(operation):
+            lower = parameter.name.lower()
+            if parameter.place == "header" and lower not in passed and is_asked_for(listing, parameter):
+                found.setdefault(lower, parameter.name)
+        if len(found) >= most:
+            break
+    return list(found.values())[:most]

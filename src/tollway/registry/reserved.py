@@ -5,6 +5,24 @@ import re
 TOKEN = re.compile(r"[!#$%&'*+.^`|~0-9A-Za-z-]{1,128}")
 """RFC 9110 §5.6.2, without `_`: servers that map `-` and `_` to one name could be told two things at once."""
 
+STANDARD_HEADERS = (
+    "Accept",
+    "Accept-Language",
+    "Content-Type",
+    "Content-Encoding",
+    "Content-Language",
+    "Range",
+    "If-Match",
+    "If-None-Match",
+    "If-Modified-Since",
+    "If-Unmodified-Since",
+    "If-Range",
+    "User-Agent",
+    "traceparent",
+    "tracestate",
+)
+"""What reaches every upstream; more of a request's headers only where the listing names them."""
+
 _RESERVED = frozenset(
     {
         # hop by hop (RFC 9110 §7.6.1) and the framing
