@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Self
 
 import coincurve
-import rlp
 
+from tollway.chain.rlp_items import decode_item, encode_item
 from tollway.identifiers import Address, ChainId, TxHash, keccak256
 
 _KEY_DIGITS = 64
@@ -79,11 +79,21 @@ class GasKey:
         the whole."""
         tip_wei = min(tip_wei, max_fee_wei)
         # EIP-2718, EIP-1559: value 0, and an empty access list.
-        fields = [chain_id, nonce, tip_wei, max_fee_wei, gas, bytes(to), 0, calldata, []]
-        digest = keccak256(_TYPE_2 + rlp.encode(fields))
+        fields: list[int | bytes | list[bytes]] = [
+            chain_id,
+            nonce,
+            tip_wei,
+            max_fee_wei,
+            gas,
+            bytes(to),
+            0,
+            calldata,
+            [],
+        ]
+        digest = keccak256(_TYPE_2 + encode_item(fields))
         signature = self._key.sign_recoverable(digest, hasher=None)
         r, s = (int.from_bytes(word, "big") for word in (signature[:32], signature[32:64]))
-        raw: bytes = _TYPE_2 + rlp.encode([*fields, signature[64], r, s])
+        raw = _TYPE_2 + encode_item([*fields, signature[64], r, s])
         return SignedTransaction(raw=raw, tx_hash=TxHash(keccak256(raw)))
 
 
@@ -92,17 +102,19 @@ def read_transaction(raw: bytes) -> TransactionFields:
     if raw[:1] != _TYPE_2:
         raise ValueError("not an EIP-1559 transaction")
     try:
-        fields = rlp.decode(raw[1:])
-    except rlp.exceptions.DecodingError as exc:
+        items = decode_item(raw[1:])
+    except ValueError as exc:
         raise ValueError("not a transaction") from exc
-    is_whole = isinstance(fields, list) and len(fields) == _FIELDS
-    if not is_whole or not all(isinstance(field, bytes) for field in fields[:_ACCESS_LIST]):
+    fields = (
+        [item for item in items[:_ACCESS_LIST] if isinstance(item, bytes)] if isinstance(items, list) else []
+    )
+    if len(items) != _FIELDS or len(fields) != _ACCESS_LIST:
         raise ValueError("not an EIP-1559 transaction")
-    _, nonce, tip_wei, max_fee_wei, gas, to, _, calldata = fields[:_ACCESS_LIST]
+    _, nonce, tip_wei, max_fee_wei, gas, to, _, calldata = fields
     return TransactionFields(
         nonce=int.from_bytes(nonce, "big"),
         to=Address(to),
-        calldata=bytes(calldata),
+        calldata=calldata,
         gas=int.from_bytes(gas, "big"),
         max_fee_wei=int.from_bytes(max_fee_wei, "big"),
         tip_wei=int.from_bytes(tip_wei, "big"),

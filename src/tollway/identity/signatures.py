@@ -11,7 +11,6 @@ from functools import lru_cache
 from importlib import resources
 
 import coincurve
-from eth_abi.abi import encode
 
 from tollway.chain.reader import ChainReader
 from tollway.errors import ChainUnavailable
@@ -221,7 +220,7 @@ class SignatureJudge:
         answer = await self._chains.call_contract(
             chain_id,
             to=address,
-            calldata=_MAGIC + encode(["bytes32", "bytes"], [digest, signature]),
+            calldata=_MAGIC + _encode_arguments(digest, last=signature),
             gas=self._limits.erc1271_gas,
             bytes_max=self._limits.erc1271_bytes_max,
             deadline_s=self._limits.erc1271_deadline_s,
@@ -232,7 +231,7 @@ class SignatureJudge:
         self, chain_id: ChainId, address: Address, digest: bytes, signature: bytes
     ) -> bool:
         """ERC-6492: our validator makes the wallet inside an `eth_call` that leaves nothing behind, then asks it."""
-        question = encode(["address", "bytes32", "bytes"], [address, digest, signature])
+        question = _encode_arguments(bytes(12) + address, digest, last=signature)
         answer = await self._chains.call_contract(
             chain_id,
             to=None,
@@ -242,3 +241,11 @@ class SignatureJudge:
             deadline_s=self._limits.erc1271_deadline_s,
         )
         return not answer.reverted and answer.payload == _YES
+
+
+def _encode_arguments(*words: bytes, last: bytes) -> bytes:
+    """Calldata of words of 32 bytes and, as the last argument, `bytes` (Solidity's ABI, "formal specification of the
+    encoding"): where they begin, how many they are, and they themselves, padded to whole words."""
+    begin = (len(words) + 1) * 32
+    head = (*words, begin.to_bytes(32, "big"), len(last).to_bytes(32, "big"))
+    return b"".join(head) + last + bytes(-len(last) % 32)
