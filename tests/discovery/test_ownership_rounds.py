@@ -1,5 +1,6 @@
 """When origins are looked at again, and how often one origin is asked for many listings."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
@@ -126,3 +127,21 @@ async def test_what_changed_while_it_was_looked_at_is_not_written_and_ends_the_r
 
     await play.make_rounds(edit_meanwhile).check_due()
     assert (play.looked, await play.ownerships.is_verified(listing.id)) == ([ORIGIN], False)
+
+
+async def test_a_round_in_which_nothing_could_be_written_is_the_last(play: Play) -> None:
+    """Its listing is edited whenever it is looked at, and stays due."""
+    await play.prove("api_1")
+    play.now_ms = 100_001
+
+    async def edit_again(challenge: Challenge) -> tuple[Method, ...]:
+        play.looked.append(challenge.origin)
+        shelf = await play.catalog.find(ListingId("api_1"))
+        assert shelf is not None
+        other = replace(shelf.listing, pay_to=Address(len(play.looked).to_bytes(20, "big")))
+        await play.catalog.revise(other, expected_revision=shelf.listing.revision)
+        return ("dns",)
+
+    async with asyncio.timeout(5):
+        await play.make_rounds(edit_again, round_max=1).check_due()
+    assert play.looked == [ORIGIN]

@@ -119,7 +119,7 @@ async def test_a_name_that_is_none_has_no_texts(name: str) -> None:
 async def test_without_servers_of_its_own_it_asks_those_of_the_system(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Where the system names none, nobody answers, and nobody is waited for."""
+    """Where the system names none, nobody answers, and nobody is waited for; its own need no system."""
     import dns.resolver
 
     empty = tmp_path / "resolv.conf"
@@ -129,3 +129,5 @@ async def test_without_servers_of_its_own_it_asks_those_of_the_system(
         dns.resolver.BaseResolver, "read_resolv_conf", lambda self, file: original(self, str(empty))
     )
     assert await NameRecords(deadline_s=5.0).find_texts(NAME) is None
+    async with run_server(texts('"one"')) as (address, _):
+        assert await NameRecords([address], deadline_s=5.0).find_texts(NAME) == ("one",)

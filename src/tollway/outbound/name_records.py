@@ -68,7 +68,7 @@ class _Line:
         try:
             async with asyncio.timeout(deadline_s):
                 absolute = name.rstrip(".") + "."
-                return _read(await self._resolver.resolve(absolute, "TXT", lifetime=deadline_s, search=False))
+                return _read(await self._resolver.resolve(absolute, "TXT", lifetime=deadline_s))
         except self._no_answer:
             return ()
         except (*self._failures, TimeoutError):
