@@ -11,6 +11,7 @@ and their ratios go to `bench/results/scale-<database>.{json,md}`. The audit rea
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import platform
@@ -53,6 +54,8 @@ from tollway.storage.book_reader import BookReader
 from tollway.storage.catalog_store import CatalogStore
 from tollway.storage.database import Database, connect_database, sqlite_module
 from tollway.storage.sealer import Sealer
+from tollway.web.bazaar_routes import BazaarDesk
+from tollway.web.discovery_routes import DocumentDesk, discovery_router
 from tollway.web.history_routes import history_router
 from tollway.web.listing_routes import ListingDesk, listing_router
 from tollway.web.listing_wire import ListingShape
@@ -137,7 +140,18 @@ def routes_over(database: Database) -> FastAPI:
         now_ms=now_ms,
     )
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
-    for router in (listing_router(desk), history):
+    documents = discovery_router(
+        DocumentDesk(
+            catalog=catalog,
+            shape=shape,
+            bazaar=BazaarDesk(catalog=catalog, rules={}, is_offered=lambda *_: False, public_url=URL),
+            limits=DEFAULT_LIMITS,
+            is_mpp_offered=lambda *_: False,
+            is_bound_required=False,
+            ticks_ms=itertools.count(0, 1_000_000).__next__,  # nothing that was written is kept
+        )
+    )
+    for router in (listing_router(desk), documents, history):
         app.include_router(router)
     install_handlers(app, URL)
     return app
@@ -162,6 +176,14 @@ def _get(path: str, query: dict[str, Any]) -> Callable[[Side], str]:
 
 def page_at(small: int, large: int) -> Callable[[Side], int]:
     return lambda side: side.deep(small=small, large=large)
+
+
+def document_of(side: Side, kind: str) -> str:
+    """Of a listing with an OpenAPI document of its provider's."""
+    number = side.chance.randrange(1, side.scale.listings // 10) * 10
+    while listing(side.scale, number).retired_ms:
+        number = side.chance.randrange(1, side.scale.listings // 10) * 10
+    return f"/api/v2/apis/{listing(side.scale, number).id}/{kind}"
 
 
 def whale_listing(side: Side) -> str:
@@ -248,7 +270,33 @@ QUESTIONS = [
     Question(name="search, frequent word and tag", ask=apis(q=FREQUENT_WORD, tag=FREQUENT_TAG)),
     Question(name="search, frequent word and rare tag", ask=apis(q=FREQUENT_WORD, tag=RARE_TAG, limit=5)),
     Question(name="search, rare word and network", ask=apis(q=RARE_WORD, network=f"eip155:{RARE_CHAIN}")),
+    Question(name="list, minSuccessRate", ask=apis(minSuccessRate="0.9")),
+    Question(
+        name="list, minSuccessRate, offset 10,000", ask=apis(minSuccessRate="0.5", page=page_at(10, 501))
+    ),
+    Question(name="list, minSuccessRate, few", ask=apis(minSuccessRate="1")),
+    Question(name="list, minSuccessRate, sort=name", ask=apis(minSuccessRate="0.9", sort="name")),
+    Question(
+        name="list, minSuccessRate, sort=price",
+        ask=apis(minSuccessRate="0.9", currency="USDC", sort="price"),
+    ),
+    Question(name="list, minSuccessRate and rare tag", ask=apis(minSuccessRate="0.9", tag=RARE_TAG)),
+    Question(name="list, verified", ask=apis(verified="true")),
+    Question(name="list, not verified", ask=apis(verified="false")),
+    Question(name="list, verified and minSuccessRate", ask=apis(verified="true", minSuccessRate="0.9")),
+    Question(
+        name="search, frequent word and tag, by relevance",
+        ask=apis(q=FREQUENT_WORD, tag=FREQUENT_TAG, sort="relevance"),
+    ),
+    Question(
+        name="search, frequent word and minSuccessRate, by relevance",
+        ask=apis(q=FREQUENT_WORD, minSuccessRate="0.9", sort="relevance"),
+    ),
     Question(name="details", ask=lambda side: f"/api/v2/apis/{listing(side.scale, side.any_listing()).id}"),
+    *(
+        Question(name=f"document of one API: {kind}", ask=lambda side, kind=kind: document_of(side, kind))
+        for kind in ("agent", "discovery", "openapi.json", "llms.txt")
+    ),
     Question(name="history of the whale", ask=history()),
     Question(name="history of the whale, offset 10,000", ask=history(offset=page_at(40, 10_000))),
     Question(name="history of any payer", ask=history(limit=5), wallet=any_payer),
@@ -334,7 +382,8 @@ async def ask(side: Side, path: str, wallet: Address) -> tuple[float, dict[str, 
     began = time.perf_counter()
     await side.app(scope, receive, send)
     ms = (time.perf_counter() - began) * 1000
-    body = json.loads(b"".join(message.get("body", b"") for message in sent[1:]))
+    told = b"".join(message.get("body", b"") for message in sent[1:])
+    body = json.loads(told) if told.startswith(b"{") else {}
     if sent[0]["status"] != 200:
         raise SystemExit(f"{path}: {body}")
     return ms, body

@@ -16,6 +16,14 @@ from typing import Any
 
 import asyncpg
 from scale_rows import Scale, Spent, call_rows, listing, payment_rows
+from scale_standing import (
+    DOCUMENT_COLUMNS,
+    OWNERSHIP_COLUMNS,
+    QUALITY_COLUMNS,
+    document_row,
+    ownership_row,
+    quality_row,
+)
 
 from tollway.registry.words import fold, searched_texts, split_words
 from tollway.storage.book_tables import call_table, payment_table
@@ -43,7 +51,18 @@ TERMS_COLUMNS = [
     "until_ms",
 ]
 TOPUP_COLUMNS = ("call_id", "payment_id", "units")
-LOADED = ("listing", "listing_terms", "listing_tag", "listing_network", "call", "call_topup", "payment")
+LOADED = (
+    "listing",
+    "listing_terms",
+    "listing_tag",
+    "listing_network",
+    "listing_quality",
+    "listing_ownership",
+    "listing_document",
+    "call",
+    "call_topup",
+    "payment",
+)
 TOTALS = (
     "DELETE FROM call_total",
     "INSERT INTO call_total (wallet, role, slot, calls)"
@@ -66,9 +85,7 @@ class ListingRows:
 
     def chunks(self) -> Iterator[dict[str, list[tuple[Any, ...]]]]:
         for start in range(1, self._scale.listings + 1, CHUNK):
-            rows: dict[str, list[tuple[Any, ...]]] = {
-                name: [] for name in ("listing", "listing_terms", "listing_tag", "listing_network", "search")
-            }
+            rows: dict[str, list[tuple[Any, ...]]] = {name: [] for name in (*LISTING_TABLES, "search")}
             for seq in range(start, min(start + CHUNK, self._scale.listings + 1)):
                 self._add(rows, seq)
             yield rows
@@ -79,6 +96,14 @@ class ListingRows:
         rows["listing"].append(tuple(values[name] for name in LISTING_COLUMNS))
         terms = {**terms_values(one.current_terms(since_ms=one.created_ms)), "listing_seq": seq, "version": 1}
         rows["listing_terms"].append(tuple(terms[name] for name in TERMS_COLUMNS))
+        known = {
+            "listing_quality": quality_row(self._scale, seq),
+            "listing_ownership": ownership_row(self._scale, seq, one),
+            "listing_document": document_row(seq),
+        }
+        for table, row in known.items():
+            if row is not None:
+                rows[table].append(row)
         if not is_shown(one):
             return
         rows["listing_tag"] += [(tag, seq) for tag in sorted({fold(tag) for tag in one.tags})]
@@ -156,6 +181,9 @@ LISTING_TABLES: dict[str, Iterable[str]] = {
     "listing_terms": TERMS_COLUMNS,
     "listing_tag": ("tag", "listing_seq"),
     "listing_network": ("chain_id", "listing_seq"),
+    "listing_quality": QUALITY_COLUMNS,
+    "listing_ownership": OWNERSHIP_COLUMNS,
+    "listing_document": DOCUMENT_COLUMNS,
 }
 
 

@@ -8,6 +8,7 @@ from tollway.registry.words import (
     fold,
     holds_all,
     query_words,
+    rank_fields,
     split_words,
 )
 
@@ -65,3 +66,16 @@ def test_all_words_must_stand_somewhere() -> None:
 @pytest.mark.parametrize("text", ["Éclair", "ECLAIR", "ｅclair", "e\u0301clair"])
 def test_folding_forgets_case_width_and_accents(text: str) -> None:
     assert fold(text) == "eclair"
+
+
+def test_a_name_ranks_before_tags_and_tags_before_a_description() -> None:
+    def rank(name: str = "", description: str = "", tags: str = "", *, words: str = "red") -> float:
+        return rank_fields([text.split() for text in (name, description, tags)], words.split())
+
+    assert rank("red") > rank(tags="red") > rank(description="red") > rank("blue", "blue", "blue") == 0
+    assert rank("red", "red") > rank("red")
+    # Saying it again helps a little, and less than twice.
+    assert rank("red red") > rank("red")
+    assert rank("red " * 1_000) < 2 * rank("red")
+    assert rank("red", words="red blue") == rank("red")
+    assert rank("red blue", words="red blue") == 2 * rank("red")

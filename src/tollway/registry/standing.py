@@ -41,9 +41,11 @@ UNKNOWN_STANDING = Standing()
 
 def weigh_rank(quality: Quality | None) -> float:
     """By what the relevance of a listing is multiplied."""
-    if quality is None:
-        return 1.0
-    rate = quality.success_ppm / 1_000_000
+    return 1.0 if quality is None else weigh_rate(quality.success_ppm)
+
+
+def weigh_rate(success_ppm: int) -> float:
+    rate = success_ppm / 1_000_000
     return RANK_LEAST + RANK_SPAN * rate * rate
 
 

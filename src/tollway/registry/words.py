@@ -18,6 +18,8 @@ QUERY_WORDS_MAX = 16
 """Words of a query that count."""
 
 FIELDS = ("name", "description", "tags")
+FIELD_WEIGHTS = (10, 1, 5)
+"""By which a field counts in the order of relevance."""
 
 _ASCII_WORD = re.compile(r"[a-z0-9]+")
 """What a word is among folded ASCII characters: a tenth of the time of looking at each of them."""
@@ -78,6 +80,17 @@ def matched_fields(listing: Listing, words: Sequence[str]) -> tuple[str, ...]:
     wanted = frozenset(words)
     texts = zip(FIELDS, searched_texts(listing), strict=True)
     return tuple(field for field, text in texts if wanted & frozenset(split_words(text)))
+
+
+def rank_fields(fields: Iterable[Sequence[str]], words: Sequence[str]) -> float:
+    """How well texts fit: the split words of each of `FIELDS`. A word counts for more the more often it stands in a field,
+    and twice as much as once at the most."""
+    rank = 0.0
+    for weight, field in zip(FIELD_WEIGHTS, fields, strict=True):
+        for word in words:
+            count = field.count(word)
+            rank += weight * count / (count + 1)
+    return rank
 
 
 def holds_all(texts: Iterable[str], words: Sequence[str]) -> bool:

@@ -50,7 +50,8 @@ vector_table = table("listing_search", column("listing_seq", BigInteger), column
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facet:
-    """`index`: the one that it is walked by. `rank`: the order of relevance, where there is one. Where that index holds
+    """`index`: the one that it is walked by. `is_match`: what the words found; `rank`: its order of relevance, where the
+    database knows one. Where that index holds
     the set in another order: `by_age` is the same set newest first, and `asked` finds one listing of it. `few`: how to
     read it when it is known to be small."""
 
@@ -58,6 +59,7 @@ class Facet:
     seq: ColumnElement[int]
     where: tuple[ColumnElement[bool], ...]
     index: str | None = None
+    is_match: bool = False
     rank: ColumnElement[Any] | None = None
     by_age: "Facet | None" = None
     asked: "Facet | None" = None
@@ -207,12 +209,10 @@ def _weigh(seq: ColumnElement[int]) -> ColumnElement[float]:
 
 
 def _match_fts(words: Sequence[str]) -> Facet:
-    # Each word is quoted; split words hold no quote. bm25 is smaller for better hits.
+    # Each word is quoted; split words hold no quote.
     wanted = literal(" ".join(f'"{word}"' for word in words), Text)
     condition: ColumnElement[bool] = literal_column("listing_search").op("MATCH", is_comparison=True)(wanted)
-    fit: ColumnElement[float] = literal_column("bm25(listing_search, 10.0, 1.0, 5.0)", Double)
-    rank = fit * _weigh(fts_table.c.rowid)
-    return Facet(source=fts_table, seq=fts_table.c.rowid, where=(condition,), rank=rank)
+    return Facet(source=fts_table, seq=fts_table.c.rowid, where=(condition,), is_match=True)
 
 
 def _match_vectors(words: Sequence[str]) -> Facet:
@@ -223,4 +223,11 @@ def _match_vectors(words: Sequence[str]) -> Facet:
     # Its numbers say little about rare words: without a fence it would walk all listings by age for a few of them.
     fenced = select(columns.listing_seq).where(condition).limit(TOTAL_EXACT_MAX).subquery("matched")
     few = Facet(source=fenced, seq=fenced.c.listing_seq, where=())
-    return Facet(source=vector_table, seq=columns.listing_seq, where=(condition,), rank=rank, few=few)
+    return Facet(
+        source=vector_table,
+        seq=columns.listing_seq,
+        where=(condition,),
+        is_match=True,
+        rank=rank,
+        few=few,
+    )

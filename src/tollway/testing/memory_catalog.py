@@ -14,12 +14,11 @@ from tollway.registry.words import (
     holds_all,
     matched_fields,
     query_words,
+    rank_fields,
     searched_texts,
     split_words,
 )
 from tollway.testing.memory_creations import MemoryCreations
-
-_FIELD_WEIGHTS = (10, 1, 5)  # name, description, tags
 
 
 @dataclass(slots=True, kw_only=True)
@@ -148,9 +147,8 @@ def _is_sold_in(listing: Listing, markets: Sequence[Market]) -> bool:
     return listing.status == "active" and is_paid and not own.isdisjoint(markets)
 
 
-def _rank(listing: Listing, words: tuple[str, ...]) -> int:
-    texts = zip(searched_texts(listing), _FIELD_WEIGHTS, strict=True)
-    return sum(weight for text, weight in texts for word in split_words(text) if word in words)
+def _rank(listing: Listing, words: tuple[str, ...]) -> float:
+    return rank_fields([split_words(text) for text in searched_texts(listing)], words)
 
 
 def _is_filtered(query: ListingQuery) -> bool:

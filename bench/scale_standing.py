@@ -1,0 +1,88 @@
+"""What is known of the listings of `scale_rows` beside their words: a third is measured, a fifth is of a proved origin, one
+in ten has an OpenAPI document of twenty operations. Pure.
+"""
+
+from functools import lru_cache
+from typing import Any
+
+from scale_rows import RARE_LISTINGS, Scale, mix
+
+from tollway.registry.listing import Listing
+from tollway.storage.catalog_rows import write_document
+
+DAY = 20_400
+QUALITY_COLUMNS = ("listing_seq", "calls", "success_ppm", "p50_ms", "p95_ms", "day")
+OWNERSHIP_COLUMNS = (
+    "listing_seq",
+    "origin",
+    "method",
+    "verified_ms",
+    "checked_ms",
+    "failures",
+)
+DOCUMENT_COLUMNS = ("listing_seq", "openapi")
+
+
+def quality_row(scale: Scale, number: int) -> tuple[Any, ...] | None:
+    """`RARE_LISTINGS` have never failed, at any scale; most others seldom have."""
+    draw = mix(scale.seed + 7, number)
+    if number % max(1, scale.listings // RARE_LISTINGS) == 1:
+        return (number, 20 + draw % 900, 1_000_000, 50, 120, DAY)
+    if draw % 3:
+        return None
+    success_ppm = 999_000 - (draw >> 8) % 200_000 if draw % 10 else (draw >> 8) % 800_000
+    p50_ms = 5 + (draw >> 32) % 400
+    return (number, 20 + (draw >> 16) % 100_000, success_ppm, p50_ms, p50_ms * 3, DAY)
+
+
+def ownership_row(scale: Scale, number: int, one: Listing) -> tuple[Any, ...] | None:
+    draw = mix(scale.seed + 8, number)
+    if draw % 4:
+        return None
+    verified_ms = None if draw % 20 == 0 else one.created_ms
+    origin = one.endpoint.partition("/v1/")[0]
+    return (number, origin, "file", verified_ms, one.created_ms, 0)
+
+
+def document_row(number: int) -> tuple[Any, ...] | None:
+    return (number, document()) if number % 10 == 0 else None
+
+
+@lru_cache(maxsize=1)
+def document() -> str:
+    """Some 16 KB."""
+    reading = {
+        "type": "object",
+        "properties": {"value": {"type": "number"}, "next": {"$ref": "#/components/schemas/Reading"}},
+    }
+    operation = {
+        "summary": "What a station has measured",
+        "parameters": [
+            {
+                "name": "station",
+                "in": "path",
+                "required": True,
+                "schema": {"type": "string", "maxLength": 40},
+            },
+            {
+                "name": "from",
+                "in": "query",
+                "schema": {"type": "string", "format": "date-time"},
+                "example": "2026-01-01T00:00:00Z",
+            },
+        ],
+        "responses": {
+            "200": {
+                "description": "A reading",
+                "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Reading"}}},
+            }
+        },
+    }
+    return write_document(
+        {
+            "openapi": "3.0.3",
+            "info": {"title": "Readings", "version": "1"},
+            "paths": {f"/kind{number}/{{station}}": {"get": operation} for number in range(20)},
+            "components": {"schemas": {"Reading": reading}},
+        }
+    )
