@@ -6,11 +6,16 @@ from typing import Any
 
 import pytest
 
+from tollway.gateway.appraisal import appraise
+from tollway.gateway.trip import Ticket
+from tollway.identifiers import CallId
+from tollway.ledger.book import Claimed, Close
+from tollway.ledger.call import CallState, Rail
 from tollway.money import Price
 from tollway.registry.listing import ChargeOn
 from tollway.registry.quality_tally import FAILED
 from tollway.testing.loopback import Answerer, Arrived, hang_up, plain, raw, say_nothing, until
-from tollway.testing.small_gateway import SmallGateway, open_gateway
+from tollway.testing.small_gateway import USDC, SmallGateway, open_gateway
 from tollway.testing.small_payer import SmallPayer
 
 GOOD, BAD, NOTHING = "good", "bad", "nothing"
@@ -180,3 +185,33 @@ async def test_an_authorisation_counts_like_a_transaction_once_it_is_settled(gat
     gate.upstream.answer = empty_wallet
     assert (await payer.buy()).status == 402
     assert told(gate) == []
+
+
+@pytest.mark.parametrize("error", ["upstream_timeout", "upstream_bad_response", "upstream_unreachable"])
+async def test_a_request_that_was_not_wholly_sent_says_nothing(gate: SmallGateway, error: str) -> None:
+    """Its price is given back, and that it was not may have been its caller's doing."""
+    listing = await gate.publish()
+    payment = await gate.pay()
+    ticket = Ticket(
+        call_id=CallId("call_1"),
+        claimed=Claimed(epoch=1, rest_units=0, rail=Rail.TX),
+        price=listing.price,
+        currency=listing.currency,
+        charge_on=listing.charge_on,
+        asset=USDC,
+        units=10_000,
+        payer=payment.payer,
+        transaction=payment.tx_hash,
+    )
+    close = Close(
+        call_id=ticket.call_id,
+        epoch=1,
+        after=CallState.RELEASED,
+        http_status=None,
+        upstream_status=None,
+        latency_ms=5,
+        upstream_latency_ms=None,
+        error=error,
+    )
+    assert appraise(listing, ticket, close, after=CallState.RELEASED) is None
+    assert appraise(listing, ticket, close, after=CallState.UNKNOWN) == FAILED
