@@ -232,6 +232,29 @@ async def test_a_call_of_nothing_is_refused(room: ToolRoom, given: dict[str, Any
     assert codes(await ask(room, "proxy_tool_call", **given)) == ["validation_failed", found]
 
 
+@pytest.mark.parametrize(
+    "value", ["\ud800", float("nan"), float("inf"), {"\ud800": 1}, ["x", {"y": "\udfff"}]]
+)
+async def test_what_no_json_can_hold_is_refused_wherever_it_stands(room: ToolRoom, value: Any) -> None:
+    name = (await names(room))["/orders"]
+    called = await ask(room, "proxy_tool_call", toolName=name, arguments={"body": {"asset": value}})
+    assert codes(called) == ["validation_failed", "unwritable"]
+    for tool, argument in (
+        ("search_resources", "query"),
+        ("get_api", "apiId"),
+        ("list_my_calls", "from"),
+        ("proxy_tool_call", "idempotencyKey"),
+    ):
+        answer = await ask(room, tool, **{"toolName": name, "arguments": {}} | {argument: value})
+        assert codes(answer) == ["validation_failed", "unwritable"]
+    listing = await room.find("api_quotes")
+    operations = await room.operations_of(listing)
+    asked = Asked(name=operations[0].tool, arguments={"asset": value}, payment=None, visit=visit())
+    own = await room.run_operation(listing, operations, asked)
+    assert own is not None
+    assert codes(own) == ["validation_failed", "unwritable"]
+
+
 async def test_a_name_that_is_no_tool_has_no_answer(room: ToolRoom) -> None:
     assert await room.run(Asked(name="none", arguments={}, payment=None, visit=visit())) is None
 
@@ -284,7 +307,19 @@ async def test_a_payment_that_was_used_asks_for_no_other(gate: SmallGateway, roo
 
 
 @pytest.mark.parametrize(
-    "payment", [{}, [], 7, "", "x", "{}", {"x402Version": 1}, {"x402Version": 2, "payload": {}}]
+    "payment",
+    [
+        {},
+        [],
+        7,
+        "",
+        "x",
+        "\ud800",
+        "{}",
+        {"\ud800": "\ud800"},
+        {"x402Version": 1},
+        {"x402Version": 2, "payload": {}},
+    ],
 )
 async def test_a_payment_that_is_none_gets_the_terms_with_a_reason(room: ToolRoom, payment: Any) -> None:
     answer = await quote(room, payment)

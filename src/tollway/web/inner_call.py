@@ -68,7 +68,9 @@ def _write_headers(request: ToolRequest, controls: Iterable[tuple[str, str]], vi
     outer: Sequence[tuple[bytes, bytes]] = visit.request.scope["headers"]
     given = [(name.lower(), value) for name, value in request.headers if is_forwardable(name)]
     names = {name for name, _ in given}
-    headers: RawHeaders = [(name.encode(), value.encode()) for name, value in [*given, *controls]]
+    headers: RawHeaders = [
+        (name.encode(), value.encode("utf-8", "replace")) for name, value in [*given, *controls]
+    ]
     headers += [(name, value) for name, value in outer if name in _PASSED_ON and name.decode() not in names]
     headers += [(name, value) for name, value in outer if name == b"host"]
     headers.append((b"x-request-id", visit.request_id.encode()))

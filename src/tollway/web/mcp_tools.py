@@ -325,9 +325,22 @@ def _payment_header(payment: Any) -> list[tuple[str, str]]:
 
 def _check(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
     """Refuses what does not meet the schema: before anything is looked up, and before a payment is."""
+    if not _is_writable(arguments):
+        raise _invalid(
+            (FieldError(code="unwritable", detail="no JSON could hold this", pointer="/arguments"),)
+        )
     errors = check_arguments(schema, arguments)
     if errors:
         raise _invalid(errors)
+
+
+def _is_writable(arguments: Mapping[str, Any]) -> bool:
+    """Python's parser also takes what is no JSON: numbers that are none, halves of surrogate pairs."""
+    try:
+        json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()
+    except ValueError:
+        return False
+    return True
 
 
 def _invalid(errors: tuple[FieldError, ...]) -> Refusal:
