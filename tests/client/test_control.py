@@ -19,6 +19,8 @@ HASH = "0x" + "AB" * 32
         (control.update("api_1", {"name": "a"}), "PUT", "/apis/api_1", True),
         (control.retire("api_1"), "DELETE", "/apis/api_1", True),
         (control.retire("../x y"), "DELETE", "/apis/..%2Fx%20y", True),
+        (control.ownership("../x"), "GET", "/apis/..%2Fx/ownership", False),
+        (control.check_ownership("api_1"), "POST", "/apis/api_1/ownership", True),
         (control.list_apis({}), "GET", "/apis", False),
         (control.list_apis({"q": "a b", "page": 2, "tag": None}), "GET", "/apis?q=a%20b&page=2", False),
         (control.list_apis({"verified": True}), "GET", "/apis?verified=true", False),

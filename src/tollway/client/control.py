@@ -47,6 +47,14 @@ def retire(api_id: str) -> ControlRequest:
     return ControlRequest(method="DELETE", path=f"/apis/{_segment(api_id)}", is_signed=True)
 
 
+def ownership(api_id: str) -> ControlRequest:
+    return ControlRequest(method="GET", path=f"/apis/{_segment(api_id)}/ownership")
+
+
+def check_ownership(api_id: str) -> ControlRequest:
+    return ControlRequest(method="POST", path=f"/apis/{_segment(api_id)}/ownership", is_signed=True)
+
+
 def list_apis(query: Mapping[str, object]) -> ControlRequest:
     return ControlRequest(method="GET", path="/apis" + _query(query))
 

@@ -28,6 +28,14 @@ class ControlPlane(ABC):
         """Ends a listing for good."""
         self._ask(control.retire(api_id))
 
+    def ownership(self, api_id: str) -> Document:
+        """What would prove that a listing's endpoint is its provider's, and whether that is proved."""
+        return self._ask(control.ownership(api_id))
+
+    def check_ownership(self, api_id: str) -> Document:
+        """Has the gateway look for a proof now; only for the listing's provider."""
+        return self._ask(control.check_ownership(api_id))
+
     def list(self, **query: object) -> Document:
         """A page of the registry; the parameters are those of `GET /apis`."""
         return self._ask(control.list_apis(query))
@@ -78,6 +86,12 @@ class AsyncControlPlane(ABC):
 
     async def retire(self, api_id: str) -> None:
         await self._ask(control.retire(api_id))
+
+    async def ownership(self, api_id: str) -> Document:
+        return await self._ask(control.ownership(api_id))
+
+    async def check_ownership(self, api_id: str) -> Document:
+        return await self._ask(control.check_ownership(api_id))
 
     async def list(self, **query: object) -> Document:
         return await self._ask(control.list_apis(query))
