@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -44,3 +45,19 @@ def test_only_the_command_that_speaks_mcp_waits_for_it() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     assert {"mcp", "mcp_types", "jsonschema"}.isdisjoint(loaded.stdout.split())
+
+
+def test_an_agents_program_does_not_wait_for_what_operators_need(tmp_path: Path) -> None:
+    code = "import sys; from tollway.cli import main\ntry: main()\nexcept SystemExit: print(*sys.modules, file=sys.stderr)"
+    ended = subprocess.run(
+        [sys.executable, "-c", code, "mcp"],
+        env={"HOME": str(tmp_path)},
+        input="",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    loaded = ended.stderr.split()
+    assert "mcp" in loaded
+    assert {"sqlalchemy", "granian", "tollway.house", "tollway.cli.operate"}.isdisjoint(loaded)

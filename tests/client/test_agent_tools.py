@@ -233,6 +233,7 @@ async def test_without_a_wallet_what_is_free_works_and_the_rest_says_why_not(mak
     [
         {"apiId": API, "headers": {"Host": "evil.test"}},
         {"apiId": API, "headers": {"Idempotency-Key": "x"}},
+        {"apiId": API, "headers": {"accept-encoding": "gzip"}},
         {"apiId": API, "headers": {"X-Payment-Tx": "0x1"}},
         {"apiId": API, "headers": {"PAYMENT-SIGNATURE": "x"}},
         {"apiId": API, "json": {}, "body": "x"},

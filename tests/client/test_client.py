@@ -1,8 +1,10 @@
 """Whole calls over a fake gateway and a fake chain, with both clients."""
 
 import asyncio
+import gzip
 import inspect
 import json
+import zlib
 
 import httpx
 import pytest
@@ -737,3 +739,52 @@ async def test_describe_falls_back_to_details_only_where_there_is_no_such_docume
             await do(client.describe("api_1"))
         assert refused.value.code == code
         assert gateway.answers == []
+
+
+def coded(gateway, encoding, content):
+    headers = {
+        **gateway.relayed("charged", rest=0),
+        "content-encoding": encoding,
+        "content-type": "text/plain",
+    }
+    return httpx.Response(200, headers=headers, stream=Bytes(content))
+
+
+class Bytes(httpx.SyncByteStream, httpx.AsyncByteStream):
+    """As it comes from a network: nobody has taken its coding off."""
+
+    def __init__(self, content):
+        self.content = content
+
+    def __iter__(self):
+        yield self.content
+
+    async def __aiter__(self):
+        yield self.content
+
+
+@pytest.mark.parametrize(
+    ("encoding", "content", "read", "named"),
+    [
+        ("gzip", gzip.compress(b"hello"), b"hello", None),
+        ("deflate", zlib.compress(b"hello"), b"hello", None),
+        ("gzip", b"no gzip at all", b"no gzip at all", "gzip"),
+        ("gzip", gzip.compress(b"hello")[:-9], gzip.compress(b"hello")[:-9], "gzip"),
+        ("x-odd", b"whatever", b"whatever", "x-odd"),
+        ("identity", b"hello", b"hello", "identity"),
+    ],
+    ids=("gzip", "deflate", "not gzip", "half of gzip", "unknown", "none"),
+)
+async def test_a_paid_answer_arrives_whatever_its_coding(make, gateway, encoding, content, read, named):
+    gateway.price = 0
+    gateway.answers = [lambda _: coded(gateway, encoding, content)]
+    answer = await do(make().call(API))
+    assert (answer.content, answer.headers.get("content-encoding")) == (read, named)
+
+
+async def test_an_answer_that_swells_is_too_long(make, gateway, monkeypatch):
+    monkeypatch.setattr("tollway.client.client.ANSWER_BYTES_MAX", 10_000)
+    gateway.price = 0
+    gateway.answers = [lambda _: coded(gateway, "gzip", gzip.compress(bytes(10_001)))]
+    with pytest.raises(GatewayUnreachable, match="longer than is kept"):
+        await do(make().call(API))

@@ -96,6 +96,13 @@ def test_an_error_is_an_error_of_the_tool_and_says_whose_it_is() -> None:
     assert (relayed.is_error, relayed.document["from"]) == (True, "provider")
 
 
+def test_what_is_compressed_though_nobody_asked_for_it_stays_bytes() -> None:
+    odd = answer(b"\x1f\x8b", "application/json")
+    odd.headers["content-encoding"] = "gzip"
+    told = describe_answer(odd).document
+    assert (told["bodyBase64"], told["contentEncoding"], "body" in told) == ("H4s=", "gzip", False)
+
+
 def test_a_stored_answer_is_told_as_one() -> None:
     assert describe_answer(answer(b"x", "text/plain", **{"idempotency-replayed": "true"})).document[
         "isStoredAnswer"

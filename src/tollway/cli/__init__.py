@@ -14,6 +14,8 @@ def main() -> None:
     try:
         if sys.argv[1:2] == ["serve"]:
             from tollway.cli.operator_line import app
+        elif sys.argv[1:2] == ["mcp"]:
+            from tollway.cli.agent_line import app
         else:
             from tollway.cli.command_line import app
 

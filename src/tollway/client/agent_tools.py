@@ -43,7 +43,7 @@ _RESERVED_HEADERS = frozenset(
         "expect",
         "cookie",
     }
-    | {"idempotency-key", "proxy-authorization", "keep-alive"}
+    | {"idempotency-key", "proxy-authorization", "keep-alive", "accept-encoding"}
 )
 
 

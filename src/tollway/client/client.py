@@ -44,6 +44,7 @@ from tollway.client.steps import (
     Send,
     Step,
 )
+from tollway.client.whole_answer import make_whole
 
 T = TypeVar("T")
 
@@ -83,11 +84,9 @@ class TollwayClient(CallerBase, ControlPlane):
                 return response
             try:
                 content = self._read(response, bytes_max=ANSWER_BYTES_MAX)
+                return make_whole(response, content, bytes_max=ANSWER_BYTES_MAX)
             except (httpx.TransportError, TooLong) as exc:
                 raise unreachable(exc, transaction=response.payment.transaction) from exc
-        whole = CallResponse(response.status_code, headers=response.headers, content=content)
-        whole.request, whole.payment = response.request, response.payment
-        return whole
 
     @contextlib.contextmanager
     def stream(self, api_id: str, path: str = "", **options: Unpack[CallOptions]) -> Iterator[CallResponse]:
@@ -219,11 +218,9 @@ class AsyncTollwayClient(CallerBase, AsyncControlPlane):
                 return response
             try:
                 content = await self._read(response, bytes_max=ANSWER_BYTES_MAX)
+                return make_whole(response, content, bytes_max=ANSWER_BYTES_MAX)
             except (httpx.TransportError, TooLong) as exc:
                 raise unreachable(exc, transaction=response.payment.transaction) from exc
-        whole = CallResponse(response.status_code, headers=response.headers, content=content)
-        whole.request, whole.payment = response.request, response.payment
-        return whole
 
     @contextlib.asynccontextmanager
     async def stream(
