@@ -49,6 +49,14 @@ _LIMITS = frozenset(
     }
 )
 _PARTS = frozenset({*_ONE_APPLIED, *_SOME_APPLIED, *_ONE_WITHIN, "properties", "prefixItems"})
+_COMPOSED = frozenset({"$ref", *_ONE_APPLIED, *_SOME_APPLIED})
+_KINDS: Mapping[str, type | tuple[type, ...]] = {
+    "string": str,
+    "integer": int,
+    "number": (int, float),
+    "boolean": bool,
+    "null": type(None),
+}
 _PLAIN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-")
 
 
@@ -181,6 +189,8 @@ class SchemaCopier:
         self._read_values(raw, copied)
         if not _LIMITS.isdisjoint(raw):
             self._read_limits(raw, copied)
+        if "default" in raw and _COMPOSED.isdisjoint(raw) and _is_allowed(raw["default"], copied.schema):
+            _put(copied, "default", raw["default"], is_any=True)
         if not _PARTS.isdisjoint(raw):
             self._read_parts(raw, copied, depth)
         return copied
@@ -207,8 +217,6 @@ class SchemaCopier:
             _put(copied, "enum", choices)
         if "const" in raw and _weigh(raw["const"]) is not None:
             _put(copied, "const", raw["const"], is_any=True)
-        if "default" in raw and _weigh(raw["default"]) is not None:
-            _put(copied, "default", raw["default"], is_any=True)
         examples = [*_list(raw.get("examples")), *([raw["example"]] if "example" in raw else [])]
         fitting = [one for one in examples[:EXAMPLES_MAX] if _weigh(one) is not None]
         _put(copied, "examples", fitting or None)
@@ -299,6 +307,41 @@ def _is_number(value: object, *, whole: bool = False) -> bool:
     return abs(value) <= NUMBER_MAX
 
 
+def _is_allowed(value: object, schema: Mapping[str, Any]) -> bool:
+    """Whether a value is plain and surely fits what was copied of a schema so far. A default that does not fit makes
+    validators of OpenAPI refuse the whole document."""
+    if isinstance(value, Mapping | list) or _weigh(value) is None:
+        return False
+    kinds = schema.get("type", ())
+    kinds = [kinds] if isinstance(kinds, str) else kinds
+    if kinds and not any(_is_kind(value, kind) for kind in kinds):
+        return False
+    if "enum" in schema and not any(type(value) is type(one) and value == one for one in schema["enum"]):
+        return False
+    if "const" in schema and (type(value) is not type(schema["const"]) or value != schema["const"]):
+        return False
+    if isinstance(value, str):
+        return "pattern" not in schema and schema.get("minLength", 0) <= len(value) <= schema.get(
+            "maxLength", len(value)
+        )
+    return isinstance(value, bool | None) or not _is_number(value) or _is_within(value, schema)
+
+
+def _is_kind(value: object, kind: str) -> bool:
+    if isinstance(value, bool):
+        return kind == "boolean"
+    return kind in _KINDS and isinstance(value, _KINDS[kind])
+
+
+def _is_within(value: Any, schema: Mapping[str, Any]) -> bool:
+    return (
+        schema.get("minimum", value) <= value <= schema.get("maximum", value)
+        and ("exclusiveMinimum" not in schema or schema["exclusiveMinimum"] < value)
+        and ("exclusiveMaximum" not in schema or value < schema["exclusiveMaximum"])
+        and "multipleOf" not in schema
+    )
+
+
 def _is_plain(text: str) -> bool:
     return 0 < len(text) <= NAME_LENGTH_MAX and all(char in _PLAIN for char in text)
 
@@ -322,6 +365,8 @@ def _weigh(value: object, depth: int = 0) -> int | None:
         return None
     total = 2
     if isinstance(value, Mapping):
+        if "$ref" in value:  # readers follow it, wherever it stands
+            return None
         parts = [part for pair in value.items() for part in pair]
     elif isinstance(value, list):
         parts = value
