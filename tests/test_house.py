@@ -157,6 +157,12 @@ async def test_where_ownership_is_required_nothing_is_listed_or_sold_before_it_i
         assert await keeper.find_holder(upstream.url) == PAYER
 
 
+async def test_the_metrics_show_which_upstreams_are_down(house: House) -> None:
+    for _ in range(house.settings.limits.dial_failures_max):
+        house.reputation.breaker.note_failed("http://127.0.0.1:1")
+    assert "tollway_upstreams_down 1.0" in generate_latest(house.metrics.registry).decode()
+
+
 async def test_the_metrics_show_what_runs(house: House) -> None:
     await ask(house, "GET", "/api/v2/apis")
     house.gauge.enter("somebody")

@@ -148,6 +148,7 @@ class House:
         )
         self.gauge = LoadGauge(limits=limits, clock=time.monotonic, read_memory_bytes=read_resident_bytes)
         self.metrics.calls_in_flight.set_function(lambda: self.gauge.running)
+        self.metrics.upstreams_down.set_function(self.reputation.breaker.count_down)
         self.app = Frontage(self._rooms(), origin=origin, now_ms=now_ms).build()
         self.server = HttpServer(
             self.app, host=settings.listen.host, port=settings.listen.port, limits=limits

@@ -20,6 +20,7 @@ CLAIMS_BATCH_SIZE = "tollway_claims_batch_size"
 PAYMENTS = "tollway_payments"
 RPC_REQUESTS = "tollway_rpc_requests"
 CALLS_IN_FLIGHT = "tollway_calls_in_flight"
+UPSTREAMS_DOWN = "tollway_upstreams_down"
 LEASE_LAPSES = "tollway_lease_lapses"
 DATABASE_SETBACKS = "tollway_database_setbacks"
 SETTLEMENTS = "tollway_settlements"
@@ -78,6 +79,11 @@ class Metrics:
         )
         self.rpc_requests = Counter(RPC_REQUESTS, "Requests to chain nodes.", registry=registry)
         self.calls_in_flight = Gauge(CALLS_IN_FLIGHT, "Requests that run now.", registry=registry)
+        self.upstreams_down = Gauge(
+            UPSTREAMS_DOWN,
+            "Upstreams that are called no more until a probe has reached them.",
+            registry=registry,
+        )
         self.lease_lapses = Counter(
             LEASE_LAPSES, "Times that this gateway was silent for longer than its lease.", registry=registry
         )

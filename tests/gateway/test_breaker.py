@@ -64,6 +64,16 @@ def test_says_when_it_goes_down_and_comes_back_and_only_then() -> None:
     assert not play.breaker.note_probed(A)
 
 
+def test_counts_those_that_are_down() -> None:
+    play = Play()
+    assert play.breaker.count_down() == 0
+    play.fail(A, times=3)
+    play.fail(B, times=2)
+    assert play.breaker.count_down() == 1
+    play.breaker.note_probed(A)
+    assert play.breaker.count_down() == 0
+
+
 def test_what_nobody_asks_for_is_probed_less_and_less_often() -> None:
     play = Play()
     play.fail(times=3)

@@ -79,6 +79,10 @@ class Breaker:
             self._failing.popitem(last=False)
         return self._is_down(known) and not was_down
 
+    def count_down(self) -> int:
+        """How many are down now."""
+        return sum(self._is_down(known) for known in self._failing.values())
+
     def find_due(self) -> list[str]:
         """Origins that are to be probed now: those that are down and have had their pause; and those that are in use and
         were not reached for a while. What somebody asked for comes first."""
