@@ -256,8 +256,18 @@ async def test_mppx_validates_the_gateway(town: Town, tmp_path: Path) -> None:
 # ---- The machine.
 
 RULES = """
+headers = {{ Authorization = "Bearer {token}" }}
+
+# Else it would send made-up proofs of a wallet beside the token, and never get past the door.
+[generation]
+with-security-parameters = false
+
 [parameters]
 apiId = "{api_id}"
+
+# What the contract allows may be refused all the same: an endpoint that nobody can reach, a word that is no currency here.
+[checks.positive_data_acceptance]
+enabled = false
 
 [checks.negative_data_rejection]
 # Ours besides the usual ones: a listing that is retired or changed, terms instead of a look at the request, an owner's
@@ -285,26 +295,29 @@ include-path-regex = "^/mcp"
 [operations.checks]
 negative_data_rejection.enabled = false
 
+# A session that nobody else needs is ended.
+[[operations]]
+include-name = "DELETE /api/v2/auth/session"
+[operations.headers]
+Authorization = "Bearer {other_token}"
+
 # Another one is retired, so that the rest has something to look at.
 [[operations]]
-include-method = "DELETE"
-include-path = "/api/v2/apis/{{apiId}}"
+include-name = "DELETE /api/v2/apis/{{apiId}}"
 [operations.parameters]
 apiId = "{retired_id}"
 """
-
-CHECKS = (
-    "not_a_server_error,status_code_conformance,content_type_conformance,response_headers_conformance,"
-    "response_schema_conformance,negative_data_rejection,missing_required_header,unsupported_method,"
-    "allow_header_conformance,ignored_auth"
-)
-
 
 @pytest.mark.timeout(240)
 async def test_schemathesis_finds_no_5xx_and_no_undeclared_answer(town: Town, tmp_path: Path) -> None:
     """With `EXAMPLES` for each operation beside every border that its schemas have. As a provider; what needs a wallet is
     also asked for without one. One worker: CPython 3.11 cannot parse source in two threads at once, and the tool does."""
-    rules = RULES.format(api_id=town.documented, retired_id=town.to_retire)
+    rules = RULES.format(
+        token=await town.token(),
+        other_token=await town.token(),
+        api_id=town.documented,
+        retired_id=town.to_retire,
+    )
     (tmp_path / "schemathesis.toml").write_text(rules)
     code, told = await run(
         sys.executable,
@@ -314,11 +327,10 @@ async def test_schemathesis_finds_no_5xx_and_no_undeclared_answer(town: Town, tm
         "schemathesis.toml",
         "run",
         f"{town.url}/openapi.json",
-        *("-H", f"Authorization: Bearer {await town.token()}"),
-        *("--checks", CHECKS, "--phases", "coverage,fuzzing"),
+        *("--phases", "coverage,fuzzing"),
         *("--max-examples", str(EXAMPLES), "--seed", str(SEED)),
         *("--workers", "1", "--continue-on-failure", "--no-color", "--suppress-health-check", "all"),
         folder=tmp_path,
     )
-    (tmp_path / "report.txt").write_text(told)
-    assert code == 0, told[-8000:]
+    print(told)
+    assert code == 0, "the report stands in the output"
