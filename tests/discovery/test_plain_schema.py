@@ -145,3 +145,10 @@ values = st.recursive(
 @given(raw=values, a=values, b=values, version=st.sampled_from(["3.0.0", "3.1.0"]))
 def test_every_copy_is_a_valid_schema(raw: Any, a: Any, b: Any, version: str) -> None:
     jsonschema.Draft202012Validator.check_schema(whole(raw, version, a=a, b=b))
+
+
+@pytest.mark.parametrize(
+    "reference", ["xxcomponents/schemas/A", "/components/schemas/A", "s.json#/components/schemas/A"]
+)
+def test_a_reference_leads_nowhere_but_into_the_document(reference: str) -> None:
+    assert whole({"$ref": reference}, A={"type": "string"}) == {}

@@ -366,6 +366,41 @@ async def test_a_body_over_the_limit_spends_nothing(gate: SmallGateway, payer: S
     assert (await gate.ask("POST", TARGET, shown, [b"x" * 200_000])).status == 200
 
 
+DOCUMENT = {
+    "openapi": "3.1.0",
+    "paths": {
+        "/quote": {
+            "post": {
+                "parameters": [{"name": "x", "in": "query", "required": True, "schema": {"type": "string"}}],
+                "requestBody": {"required": True},
+            }
+        }
+    },
+}
+
+
+@pytest.mark.parametrize("dialect", Dialect)
+@pytest.mark.parametrize(
+    ("target", "body", "told"),
+    [
+        ("/quote", [b"{}"], {"parameter": "x"}),
+        ("/quote?x=1", [], {"pointer": ""}),
+    ],
+)
+async def test_what_the_document_requires_is_missed_before_anything_is_spent(
+    gate: SmallGateway, dialect: Dialect, target: str, body: list[bytes], told: dict[str, str]
+) -> None:
+    await gate.publish(openapi=DOCUMENT)
+    payer = SmallPayer(buyer=gate.buyer, gate=gate)
+    payer.fund(PRICE)
+    answer = await gate.ask("POST", target, payer.show(await payer.quote("POST", target), dialect), body)
+    assert (answer.status, answer.problem["code"]) == (422, "validation_failed")
+    assert told.items() <= answer.problem["errors"][0].items()
+    await check_nothing_happened(gate, answer)
+    shown = payer.show(await payer.quote("POST"), dialect)
+    assert (await gate.ask("POST", TARGET, shown, [b"{}"])).status == 200
+
+
 async def test_a_body_that_turns_out_too_long_is_released(gate: SmallGateway, payer: SmallPayer) -> None:
     shown = payer.show(await payer.quote("POST"))
     answer = await gate.ask("POST", TARGET, shown, [b"x" * 100_000] * 3, is_chunked=True)

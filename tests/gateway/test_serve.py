@@ -433,6 +433,31 @@ async def test_a_call_without_a_required_parameter_spends_nothing(gate: SmallGat
     assert served.status == 200
 
 
+NEEDS_BODY = {"openapi": "3.1.0", "paths": {"/q": {"post": {"requestBody": {"required": True}}}}}
+
+
+async def test_a_call_without_a_required_body_spends_nothing(gate: SmallGateway) -> None:
+    await gate.publish(openapi=NEEDS_BODY)
+    payment = await gate.pay()
+    assert (await gate.ask("POST", "/q")).status == 402
+    refused = await gate.ask("POST", "/q", gate.plain_proof(payment.tx_hash))
+    assert (refused.status, refused.problem["code"]) == (422, "validation_failed")
+    assert not gate.upstream.arrived
+    served = await gate.ask("POST", "/q", gate.plain_proof(payment.tx_hash), [b"x"])
+    assert served.status == 200
+
+
+async def test_a_documented_operation_is_sold_where_nothing_else_is(gate: SmallGateway) -> None:
+    await gate.publish(openapi=NEEDS_BODY, other_paths="refuse")
+    assert (await gate.ask("POST", "/q")).status == 402
+    for method, target in (("GET", "/q"), ("POST", "/other"), ("POST", "/q%2Fother"), ("POST", "")):
+        refused = await gate.ask(method, target)
+        assert (refused.status, refused.problem["code"]) == (404, "route_not_found")
+    payment = await gate.pay()
+    assert (await gate.ask("POST", "/q", gate.plain_proof(payment.tx_hash), [b"x"])).status == 200
+    assert len(gate.upstream.arrived) == 1
+
+
 async def test_a_missing_sum_is_named(gate: SmallGateway) -> None:
     problem = (await too_little(gate)).problem
     assert (problem["available"], problem["missing"], problem["currency"]) == ("0.004", "0.006", "USDC")
