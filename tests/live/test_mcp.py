@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import importlib.util
 import json
+import os
 import secrets
 import sys
 import time
@@ -110,6 +111,7 @@ async def test_the_typescript_client_finds_pays_and_calls(shop: Shop, revision: 
         '{"symbol": "ETH"}',
         env={"PAYER_KEY": payer.private_key, "RPC": shop.street.driver.rpc_url},
     )
+    keep_transcript(f"mcp-typescript-{revision}-{rail}", told)
     assert told["tools"] == TOOLS
     (found,) = told["found"]["resources"]
     assert (found["apiId"], found["match"]) == (shop.api_id, ["name"])
@@ -119,6 +121,13 @@ async def test_the_typescript_client_finds_pays_and_calls(shop: Shop, revision: 
     assert json.loads(told["text"])["body"] == told["answer"]["body"]
     assert await shop.earned() == before + PRICE_UNITS
     await shop.check_books()
+
+
+def keep_transcript(name: str, told: Any) -> None:
+    """For people, where they ask for it: what the client saw, step by step."""
+    folder = os.environ.get("STOCK_CLIENT_TRANSCRIPTS")
+    if folder:
+        Path(folder, f"{name}.json").write_text(json.dumps(told, indent=1, ensure_ascii=False))
 
 
 @BOTH
