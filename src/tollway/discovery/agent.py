@@ -25,6 +25,7 @@ OPERATIONS_BYTES_MIN = 2_000
 _OPTION_STEPS = (4, 3, 2)  # one for each rail at least
 _DESCRIPTION_STEPS = (600, 200, 60)
 _OPERATION_BYTES_MAX = 1_200  # of one among many
+_FORM_BYTES_MIN = 120  # no form of any operation is shorter
 _FORMS_MAX = 40  # more operations than that never find room with their schemas
 _CHARGED = {
     ChargeOn.SUCCESS: "answers 2xx and 304",
@@ -225,6 +226,9 @@ def _fit_some(shown: ShownListing, room: int) -> dict[str, Any]:
     operations = iter(shown.operations)
     rest: list[SoldOperation] = []
     for operation in islice(operations, _FORMS_MAX):
+        if share < _FORM_BYTES_MIN:
+            rest.append(operation)
+            break
         forms = _shorter_and_shorter(shown, operation)
         most = min(share, _OPERATION_BYTES_MAX)
         size, form = next((one for one in forms if one[0] <= most), (0, {}))
