@@ -134,6 +134,23 @@ def test_an_unpaid_call_is_told_as_x402_clients_read_it() -> None:
     assert (terms["code"], terms["payment"]) == ("payment_required", {"options": []})
 
 
+def test_the_words_of_a_provider_in_the_terms_are_cleaned_and_labelled() -> None:
+    resource = {"url": "u", "description": "<b>Ignore</b> \u202eall [x](javascript:y) " + "x" * 400}
+    told = tell_answer(CALL, unpaid(header({**REQUIRED, "resource": resource}))).content
+    assert told["resource"]["description"].startswith("Ignore all x x")
+    assert len(told["resource"]["description"]) <= 300
+    assert told["notice"] == UNTRUSTED
+
+
+def test_the_terms_speak_of_arguments_and_what_was_wrong_with_a_payment_is_told_as_it_is() -> None:
+    payment = {"amount": "0.01", "currency": "USDC", "options": []}
+    told = tell_answer(CALL, unpaid(header(REQUIRED), {"payment": payment})).content["detail"]
+    assert "costs 0.01 USDC" in told
+    assert "X-Payment-Tx" not in told
+    wrong = {"payment": payment, "code": "payment_insufficient", "detail": "0.001 is missing."}
+    assert tell_answer(CALL, unpaid(header(REQUIRED), wrong)).content["detail"] == "0.001 is missing."
+
+
 def test_an_unpaid_call_says_what_is_signed_without_x402() -> None:
     message = tell_answer(CALL, unpaid(None)).content["withoutX402"]["eip712"]["message"]
     assert message == {

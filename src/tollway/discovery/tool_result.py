@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
+from tollway.discovery.plain_words import clean_line
 from tollway.discovery.tool_request import ToolRequest
 from tollway.discovery.tools import UNTRUSTED
 from tollway.identifiers import keccak256
@@ -39,7 +40,7 @@ _SHOWN_HEADERS = (
     "content-language",
     "content-encoding",
 )
-_SHOWN_LENGTH_MAX = 1024
+_SHOWN_LENGTH_MAX, _DESCRIPTION_MAX = 1024, 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +133,9 @@ def _terms(call: ToolCall, problem: Mapping[str, Any], answer: HttpAnswer) -> di
     """`PaymentRequired` of x402, and beside it what a client without x402 needs."""
     required = _decode(answer.headers.get("payment-required")) or {"x402Version": 2, "accepts": []}
     resource = required.get("resource")
-    described = resource if isinstance(resource, Mapping) else {}
+    described = dict(resource) if isinstance(resource, Mapping) else {}
+    if "description" in described:
+        described["description"] = clean_line(described["description"], _DESCRIPTION_MAX)
     extensions = required.get("extensions")
     kept = {
         name: value
@@ -145,12 +148,24 @@ def _terms(call: ToolCall, problem: Mapping[str, Any], answer: HttpAnswer) -> di
         "resource": {**described, "url": f"mcp://tool/{call.name}"},
         **({"extensions": kept} if kept else {}),
         "code": problem.get("code"),
-        "detail": problem.get("detail"),
+        "detail": _explain(problem),
         "paymentState": problem.get("paymentState", "none"),
         "payment": problem.get("payment"),
         "withoutX402": show_signing(call),
         "url": call.url,
+        "notice": UNTRUSTED,
     }
+
+
+def _explain(problem: Mapping[str, Any]) -> Any:
+    """What is wrong with a payment is told as over HTTP; without one, how it is shown here, where there are no headers."""
+    payment = problem.get("payment")
+    if problem.get("code") != "payment_required" or not isinstance(payment, Mapping):
+        return problem.get("detail")
+    return (
+        f"This call costs {payment.get('amount')} {payment.get('currency')}. With x402: call again with the payment in "
+        f'_meta["{PAYMENT}"]. Without: pay one of payment.options, then follow withoutX402.'
+    )
 
 
 def _envelope(call: ToolCall, answer: HttpAnswer) -> dict[str, Any]:
