@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import socket
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -65,6 +66,32 @@ async def test_lives_without_its_chain_and_says_that_it_is_not_ready(house: Hous
     (chain,) = [name for name in answer.json()["checks"] if name.startswith("chain_")]
     assert answer.json()["checks"] == {chain: False, "load": True, "storage": True}
     assert answer.headers["retry-after"]
+
+
+FOR_PEOPLE = {
+    *("/", "/docs", "/docs/{}", "/favicon.svg", "/problems", "/problems/{}"),
+    *("/robots.txt", "/.well-known/security.txt"),
+}
+"""Pages, and what belongs to them: no part of the contract."""
+
+
+async def test_the_contract_names_every_route_and_no_other(house: House) -> None:
+    plane = house.app._lifespan_app  # type: ignore[attr-defined]
+    served = {
+        (method.lower(), re.sub(r"\{[^}]*\}", "{}", route.path))
+        for router in plane.routes
+        for route in router.original_router.routes
+        for method in route.methods - {"HEAD"}
+    }
+    document = (await ask(house, "GET", "/openapi.json")).json()
+    told = {
+        (method, re.sub(r"\{[^}]*\}", "{}", path))
+        for path, item in document["paths"].items()
+        for method in set(item) - {"parameters"}
+        if not path.startswith("/api/v2/gateway/")
+    }
+    assert told == {(method, path) for method, path in served if path not in FOR_PEOPLE}
+    assert "/api/v2/gateway/{apiId}/{path}" in document["paths"]
 
 
 async def test_a_full_gateway_is_not_ready_and_refuses_both_planes(house: House) -> None:
