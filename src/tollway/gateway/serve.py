@@ -146,16 +146,13 @@ class Gateway:
         if told is not None and is_coming(told):
             return told
         opening = self._openings.find(shelf, call)
-        if isinstance(opening, Opening) and not await self._may_serve(opening.listing):
-            opening = UNVERIFIED
+        if self._is_verified is not None and isinstance(opening, Opening):
+            opening = opening if await self._is_verified(opening.listing.id) else UNVERIFIED
         if isinstance(opening, Problem):
             return await self._teller.recall(call, shelf) or Declined(problem=opening)
         if opening.is_free:
             return await self._serve_free(call, opening, shown)
         return told or await self._serve_paid(call, opening, shown)
-
-    async def _may_serve(self, listing: Listing) -> bool:
-        return self._is_verified is None or await self._is_verified(listing.id)
 
     async def _look_up(self, call: IncomingCall) -> _Seen:
         if call.find_header(TX_HEADER) is not None:
