@@ -239,6 +239,62 @@ def check_answer(answer: Any, receipt: Any) -> None:
     assert receipt["transaction"].startswith("0x")
 
 
+# ---------------------------------------------------------------------- many gateways behind one balancer
+
+
+async def test_each_request_may_reach_another_gateway(street: Any) -> None:
+    """Handshake, terms, payment and bill at gateways in turn, as a balancer that remembers nobody hands them out."""
+    database_url = await street.make_postgres()
+    public_url = "http://gateways.example.com"
+    async with (
+        street.gateway(database_url=database_url, public_url=public_url) as first,
+        street.gateway(database_url=database_url, public_url=public_url) as second,
+    ):
+        provider, payer = await street.wallets(2)
+        document = f"{street.provider.base_url}/openapi.json"
+        api_id = await street.publish(first, provider, openapiUrl=document)
+        await street.control(second, provider, "GET", f"/apis/{api_id}")
+        started = await post(
+            street,
+            first,
+            "initialize",
+            protocolVersion="2025-11-25",
+            capabilities={},
+            clientInfo={"name": "x", "version": "1"},
+        )
+        assert started["protocolVersion"] == "2025-11-25"
+        shown = await call_tool(street, second, "get_api", apiId=api_id)
+        (name,) = [tool["toolName"] for tool in shown["tools"] if tool["path"] == "/quote/{symbol}"]
+        call = {"toolName": name, "arguments": {"symbol": "ETH"}}
+        terms = await call_tool(street, first, "proxy_tool_call", **call)
+        paid = await street.send_tokens(payer, provider.address, 2 * PRICE_UNITS)
+        for gateway in (second, first):
+            proof = sign_paid_call(payer, terms, str(paid), street.driver.chain_id)
+            answer = await call_tool(street, gateway, "proxy_tool_call", **call, **proof)
+            assert answer["call"]["paymentState"] == "charged", answer
+        shop = Shop(street=street, gateway=second, provider=provider, api_id=api_id)
+        assert len((await list_my_calls(shop, payer))["structuredContent"]["calls"]) == 2
+        await shop.check_books()
+
+
+async def post(street: Any, gateway: Any, method: str, **params: Any) -> Any:
+    """One message of the older revision, with nothing that a handshake would have given."""
+    message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+    headers = [
+        ("Content-Type", "application/json"),
+        ("Accept", "application/json, text/event-stream"),
+        ("MCP-Protocol-Version", "2025-11-25"),
+    ]
+    content = json.dumps(message).encode()
+    reply = await street.send(f"{gateway.base_url}/mcp", method="POST", headers=headers, content=content)
+    assert reply.status == 200, reply.body
+    return reply.json["result"]
+
+
+async def call_tool(street: Any, gateway: Any, name: str, **arguments: Any) -> Any:
+    return (await post(street, gateway, "tools/call", name=name, arguments=arguments))["structuredContent"]
+
+
 # ---------------------------------------------------------------------- list_my_calls
 
 
