@@ -20,11 +20,14 @@ class Breach(Exception):
 
 
 class StrictUpstream:
-    """`targets`: of every request, in the order in which they came; `breaches`: what was wrong with the bytes."""
+    """`targets`: of every request, in the order in which they came, and `heads`: their bytes; `breaches`: what was wrong with
+    the bytes. `extra`: header lines that every answer carries."""
 
     def __init__(self) -> None:
         self.url = ""
+        self.extra = b""
         self.targets: list[str] = []
+        self.heads: list[bytes] = []
         self.breaches: list[str] = []
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -49,9 +52,14 @@ class StrictUpstream:
             raise Breach("a head without end") from exc
         method, target, fields = read_head(head)
         self.targets.append(target)
+        self.heads.append(head)
         await read_body(reader, fields)
         body = target.encode("latin-1")
-        told = b"HTTP/1.1 200 OK\r\nX-Served: %s\r\nContent-Length: %d\r\n\r\n" % (body, len(body))
+        told = b"HTTP/1.1 200 OK\r\nX-Served: %s\r\nContent-Length: %d\r\n%s\r\n" % (
+            body,
+            len(body),
+            self.extra,
+        )
         writer.write(told + (b"" if method == "HEAD" else body))
         await writer.drain()
         return True

@@ -1,0 +1,385 @@
+"""Every control header in every disguise, twelve secrets, and five hundred ways out of a base path, through a real gateway:
+what is honoured, what leaks, and where a path arrives is seen at the other end.
+"""
+
+import asyncio
+import importlib.util
+import itertools
+import json
+import re
+import secrets
+import sys
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from urllib.parse import unquote_to_bytes, urlsplit
+
+import httpx
+import pytest
+import pytest_asyncio
+from eth_account import Account
+
+from tollway.client.wallet import Wallet
+
+HERE = Path(__file__).parent
+BASE = "/base/path"
+ANSWER_DEADLINE_S = 20.0
+CROWD = 16
+
+
+def _load(name: str) -> ModuleType:
+    """Test files are no package; this one is shared by path."""
+    spec = importlib.util.spec_from_file_location(f"tollway_attack_{name}", HERE / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules.setdefault(spec.name, importlib.util.module_from_spec(spec))
+    spec.loader.exec_module(module)
+    return module
+
+
+attacked_gateway, strict_upstream = map(_load, ("attacked_gateway", "strict_upstream"))
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+CONTROL = (
+    "X-Payment-Tx",
+    "X-Signature",
+    "X-Signature-Params",
+    "X-Payment-Network",
+    "PAYMENT-SIGNATURE",
+    "X-PAYMENT",
+    "Authorization",
+    "Idempotency-Key",
+    "Tollway-Max-Price",
+    "SIGN-IN-WITH-X",
+    "Signature",
+    "Signature-Input",
+)
+NOT_FROM_UPSTREAM = (
+    "Tollway-Call-Id",
+    "Tollway-Payment-State",
+    "Tollway-Price",
+    "Tollway-Credit-Remaining",
+    "Tollway-Anything",
+    "PAYMENT-REQUIRED",
+    "PAYMENT-RESPONSE",
+    "PAYMENT-SIGNATURE",
+    "X-PAYMENT",
+    "X-PAYMENT-RESPONSE",
+    "X-Payment-Tx",
+    "X-Signature",
+    "Payment-Receipt",
+    "Settlement-Overrides",
+    "Idempotency-Replayed",
+    "Set-Cookie",
+    "Set-Cookie2",
+    "Strict-Transport-Security",
+    "Public-Key-Pins",
+    "Clear-Site-Data",
+    "Alt-Svc",
+    "NEL",
+    "Report-To",
+    "Access-Control-Allow-Credentials",
+    "SIGN-IN-WITH-X",
+    "Accept-Signature",
+    "CDN-Loop",
+    "Proxy-Authenticate",
+    "Upgrade",
+    "Trailer",
+    "Keep-Alive",
+)
+SEEDED = {
+    name: secrets.token_hex(16)
+    for name in (
+        "Cookie",
+        "Authorization",
+        "X-Signature",
+        "X-Signature-Params",
+        "PAYMENT-SIGNATURE",
+        "X-PAYMENT",
+        "SIGN-IN-WITH-X",
+        "Signature",
+        "Proxy-Authorization",
+        "session token",
+        "session signature",
+        "upstream secret",
+    )
+}
+"""Twelve values that nobody but their owner may ever see again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    status: int
+    fields: dict[str, str]
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    gateway: Any
+    upstream: Any
+    folder: Path
+    admin_url: str
+    api_id: str
+    guarded_id: str
+
+    async def send(self, raw_target: str, *lines: str) -> Reply:
+        """One request, byte for byte, on a connection of its own."""
+        parts = urlsplit(self.gateway.url)
+        head = "\r\n".join(
+            [f"GET {raw_target} HTTP/1.1", f"Host: {parts.netloc}", "Connection: close", *lines, "", ""]
+        )
+        reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+        try:
+            writer.write(head.encode())
+            async with asyncio.timeout(ANSWER_DEADLINE_S):
+                received = await reader.read()
+        finally:
+            writer.close()
+        told, _, body = received.partition(b"\r\n\r\n")
+        first, *rest = told.decode("latin-1").split("\r\n")
+        pairs = (line.partition(":") for line in rest)
+        return Reply(
+            status=int(first.split()[1]),
+            fields={name.lower(): value.strip() for name, _, value in pairs},
+            body=body,
+        )
+
+    async def call(self, rest: str, *lines: str, api_id: str | None = None) -> Reply:
+        return await self.send(f"/api/v2/gateway/{api_id or self.api_id}{rest}", *lines)
+
+    def head_of(self, rest: str) -> bytes | None:
+        """What the upstream has seen of the request for that path; None when it saw none."""
+        wanted = BASE + rest
+        seen = zip(self.upstream.targets, self.upstream.heads, strict=True)
+        return next((head for target, head in seen if target == wanted), None)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def scene(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Scene]:
+    folder, port = tmp_path_factory.mktemp("tables"), attacked_gateway.find_free_port()
+    admin_port = attacked_gateway.find_free_port()
+    gateway = attacked_gateway.AttackedGateway(
+        folder,
+        host="127.0.0.1",
+        port=port,
+        public_url=f"http://127.0.0.1:{port}",
+        environment={
+            "TOLLWAY_ALLOW_PRIVATE_ENDPOINTS": "true",
+            "TOLLWAY_LOG_LEVEL": "debug",
+            "TOLLWAY_ADMIN_LISTEN": f"127.0.0.1:{admin_port}",
+        },
+    )
+    try:
+        await asyncio.to_thread(gateway.wait_up)
+        async with strict_upstream.run_upstream() as upstream:
+            upstream.extra = b"".join(f"{name}: leaked\r\n".encode() for name in NOT_FROM_UPSTREAM)
+            secret = {"in": "header", "name": "X-Api-Key", "value": SEEDED["upstream secret"]}
+            yield Scene(
+                gateway=gateway,
+                upstream=upstream,
+                folder=folder,
+                admin_url=f"http://127.0.0.1:{admin_port}",
+                api_id=await publish(gateway, upstream.url + BASE),
+                guarded_id=await publish(gateway, upstream.url + BASE, upstreamAuth=secret),
+            )
+    finally:
+        await asyncio.to_thread(gateway.stop)
+
+
+async def publish(gateway: Any, endpoint: str, **more: Any) -> str:
+    wallet = Wallet.from_key(Account.create().key)
+    body, headers = gateway.sign_create(wallet, attacked_gateway.free_listing(endpoint, **more))
+    async with httpx.AsyncClient(trust_env=False) as http:
+        answer = await http.post(gateway.url + "/api/v2/apis", content=body, headers=headers)
+    assert answer.status_code == 201, answer.text
+    return str(answer.json()["id"])
+
+
+def code_of(reply: Reply) -> str | None:
+    return json.loads(reply.body)["code"] if reply.status >= 400 else None
+
+
+# ---- Headers.
+
+
+@pytest.mark.parametrize("name", CONTROL)
+@pytest.mark.parametrize("way", ["nominated", "underscored", "twice", "twice in other case"])
+async def test_a_disguised_control_header_is_refused_and_goes_nowhere(scene, name, way):
+    rest = f"/{way.replace(' ', '-')}/{name.lower()}"
+    value = secrets.token_hex(8)
+    lines = {
+        "nominated": [f"Connection: {name}", f"{name}: {value}"],
+        "underscored": [f"{name.replace('-', '_')}_: {value}"],
+        "twice": [f"{name}: {value}", f"{name}: {value}"],
+        "twice in other case": [f"{name.lower()}: {value}", f"{name.upper()}: {value}"],
+    }[way]
+    reply = await scene.call(rest, *lines)
+    assert (reply.status, code_of(reply)) == (400, "invalid_request")
+    assert scene.head_of(rest) is None
+    assert value.encode() not in reply.body
+
+
+@pytest.mark.parametrize("name", CONTROL)
+@pytest.mark.parametrize("change", [str.lower, str.upper, str.title])
+async def test_in_any_case_it_is_the_gateways_and_not_the_upstreams(scene, name, change):
+    rest, value = f"/{change.__name__}/{name.lower()}", secrets.token_hex(8)
+    reply = await scene.call(rest, f"{change(name)}: {value}")
+    head = scene.head_of(rest)
+    assert value.encode() not in (head or b"")
+    assert value.encode() not in b"".join(scene.upstream.heads)
+    assert reply.status < 500
+
+
+async def test_the_upstreams_word_never_passes_for_the_gateways(scene):
+    reply = await scene.call("/answered")
+    assert reply.status == 200
+    assert reply.body == f"{BASE}/answered".encode()
+    assert [name for name, value in reply.fields.items() if "leaked" in value] == []
+
+
+# ---- Secrets.
+
+
+async def test_twelve_secrets_are_seen_by_nobody_again(scene):
+    """Sent in every request where their kind belongs, to a gateway that logs everything."""
+    shown = [f"{name}: {value}" for name, value in SEEDED.items() if " " not in name]
+    assert len(SEEDED) == 12
+    answers = [await scene.call(f"/secret-{n}", line) for n, line in enumerate(shown)]
+    answers.append(await scene.call("/guarded", api_id=scene.guarded_id))
+    for path in ("/api/v2/history", "/api/v2/payments", "/api/v2/apis", f"/api/v2/apis/{scene.guarded_id}"):
+        bearer = f"Authorization: Bearer {SEEDED['session token']}"
+        answers += [await scene.send(path, bearer), *[await scene.send(path, line) for line in shown]]
+    async with httpx.AsyncClient(trust_env=False, base_url=scene.gateway.url) as http:
+        message = {"message": "sign in", "signature": "0x" + SEEDED["session signature"]}
+        told = await http.post("/api/v2/auth/session", json=message)
+        metrics = (await http.get(scene.admin_url + "/metrics")).content
+    places = {
+        "an answer": b"".join(one.body + repr(one.fields).encode() for one in answers) + told.content,
+        "the log": scene.gateway.log.read_bytes(),
+        "the metrics": metrics,
+        "the database": b"".join(path.read_bytes() for path in scene.folder.glob("attacked.sqlite3*")),
+        "the upstream": b"".join(scene.upstream.heads),
+    }
+    assert all(places.values()), "each place was looked at"
+    leaks = [
+        (name, place)
+        for name, value in SEEDED.items()
+        for place, content in places.items()
+        if value.encode() in content and (name, place) != ("upstream secret", "the upstream")
+    ]
+    assert leaks == []
+    assert SEEDED["upstream secret"].encode() in places["the upstream"], "where it belongs"
+
+
+# ---- Paths.
+
+
+def ways_out() -> list[str]:
+    """Paths that some server may read as one above the base."""
+    dots = (
+        "..",
+        "%2e%2e",
+        ".%2e",
+        "%2E.",
+        "%252e%252e",
+        ".%252e",
+        "%c0%ae%c0%ae",
+        "%e0%80%ae.",
+        "..%00",
+        "%u002e.",
+        "..;",
+        "..;x=1",
+        "．．",
+    )
+    slashes = ("/", "%2f", "%2F", "%252f", "%5c", "%255c", "\\", "%c0%af", "//")
+    rests = [
+        f"{before}{dot}{slash}{dot}{slash}etc"
+        for before, dot, slash in itertools.product(("/", "/a/", "/./", "/a%2f"), dots, slashes)
+    ]
+    return [*rests, *_odd_ways_out()]
+
+
+def _odd_ways_out() -> Iterator[str]:
+    for depth in range(1, 9):
+        yield "/.." * depth
+        yield "/a" * depth + "/.." * (depth + 1)
+        yield "/%2e%2e" * depth + "/etc/passwd"
+        yield "/a/b" + "/..;/.." * depth
+    yield from (
+        "/..",
+        "/../",
+        "/.",
+        "/./",
+        "/..?x",
+        "/...",
+        "/....//....//etc",
+        "/..././..././etc",
+        "/.%00./etc",
+        "/%2e",
+        "/%2e/",
+    )
+    yield from (
+        "/..%0a/etc",
+        "/..%0d%0aX:y/etc",
+        "/..%09/etc",
+        "/..%20/etc",
+        "/..%ff/etc",
+        "/%fe%fe/etc",
+        "/..%3f/etc",
+        "/..%23/etc",
+    )
+    yield from (
+        "/http://169.254.169.254/",
+        "/@169.254.169.254/",
+        "//169.254.169.254/",
+        "/%2f%2f169.254.169.254/",
+        ":80/",
+        "@evil.test/",
+        ".evil.test/",
+    )
+
+
+WAYS_OUT = ways_out()
+
+
+def readings(target: str) -> Iterator[str]:
+    """The path as servers may read it: as it stands, and after one and two decodes; each with the dots resolved."""
+    path = target.partition("?")[0].encode("latin-1")
+    for _ in range(3):
+        text = path.decode("latin-1").replace("\\", "/")
+        yield resolve(re.sub(r";[^/]*", "", text))
+        path = unquote_to_bytes(path)
+
+
+def resolve(path: str) -> str:
+    parts: list[str] = []
+    for part in path.split("/"):
+        if part == "..":
+            parts = parts[:-1]
+        elif part not in ("", "."):
+            parts.append(part)
+    return "/" + "/".join(parts)
+
+
+async def test_five_hundred_ways_out_of_the_base_path_end_inside_it_or_in_a_refusal(scene):
+    assert len(WAYS_OUT) >= 500
+    begun = len(scene.upstream.targets)
+    ways, replies = iter(WAYS_OUT), dict.fromkeys(WAYS_OUT, 0)
+
+    async def send() -> None:
+        for rest in ways:
+            replies[rest] = (await scene.call(rest)).status
+
+    await asyncio.gather(*(send() for _ in range(CROWD)))
+    arrived = scene.upstream.targets[begun:]
+    outside = [
+        target
+        for target in arrived
+        if not all(read == BASE or read.startswith(BASE + "/") for read in readings(target))
+    ]
+    assert outside == []
+    assert set(replies.values()) <= {200, 400, 404}, replies
+    assert list(replies.values()).count(400) > 400, "most of them could be read as leaving"
