@@ -76,9 +76,14 @@ class Facet:
         look: Select[Any] = select(literal_column("1")).select_from(asked.source)
         return look.where(*asked.where, asked.seq == seq).limit(1).scalar_subquery().is_not(None)
 
+    @property
+    def is_of_all(self) -> bool:
+        """Whether it holds whatever lists show: it is worth no counting."""
+        return self.index == _SHOWN
+
     def is_within(self, other: "Facet") -> bool:
         """Whether `other`, of the same query, holds all of it."""
-        return other.index == _SHOWN or (self.index == _PRICE and other.index in (_PRICE, _CURRENCY))
+        return other.is_of_all or (self.index == _PRICE and other.index in (_PRICE, _CURRENCY))
 
 
 def find_facets(query: ListingQuery, words: Sequence[str], *, is_sqlite: bool) -> list[Facet]:

@@ -82,7 +82,10 @@ def find_page(connection: Connection, query: ListingQuery) -> tuple[list[int], i
 def _begin_with_smallest(connection: Connection, query: ListingQuery, facets: Sequence[Facet]) -> _Hits:
     if _is_unfiltered(query):
         return _Hits(facets=facets, lead=facets[0], lead_size=TOTAL_EXACT_MAX + 1, query=query)
-    sizes = [_count_up_to_cap(connection, facet.select()) for facet in facets]
+    sizes = [
+        TOTAL_EXACT_MAX + 1 if facet.is_of_all else _count_up_to_cap(connection, facet.select())
+        for facet in facets
+    ]
     smallest = min(range(len(facets)), key=sizes.__getitem__)
     size, lead = sizes[smallest], facets[smallest]
     others = [facet for facet in facets if facet is not lead]
