@@ -20,6 +20,7 @@ CATALOG_PAGE_SIZE, CATALOG_PAGES_MAX = 100, 100
 """An API catalog of more than one page is nested (RFC 9727 §5); what lies beyond the last one is found by search."""
 
 CATALOG_TYPE = "application/linkset+json"
+CATALOG_PROFILE = "https://www.rfc-editor.org/info/rfc9727"
 _NAME_LENGTH_MAX, _WORDS_MAX = 80, 120
 
 

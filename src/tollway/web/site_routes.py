@@ -16,6 +16,7 @@ from fastapi import APIRouter, Request, Response
 from tollway.discovery.catalog_files import (
     CATALOG_PAGE_SIZE,
     CATALOG_PAGES_MAX,
+    CATALOG_PROFILE,
     CATALOG_TYPE,
     CatalogPage,
     describe_catalog,
@@ -106,8 +107,8 @@ class SiteRoutes:
             page=number, limit=HOME_LIMIT, words=words, sort="relevance" if words else "newest"
         )
         page = await self._desk.catalog.search(asked)
-        headers = {"Content-Security-Policy": HOME_RULES, "Cache-Control": f"public, max-age={CACHE_S}"}
-        return Response(write_home(page, asked), media_type=_HTML, headers={**headers, "Link": self._links})
+        document = _tag(write_home(page, asked).encode())
+        return self._answer(request, document, _HTML, more={"Content-Security-Policy": HOME_RULES})
 
     async def show_openapi(self, request: Request) -> Response:
         document = await self._memory.take("openapi", 0, self._write_openapi)
@@ -141,7 +142,7 @@ class SiteRoutes:
             return await self._write_catalog(number)
 
         document = await self._memory.take(f"catalog {number}", 0, write)
-        return self._answer(request, document, CATALOG_TYPE)
+        return self._answer(request, document, f'{CATALOG_TYPE}; profile="{CATALOG_PROFILE}"')
 
     async def show_security(self, request: Request) -> Response:
         contact = self._desk.site.contact
