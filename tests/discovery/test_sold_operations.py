@@ -70,3 +70,17 @@ def test_what_finds_no_room_in_a_schema_is_open_and_still_named() -> None:
     assert schema["properties"]["q0"]["enum"]
     assert schema["properties"][one.arguments[-1].name] == {}
     assert (schema["required"], schema["additionalProperties"]) == (["q0", "q1"], False)
+
+
+def test_a_priced_operation_that_nobody_documented_takes_anything() -> None:
+    found = sold(operations=(priced("POST", "/c/{id}", "1"), priced("GET", "/d", "1")), other_paths="refuse")
+    post, get = found["POST /c/{id}"], found["GET /d"]
+    assert [(one.name, one.place, one.is_required) for one in post.arguments] == [
+        ("id", "path", True),
+        ("query", "query", False),
+        ("body", "body", False),
+    ]
+    assert (post.body_type, get.body_type) == ("application/json", None)
+    assert post.input_schema["required"] == ["id"]
+    assert [one.name for one in get.arguments] == ["query"]
+    assert get.arguments[0].is_exploded

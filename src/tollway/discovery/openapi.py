@@ -13,7 +13,7 @@ from urllib.parse import quote
 from tollway.discovery.payment_info import payment_info
 from tollway.discovery.plain_schema import Copied, SchemaCopier
 from tollway.discovery.plain_words import clean_line, clean_prose
-from tollway.discovery.sold_operations import Offer, list_offers
+from tollway.discovery.sold_operations import ANY_QUERY_SCHEMA, BODY_METHODS, Offer, list_offers
 from tollway.money import Price
 from tollway.registry.listing import Listing
 from tollway.registry.offered_operations import is_asked_for
@@ -128,6 +128,8 @@ class _Writer:
                     "summary": f"{method} the endpoint",
                     "description": "Nothing more is documented. Paths below the endpoint are served too.",
                     **self._paid(sold.price),
+                    "parameters": [_ANY_QUERY],
+                    **({"requestBody": body} if (body := _any_body(method)) else {}),
                     "responses": self._responses(None, is_free=sold.price.is_free),
                 }
 
@@ -157,7 +159,7 @@ class _Writer:
         parameters = self._parameters(offer)
         if parameters:
             written["parameters"] = parameters
-        body = self._body(source) if source is not None else None
+        body = _any_body(sold.method) if source is None else self._body(source)
         if body is not None:
             written["requestBody"] = body
         written["responses"] = self._responses(source, is_free=sold.price.is_free)
@@ -175,11 +177,15 @@ class _Writer:
 
     # ---- What is sent.
 
-    def _parameters(self, offer: Offer) -> list[dict[str, Any]]:
+    def _parameters(self, offer: Offer) -> list[Mapping[str, Any]]:
         if offer.source is None:
+            named = [one.parameter for one in offer.sold.arguments if one.place == "path"]
             return [
-                {"name": one.parameter, "in": "path", "required": True, "schema": {"type": "string"}}
-                for one in offer.sold.arguments
+                *(
+                    {"name": one, "in": "path", "required": True, "schema": {"type": "string"}}
+                    for one in named
+                ),
+                _ANY_QUERY,
             ]
         return [
             self._parameter(parameter)
@@ -280,6 +286,19 @@ class _Writer:
 
 
 _METHODS = ("get", "put", "post", "delete", "options", "head", "patch")
+
+_ANY_QUERY: Mapping[str, Any] = {
+    "name": "query",
+    "in": "query",
+    "style": "form",
+    "explode": True,
+    "schema": ANY_QUERY_SCHEMA,
+}
+
+
+def _any_body(method: str) -> dict[str, Any] | None:
+    return {"content": {"application/json": {"schema": {}}}} if method in BODY_METHODS else None
+
 
 _PROBLEM_SCHEMA: Mapping[str, Any] = {
     "type": "object",

@@ -33,6 +33,13 @@ SCHEMA_WEIGHT_MAX = 16_384
 WHOLE = "call"
 """The tool of a listing of which nothing is documented."""
 
+BODY_METHODS = ("POST", "PUT", "PATCH")
+ANY_QUERY_SCHEMA: Mapping[str, Any] = {"type": "object", "additionalProperties": {"type": "string"}}
+"""Of an operation that nobody has documented: any parameters of a query, each a text."""
+
+_ANY_QUERY = DocumentParameter(
+    name="query", place="query", is_required=False, content={"style": "form", "explode": True}
+)
 _ANY_TEXT: Mapping[str, Any] = {"type": "string"}
 _UNPLAIN = re.compile(r"[^A-Za-z0-9_.-]+")
 _VARIABLE = re.compile(r"\{([^{}/]*)\}")
@@ -86,8 +93,8 @@ class Offer:
 
 
 def list_sold_operations(listing: Listing) -> tuple[SoldOperation, ...]:
-    """In the order of the document; then priced operations that it does not name; then, where nothing is documented, the
-    listing as a whole. Never empty."""
+    """In the order of the document; then priced operations that it does not name, which take any query and any body in
+    JSON; then, where nothing is documented, the listing as a whole. Never empty."""
     return tuple(offer.sold for offer in list_offers(listing, ProviderDocument(listing.openapi or {})))
 
 
@@ -154,6 +161,12 @@ class _Reader:
         for name in _VARIABLE.findall(operation.path):
             parameter = DocumentParameter(name=name, place="path", is_required=True, content={})
             inputs.add(parameter, Copied(schema=dict(_ANY_TEXT)))
+        inputs.add(_ANY_QUERY, Copied(schema=dict(ANY_QUERY_SCHEMA), weight=64))
+        has_body = priced_verb(operation.method) in BODY_METHODS
+        if has_body:
+            inputs.add_body(
+                Copied(schema={"description": "The body, as JSON."}, weight=40), is_required=False
+            )
         return SoldOperation(
             tool=self._name_tool(operation.method, operation.path),
             method=operation.method,
@@ -163,7 +176,7 @@ class _Reader:
             arguments=tuple(inputs.arguments),
             input_schema=inputs.close(self._closer),
             output_schema=None,
-            body_type=None,
+            body_type="application/json" if has_body else None,
             price=operation.price,
         )
 
@@ -317,7 +330,7 @@ def _whole(listing: Listing) -> SoldOperation:
                 "description": "Below the endpoint; empty for the endpoint itself.",
                 "default": "",
             },
-            "query": {"type": "object", "additionalProperties": {"type": "string"}},
+            "query": dict(ANY_QUERY_SCHEMA),
             "body": {"description": "The body, as JSON."},
         },
         "additionalProperties": False,
