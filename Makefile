@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 STAMPS := .stamps
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test torture mutants check format bench scale lock clean
+.PHONY: help install demo test torture mutants check format schema bench scale lock clean
 
 help:            ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -41,6 +41,9 @@ torture: install ## the worst days, long form, less than ten minutes on two quie
 
 mutants: install ## five deliberate breakages, each caught by its named test
 	$(BIN)/python tests/mutants.py
+
+schema: install ## the tables of a new SQLite file, written down after a migration has changed
+	$(BIN)/python -m tollway.testing.schema_writer
 
 check: install   ## format, lint, types, import contracts, docs
 	$(BIN)/ruff format --check .

@@ -8,10 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tollway.storage.database import connect_database
-from tollway.storage.migrate import upgrade
+from tollway.storage.migrate import OLDEST_SERVICEABLE, upgrade
 
 NEVER = {
     "alembic",
@@ -71,25 +69,27 @@ def test_the_entry_point_loads_nothing() -> None:
     assert not load(COMMAND_LINE) & (NEVER | SERVED_WITH)
 
 
-@pytest.fixture
-def current(tmp_path: Path) -> Path:
-    """Where a database stands whose tables are up to date."""
-
+def make_tables(folder: Path, revision: str) -> None:
     async def make() -> None:
-        database = connect_database(settings(tmp_path)["TOLLWAY_DATABASE_URL"])
+        database = connect_database(settings(folder)["TOLLWAY_DATABASE_URL"])
         await database.open()
-        await upgrade(database)
+        await upgrade(database, revision=revision)
         await database.close()
 
     asyncio.run(make())
-    return tmp_path
 
 
-def test_a_gateway_that_starts_loads_only_what_it_serves_with(current: Path) -> None:
-    assert load(SERVE, **settings(current)) & NEVER == set()
+def test_a_gateway_that_starts_loads_only_what_it_serves_with(tmp_path: Path) -> None:
+    make_tables(tmp_path, "head")
+    assert load(SERVE, **settings(tmp_path)) & NEVER == set()
+
+
+def test_a_gateway_that_starts_for_the_first_time_loads_no_more(tmp_path: Path) -> None:
+    assert load(SERVE, **settings(tmp_path)) & NEVER == set()
 
 
 def test_what_only_some_gateways_need_is_loaded_by_those(tmp_path: Path) -> None:
-    """Tables are made where there are none, and windows shared where a server is named."""
+    """Tables are changed where they are old, and windows shared where a server is named."""
+    make_tables(tmp_path, OLDEST_SERVICEABLE)
     loaded = load(SERVE, **settings(tmp_path, TOLLWAY_RATE_LIMIT_URL="redis://127.0.0.1:1"))
     assert {"alembic", "redis"} <= loaded

@@ -10,12 +10,14 @@ On PostgreSQL many gateways may start at once: an advisory lock lets one of them
 do, nothing of what would do it is loaded.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from sqlalchemy import CheckConstraint, Column, Connection, Integer, String, Table, inspect, select, text
 
 from tollway.storage.database import Database, metadata
+from tollway.storage.fresh_schema import read_statements
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 OLDEST_SERVICEABLE = "0007_gas_by_network"
@@ -40,12 +42,18 @@ schema_floor_table = Table(
 
 
 async def upgrade(
-    database: Database, *, revision: str = "head", migrations: Path = MIGRATIONS
+    database: Database,
+    *,
+    revision: str = "head",
+    migrations: Path = MIGRATIONS,
+    is_step_by_step: bool = False,
 ) -> SchemaState:
     """Runs the missing migrations, up to `revision`, in one transaction; tables that are ahead are left alone. How
     they stand then. Raises `StorageUnavailable` when the database is away, or too busy on PostgreSQL: then nothing
-    has changed."""
-    return await database.write(lambda connection: _upgrade(connection, revision, migrations), is_long=True)
+    has changed. A new SQLite file gets its tables as they are written down, unless `is_step_by_step`."""
+    is_short = revision == "head" and not is_step_by_step
+    work = partial(_upgrade, revision=revision, migrations=migrations, is_short=is_short)
+    return await database.write(work, is_long=True)
 
 
 async def schema_state(database: Database, *, migrations: Path = MIGRATIONS) -> SchemaState:
@@ -53,12 +61,19 @@ async def schema_state(database: Database, *, migrations: Path = MIGRATIONS) -> 
     return await database.read(lambda connection: _schema_state(connection, migrations))
 
 
-def _upgrade(connection: Connection, revision: str, migrations: Path) -> SchemaState:
+def _upgrade(connection: Connection, *, revision: str, migrations: Path, is_short: bool) -> SchemaState:
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK_KEY})
         connection.execute(text(f"SET LOCAL lock_timeout = '{_LOCK_WAIT_S}s'"))
-    if _schema_state(connection, migrations) == "ahead":
+    state = _schema_state(connection, migrations)
+    if state == "ahead":
         return "ahead"
+    if is_short and state == "empty" and connection.dialect.name == "sqlite":
+        statements = read_statements(migrations)
+        for statement in statements:
+            connection.exec_driver_sql(statement)
+        if statements:
+            return _schema_state(connection, migrations)
     from tollway.storage.migration_run import run_migrations  # noqa: PLC0415 - alembic takes 11 MiB, most starts none
 
     run_migrations(connection, revision, migrations)
