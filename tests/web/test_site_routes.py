@@ -264,6 +264,15 @@ async def test_words_of_a_provider_stay_words(town: Town, client: httpx.AsyncCli
         assert "<script" not in text
 
 
+async def test_signs_of_html_are_escaped(town: Town, client: httpx.AsyncClient) -> None:
+    await town.catalog.publish(
+        replace(QUOTES, id=ListingId("api_signs"), name='R&D <3 "x"', description="1 < 2")
+    )
+    text = (await client.get("/")).text
+    assert "<h2>R&amp;D &lt;3 &quot;x&quot;</h2>" in text
+    assert "<p>1 &lt; 2</p>" in text
+
+
 @pytest.mark.parametrize("words", TRICKS)
 async def test_words_that_were_searched_for_stay_words(client: httpx.AsyncClient, words: str) -> None:
     page = Reader((await client.get("/", params={"q": words})).text)
@@ -325,6 +334,16 @@ async def test_the_contract_features_what_can_be_paid_now(town: Town, client: ht
     town.settles, town.ticks_ms = False, FRESH_MS
     document = (await client.get("/openapi.json")).json()
     assert not any("api_quotes" in path for path in document["paths"])
+
+
+async def test_an_edited_document_shows_in_the_window(town: Town, client: httpx.AsyncClient) -> None:
+    assert "/api/v2/gateway/api_quotes/quote/{symbol}" in (await client.get("/openapi.json")).text
+    document = {**SAMPLE_DOCUMENT, "paths": {"/rates": {"get": {"responses": {}}}}}
+    await town.catalog.revise(replace(QUOTES, openapi=document), expected_revision=QUOTES.revision)
+    town.ticks_ms += FRESH_MS
+    text = (await client.get("/openapi.json")).text
+    assert "/api/v2/gateway/api_quotes/rates" in text
+    assert "/api/v2/gateway/api_quotes/quote" not in text
 
 
 NOT_FEATURED = [{"status": "paused"}, {"price": Price.parse("0"), "openapi": None}, {"retired_ms": NOW_MS}]
