@@ -1,5 +1,6 @@
 """A stranger's schemas as JSON Schema 2020-12, and nothing that a sly one could do with the rest of it."""
 
+import json
 from typing import Any
 
 import jsonschema
@@ -128,6 +129,24 @@ def test_definitions_have_room_and_plain_names() -> None:
     assert (first.schema, second.schema) == ({"$ref": "#/a_b"}, {"$ref": "#/a_b_2"})
     assert copies.define(first.refs, weight_max=100) == {"a_b": {"type": "string"}}
     assert copies.define(first.refs, weight_max=1) == {"a_b": {}}
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        {"enum": ["x" * 1_000 + str(at) for at in range(900)]},
+        {"required": [f"name{at}" for at in range(9_000)]},
+        {"properties": {f"name{at}": {} for at in range(9_000)}},
+        {"examples": ["x" * 4_000] * 9},
+        {"type": "string", "description": "y" * 900},
+        {"allOf": [{"title": "z" * 100}] * 900},
+    ],
+    ids=lambda raw: next(iter(raw)),
+)
+def test_a_weight_is_about_the_length_as_json(raw: dict[str, Any]) -> None:
+    copied = copier().copy(raw)
+    length = len(json.dumps(copied.schema))
+    assert 0.8 * length <= copied.weight <= 2 * length + 100
 
 
 keywords = [

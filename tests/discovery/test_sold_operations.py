@@ -84,3 +84,59 @@ def test_a_priced_operation_that_nobody_documented_takes_anything() -> None:
     assert post.input_schema["required"] == ["id"]
     assert [one.name for one in get.arguments] == ["query"]
     assert get.arguments[0].is_exploded
+
+
+def test_tools_whose_names_collide_are_told_apart() -> None:
+    """The first 32 bits of both digests are the same."""
+    found = sold({"/a26724": {"get": {}}, "/a80320": {"get": {}}})
+    first, second = (one.tool for one in found.values())
+    assert first == "get_d459abc2"
+    assert second.startswith(first)
+    assert len(second) == len(first) + 1
+
+
+def test_arguments_have_names_of_their_own() -> None:
+    parameters = [
+        {"name": "id", "in": "query"},
+        {"name": "id", "in": "header"},
+        {"name": "a b", "in": "query"},
+        {"name": "a_b", "in": "query"},
+        {"name": "body", "in": "query"},
+    ]
+    body = {"required": True, "content": {"text/csv": {}}}
+    found = sold({"/c/{id}": {"post": {"parameters": parameters, "requestBody": body}}})
+    (operation,) = found.values()
+    assert [(one.name, one.place, one.parameter) for one in operation.arguments] == [
+        ("id", "path", "id"),
+        ("query_id", "query", "id"),
+        ("header_id", "header", "id"),
+        ("a_b", "query", "a b"),
+        ("query_a_b", "query", "a_b"),
+        ("body", "query", "body"),
+        ("body_body", "body", ""),
+    ]
+    assert operation.input_schema["required"] == ["id", "body_body"]
+    assert operation.input_schema["additionalProperties"] is False
+    assert operation.body_type == "text/csv"
+    assert operation.input_schema["properties"]["body_body"]["type"] == "string"
+
+
+def test_what_comes_back_is_that_of_the_good_answer_in_json() -> None:
+    answers = {
+        "404": {"content": {"application/json": {"schema": {"type": "string"}}}},
+        "201": {"content": {"text/html": {}, "application/vnd.x+json": {"schema": {"type": "object"}}}},
+    }
+    (operation,) = sold({"/a": {"get": {"responses": answers}}}).values()
+    assert operation.output_schema == {"type": "object"}
+    (silent,) = sold({"/a": {"get": {"responses": {"404": answers["404"]}}}}).values()
+    assert silent.output_schema is None
+
+
+def test_a_schema_that_is_too_long_accepts_everything() -> None:
+    long = {"enum": ["x" * 100 + str(at) for at in range(500)]}
+    parameters = [
+        {"name": "long", "in": "query", "schema": long},
+        {"name": "q", "in": "query", "schema": {"type": "string"}},
+    ]
+    (operation,) = sold({"/a": {"get": {"parameters": parameters}}}).values()
+    assert operation.input_schema["properties"] == {"long": {}, "q": {"type": "string"}}

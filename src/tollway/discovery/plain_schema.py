@@ -214,7 +214,8 @@ class SchemaCopier:
         if is_nullable and choices and None not in choices:
             choices = [*choices, None]
         if 0 < len(choices) <= CHOICES_MAX and all(_weigh(one) is not None for one in choices):
-            _put(copied, "enum", choices)
+            copied.schema["enum"] = choices
+            copied.weight += 10 + sum((_weigh(one) or 0) + 1 for one in choices)
         if "const" in raw and _weigh(raw["const"]) is not None:
             _put(copied, "const", raw["const"], is_any=True)
         examples = [*_list(raw.get("examples")), *([raw["example"]] if "example" in raw else [])]
@@ -239,8 +240,10 @@ class SchemaCopier:
             is_fine = isinstance(pattern, str) and len(pattern) <= PROSE_MAX and _is_name(pattern, PROSE_MAX)
             _put(copied, "pattern", pattern if is_fine else None)
             _put(copied, "uniqueItems", True if raw.get("uniqueItems") is True else None)
-        needed = [one for one in _list(raw.get("required")) if _is_name(one)]
-        _put(copied, "required", list(dict.fromkeys(needed)) or None)
+        needed = list(dict.fromkeys(one for one in _list(raw.get("required")) if _is_name(one)))
+        if needed:
+            copied.schema["required"] = needed
+            copied.weight += 14 + sum(len(one) + 3 for one in needed)
 
     def _read_parts(self, raw: Mapping[str, Any], copied: Copied, depth: int) -> None:
         def within(part: object) -> dict[str, Any]:
@@ -290,7 +293,7 @@ def _put(copied: Copied, name: str, value: Any, *, is_any: bool = False) -> None
     if value is None and not is_any:
         return
     copied.schema[name] = value
-    copied.weight += len(name) + 4 + (_weigh(value) or CHOICES_MAX)
+    copied.weight += len(name) + 4 + (_weigh(value) or 3 * VALUE_WEIGHT_MAX)  # at most so many examples
 
 
 def _list(value: object) -> list[Any]:

@@ -22,7 +22,8 @@ from tollway.registry.openapi_document import (
     DocumentParameter,
     ProviderDocument,
 )
-from tollway.registry.path_reading import normal_path, only_of_method, pick, priced_verb
+from tollway.registry.path_reading import normal_path, priced_verb
+from tollway.registry.path_tree import PathTree
 
 Place = Literal["path", "query", "header", "body"]
 
@@ -113,6 +114,7 @@ class _Reader:
         self._document = document
         self._copier = SchemaCopier(self._document, prefix="#/$defs/", is_checked=True)
         self._closer = SchemaCloser(self._copier, weight_max=SCHEMA_WEIGHT_MAX)
+        self._prices = _plant_prices(listing)
         self._tools: set[str] = set()
         self._shapes: set[tuple[str, str]] = set()
 
@@ -153,8 +155,13 @@ class _Reader:
             input_schema=inputs.close(self._closer),
             output_schema=None if output is None else self._closer.close(output),
             body_type=None if body is None else body.media_type,
-            price=find_price(self._listing, operation.method, operation.path),
+            price=self._find_price(operation),
         )
+
+    def _find_price(self, operation: DocumentOperation) -> Price:
+        tree = self._prices.get(priced_verb(operation.method))
+        found = None if tree is None else tree.find(normal_path(operation.path))
+        return self._listing.price if found is None else found
 
     def _priced(self, operation: Operation) -> SoldOperation:
         inputs = _Inputs()
@@ -297,10 +304,14 @@ def _shape(path: str) -> str:
     return _VARIABLE.sub("{}", normal_path(path))
 
 
-def find_price(listing: Listing, method: str, path: str) -> Price:
-    """What a call of a template costs; where a part of its calls has a price of its own, that part is an operation too."""
-    chosen = pick(only_of_method(listing.operations, method), normal_path(path))
-    return listing.price if chosen is None else chosen.price
+def _plant_prices(listing: Listing) -> dict[str, PathTree[Price]]:
+    """What a call of a template costs, by verb; where a part of its calls has a price of its own, that part is an operation
+    too."""
+    trees: dict[str, PathTree[Price]] = {}
+    for operation in listing.operations:
+        tree = trees.setdefault(priced_verb(operation.method), PathTree())
+        tree.add(normal_path(operation.path), operation.price)
+    return trees
 
 
 def is_json(media_type: str) -> bool:
