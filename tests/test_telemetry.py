@@ -99,6 +99,32 @@ def test_a_console_traceback_shows_no_local_variables() -> None:
     assert SIGNATURE not in stream.getvalue()
 
 
+HOSTILE = "a\x1b[2J\u202eb\r\n2026-01-01 [info] forged\u2028\ud800c"
+
+
+def test_a_console_obeys_no_text_and_begins_no_line_for_it() -> None:
+    stream = io.StringIO()
+    configure_logging(style="console", stream=stream)
+    structlog.get_logger().info(HOSTILE, path=HOSTILE, short="a\x1b[2J\u202eb", nested={"a": [HOSTILE]})
+    logging.getLogger("somebody").warning("of %s", HOSTILE)
+    told = stream.getvalue()
+    assert len(told.splitlines()) == 2
+    assert set("\x1b\u202e\r\u2028\ud800").isdisjoint(told)
+
+
+def test_no_line_of_a_console_traceback_looks_like_an_event() -> None:
+    stream = io.StringIO()
+    configure_logging(style="console", stream=stream)
+    try:
+        raise RuntimeError(HOSTILE)
+    except RuntimeError as exc:
+        structlog.get_logger().error("broken", exc_info=exc)
+    first, *rest = stream.getvalue().splitlines()
+    assert "broken" in first
+    assert all(line.startswith("  ") for line in rest)
+    assert set("\x1b\u202e\r\u2028\ud800").isdisjoint(stream.getvalue())
+
+
 def test_lines_of_libraries_look_the_same() -> None:
     stream = io.StringIO()
     configure_logging(style="json", stream=stream)

@@ -164,7 +164,8 @@ def configure_logging(
         if is_console
         else structlog.processors.JSONRenderer()
     )
-    last: list[Processor] = [structlog.processors.format_exc_info, redact_entry, renderer]
+    shown: list[Processor] = [escape_entry] if is_console else []  # JSON escapes by itself
+    last: list[Processor] = [structlog.processors.format_exc_info, redact_entry, *shown, renderer]
     threshold = logging.getLevelNamesMapping()[level.upper()]
     structlog.configure(
         processors=[*first, *last],
@@ -200,6 +201,23 @@ def redact_entry(_logger: object, _method: str, entry: MutableMapping[str, Any])
     for name, value in entry.items():
         entry[name] = MASK if _SECRET_NAME.search(name.replace("-", "_")) else redact(value)
     return entry
+
+
+def escape_entry(_logger: object, _method: str, entry: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """A structlog processor for a console: what a terminal would obey, what hides or reorders words and what would begin a
+    line of its own is shown as an escape. The lines of a traceback are indented, so none of them looks like an event."""
+    for name, value in entry.items():
+        if name == "exception" and isinstance(value, str):
+            entry[name] = "\n".join("  " + _escape(line) for line in value.splitlines())
+        elif isinstance(value, str):  # the renderer shows all others by `repr`
+            entry[name] = _escape(value)
+    return entry
+
+
+def _escape(text: str) -> str:
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def redact(value: Any) -> Any:
