@@ -145,3 +145,19 @@ async def test_a_round_in_which_nothing_could_be_written_is_the_last(play: Play)
     async with asyncio.timeout(5):
         await play.make_rounds(edit_again, round_max=1).check_due()
     assert play.looked == [ORIGIN]
+
+
+async def test_a_look_that_fails_in_a_way_nobody_thought_of_stops_no_other(play: Play) -> None:
+    odd, kept = await play.prove("api_1"), await play.prove("api_2", origin=OTHER)
+    play.now_ms = 100_001
+
+    async def look(challenge: Challenge) -> tuple[Method, ...]:
+        if challenge.origin == ORIGIN:
+            raise RuntimeError("what is this")
+        return ("dns",)
+
+    await play.make_rounds(look).check_due()
+    for listing, failures in ((odd, 1), (kept, 0)):
+        known = await play.ownerships.find(listing.id)
+        assert known is not None
+        assert (known.failures, known.is_verified) == (failures, True)

@@ -28,7 +28,7 @@ class _Place:
 
 
 class OwnershipRounds:
-    """`challenge`: what would prove a stake. `look`: which proofs an origin shows now; it raises nothing."""
+    """`challenge`: what would prove a stake. `look`: which proofs an origin shows now."""
 
     def __init__(
         self,
@@ -67,7 +67,11 @@ class OwnershipRounds:
 
         async def look(challenge: Challenge) -> tuple[Method, ...]:
             async with seats:
-                return await self._look(challenge)
+                try:
+                    return await self._look(challenge)
+                except Exception:  # noqa: BLE001 - a task root: logged; one origin must not stop the others' turn
+                    _log.exception("ownership_look_failed", origin=challenge.origin)
+                    return ()
 
         async with asyncio.TaskGroup() as group:
             looks = {place: group.create_task(look(some[0])) for place, some in by_place.items()}
