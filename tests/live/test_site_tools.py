@@ -277,7 +277,7 @@ expected-statuses = [400, 401, 402, 403, 404, 405, 409, 410, 412, 413, 415, 422,
 [phases.coverage]
 unexpected-methods = ["GET", "PUT", "POST", "DELETE", "OPTIONS", "PATCH", "TRACE"]
 
-# A gateway call may have any method; two stand for all in the contract.
+# A gateway call may have any method; some stand for all in the contract.
 [[operations]]
 include-path-regex = "^/api/v2/gateway/"
 [operations.phases.coverage]

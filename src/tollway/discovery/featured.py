@@ -24,6 +24,11 @@ class FeaturedOperation:
     operation: SoldOperation
     payment: Mapping[str, Any]
 
+    @property
+    def method(self) -> str:
+        """As a path item calls it."""
+        return self.operation.method.lower()
+
 
 def describe_featured(
     featured: FeaturedOperation, *, answers: Mapping[str, Any], has_schemas: bool
@@ -37,7 +42,7 @@ def describe_featured(
         "tags": ["Featured"],
         "summary": summary[:SUMMARY_LENGTH_MAX],
         "security": [],
-        "x-payment-info": featured.payment,
+        "x-payment-info": _short(featured.payment),
     }
     parameters = [
         _parameter(one, operation.input_schema, has_schemas=has_schemas)
@@ -60,6 +65,15 @@ def describe_featured(
             "content": {"application/json": {"schema": operation.output_schema}},
         }
     return path, written
+
+
+def _short(payment: Mapping[str, Any]) -> dict[str, Any]:
+    """With the first offer alone: it says where to look, and the document of the API says all."""
+    short = dict(payment)
+    offers = short.get("offers")
+    if offers:
+        short["offers"] = [{name: value for name, value in offers[0].items() if name != "description"}]
+    return short
 
 
 def _parameter(argument: Argument, schema: Mapping[str, Any], *, has_schemas: bool) -> dict[str, Any]:

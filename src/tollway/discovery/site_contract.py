@@ -126,7 +126,7 @@ class AnswerBook:
         told = {"code": {"enum": [code.value for code in codes]}}
         schema = {**ref("Problem"), "properties": told}
         delay = ["Retry-After"] if all(self._kinds[code].is_delayed for code in codes) else []
-        return answer(f"A problem ({status}).", schema, media_type=PROBLEM_TYPE, headers=[*delay, *headers])
+        return answer("A problem.", schema, media_type=PROBLEM_TYPE, headers=[*delay, *headers])
 
 
 def _terms() -> dict[str, Any]:

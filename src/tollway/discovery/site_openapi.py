@@ -1,7 +1,7 @@
 """This service's whole contract as one OpenAPI 3.1 document: what each path takes, every answer that it can give, and at
 its end some of the paid operations that can be called here. Pure.
 
-Crawlers of paid APIs read one file of an origin and stop at 64 KiB, so the document never grows beyond that: what is
+Crawlers of paid APIs read one file of an origin and stop at 64 KB, so the document never grows beyond that: what is
 featured is shown without its schemas before it is left out. Nothing of a provider's stands in the part that is ours.
 """
 
@@ -31,7 +31,7 @@ from tollway.discovery.site_passage import FILES, MCP, PASSAGE, PASSAGE_PARAMETE
 from tollway.discovery.site_schemas import HASH, HEX, SCHEMAS, TEXT, ref
 from tollway.errors import Code
 
-DOCUMENT_BYTES_MAX = 63 * 1024
+DOCUMENT_BYTES_MAX = 63_900
 FEATURED_MAX = 40
 
 _GUIDANCE = (
@@ -143,7 +143,6 @@ def build_site_openapi(
         "openapi": "3.1.0",
         "info": _info(site),
         "servers": [{"url": site.public_url}],
-        "externalDocs": {"url": f"{site.public_url}/llms.txt", "description": "In plain words"},
         "tags": [{"name": name} for name in _TAGS],
         "x-service-info": {
             "categories": ["developer-tools"],
@@ -239,18 +238,23 @@ def _featured_answers(book: AnswerBook) -> dict[str, Any]:
 def _with_featured(
     document: dict[str, Any], featured: Sequence[FeaturedOperation], answers: Mapping[str, Any]
 ) -> bytes:
-    """As many as there is room for, those that are small enough with their schemas."""
-    body = render(document)
-    room = DOCUMENT_BYTES_MAX - len(body)
-    paths = document["paths"]
+    """As many as there is room for; then those of them with their schemas for which there still is."""
+    room = DOCUMENT_BYTES_MAX - len(render(document))
+    shown: list[tuple[FeaturedOperation, dict[str, Any]]] = []
     for one in featured:
-        for has_schemas in (True, False):
-            path, written = describe_featured(one, answers=answers, has_schemas=has_schemas)
-            cost = len(render({path: {one.operation.method.lower(): written}}))
-            if cost <= room // (2 if has_schemas else 1):
-                paths.setdefault(path, {}).setdefault(one.operation.method.lower(), written)
-                room -= cost
-                break
+        path, written = describe_featured(one, answers=answers, has_schemas=False)
+        methods = document["paths"].get(path, {})
+        cost = len(render({path: {one.method: written}}))
+        if cost <= room and one.method not in methods:
+            document["paths"][path] = {**methods, one.method: written}
+            shown.append((one, written))
+            room -= cost
+    for one, written in shown:
+        path, whole = describe_featured(one, answers=answers, has_schemas=True)
+        cost = len(render(whole)) - len(render(written))
+        if cost <= room:
+            document["paths"][path][one.method] = whole
+            room -= cost
     return render(document)
 
 

@@ -13,8 +13,8 @@ from tollway.errors import Code
 CALLS, AGENTS, SITE = "Paid calls", "Agents", "Site"
 
 _ENDPOINT, _BELOW = "/api/v2/gateway/{apiId}", "/api/v2/gateway/{apiId}/{path}"
-CALL_METHODS = {_ENDPOINT: ("get", "post"), _BELOW: ("get", "post")}
-"""Two stand for all: every method that HTTP has a word for is a call all the same."""
+CALL_METHODS = {_ENDPOINT: ("get",), _BELOW: ("get", "post")}
+"""They stand for all: every method that HTTP has a word for is a call all the same, with the same answers."""
 
 _CALL = (
     *STORED,

@@ -217,15 +217,19 @@ SCHEMAS: Mapping[str, Schema] = MappingProxyType(
         "Hash": HASH,
         "Time": {**TIME, "description": "RFC 3339, UTC, three fractional digits."},
         "Ownership": answered(_OWNERSHIP),
-        "CheckedOwnership": answered(
-            {
-                **_OWNERSHIP,
-                "checks": answered(
-                    {"wellKnown": _SIGHT, "dns": _SIGHT, "signature": _SIGHT},
-                    optional=("wellKnown", "dns", "signature"),
+        "CheckedOwnership": {
+            "allOf": [
+                ref("Ownership"),
+                answered(
+                    {
+                        "checks": answered(
+                            {"wellKnown": _SIGHT, "dns": _SIGHT, "signature": _SIGHT},
+                            optional=("wellKnown", "dns", "signature"),
+                        )
+                    }
                 ),
-            }
-        ),
+            ]
+        },
         "Problem": answered(
             {
                 "type": URL,
