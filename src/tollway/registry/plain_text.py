@@ -15,18 +15,30 @@ _HIDING = frozenset(
     "\u206a\u206b\u206c\u206d\u206e\u206f\ufff9\ufffa\ufffb"
 )
 _REFUSED_CATEGORIES = frozenset({"Cc", "Cs", "Zl", "Zp"})
-_TAGS = range(0xE0000, 0xE0080)  # a whole hidden alphabet
+_HIDING_RANGES = (
+    range(0xE0000, 0xE1000),  # tags, a whole hidden alphabet, and the selectors that can spell any byte
+    range(0xFFF0, 0xFFF9),
+    range(0x1D173, 0x1D17B),
+    range(0x2065, 0x2066),
+)
+
+# One shapes the character before it, as emoji and some scripts need; a row of them is hidden text.
+_SELECTORS = frozenset(
+    "\ufe00\ufe01\ufe02\ufe03\ufe04\ufe05\ufe06\ufe07\ufe08\ufe09\ufe0a\ufe0b\ufe0c\ufe0d\ufe0e\ufe0f"
+    "\u180b\u180c\u180d\u180f"
+)
+_JOINERS = frozenset("\u200c\u200d")
 
 
 def find_unclean(text: str, *, is_multiline: bool) -> str | None:
     """The first character that may not stand in the text, as `U+202E`; None when the text is clean."""
     if text.isascii() and text.isprintable():
         return None
+    before = ""
     for char in text:
-        if is_multiline and char in _LINE_BREAKS:
-            continue
-        if _is_refused(char):
+        if not (is_multiline and char in _LINE_BREAKS) and _is_refused(char, before):
             return f"U+{ord(char):04X}"
+        before = char
     return None
 
 
@@ -34,8 +46,23 @@ def drop_unclean(text: str) -> str:
     """The text without what `find_unclean` refuses; line breaks stay."""
     if text.isascii() and text.isprintable():
         return text
-    return "".join(char for char in text if char in _LINE_BREAKS or not _is_refused(char))
+    kept: list[str] = []
+    before = ""
+    for char in text:
+        if char in _LINE_BREAKS or not _is_refused(char, before):
+            kept.append(char)
+            before = char
+    return "".join(kept)
 
 
-def _is_refused(char: str) -> bool:
-    return unicodedata.category(char) in _REFUSED_CATEGORIES or char in _HIDING or ord(char) in _TAGS
+def _is_refused(char: str, before: str) -> bool:
+    """`before`: the character in front of it, empty for the first."""
+    if char in _SELECTORS:
+        return before in _SELECTORS or before in _JOINERS
+    if char in _JOINERS:
+        return before in _JOINERS
+    return (
+        unicodedata.category(char) in _REFUSED_CATEGORIES
+        or char in _HIDING
+        or any(ord(char) in hiding for hiding in _HIDING_RANGES)
+    )
