@@ -26,6 +26,7 @@ NEVER = {
     "rlp",
     "web3",
     "x402",
+    "yaml",
 }
 SERVED_WITH = {"aiohttp", "fastapi", "granian", "limits", "pydantic", "rich", "sqlalchemy", "typer"}
 
