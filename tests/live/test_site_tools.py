@@ -308,6 +308,7 @@ include-name = "DELETE /api/v2/apis/{{apiId}}"
 apiId = "{retired_id}"
 """
 
+
 @pytest.mark.timeout(240)
 async def test_schemathesis_finds_no_5xx_and_no_undeclared_answer(town: Town, tmp_path: Path) -> None:
     """With `EXAMPLES` for each operation beside every border that its schemas have. As a provider; what needs a wallet is
