@@ -6,7 +6,8 @@
 The real rooms, wired as `frontage` wires them; the books and the upstream answer at once from memory. What is told is
 CPU time of this process alone, so that it hardly depends on what else runs; the least of the rounds is the one that was
 disturbed least. `--urls`: how many different ones are asked for in turn. `--operations`: the listing has a document of so
-many, and each is asked for at a path of its own. Unpaid answers are checked once, and every answer's status is.
+many, and each is asked for at a path of its own.
+Every answer has to have the status that is asked for.
 """
 
 import argparse

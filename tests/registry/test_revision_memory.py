@@ -1,5 +1,7 @@
 """What is remembered of a listing is of its state as it is, and never more than so much."""
 
+import gc
+import weakref
 from dataclasses import replace
 
 from tollway.identifiers import Address, ListingId
@@ -38,3 +40,15 @@ def test_what_was_not_asked_for_longest_goes_first() -> None:
     assert memory.find(LISTING, "a") == 1
     memory.keep(LISTING, "c", 3)
     assert [memory.find(LISTING, key) for key in "abc"] == [1, None, 3]
+
+
+def test_a_listing_is_not_kept_alive() -> None:
+    """It may hold a document of a MiB."""
+    memory: RevisionMemory[str] = RevisionMemory(10)
+    other = replace(LISTING)
+    memory.keep(other, "a", "made")
+    seen = weakref.ref(other)
+    del other
+    gc.collect()
+    assert seen() is None
+    assert memory.find(LISTING, "a") is None

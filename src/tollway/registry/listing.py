@@ -80,7 +80,7 @@ class Terms:
         return self.until_ms is None or self.until_ms >= moment_ms
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class Listing:
     """One API for sale, as it is now. `endpoint` is the URL as the provider gave it.
 

@@ -1,9 +1,11 @@
 """What is worked out once for each state of a listing, and kept while that state lasts. Bounded; no I/O, no clock.
 
 A listing's state is known by its very object: the catalog hands out the same one until the listing has changed. (Its
-revision is not enough: after a restore the same number may stand for something else.)
+revision is not enough: after a restore the same number may stand for something else.) It is not kept alive for that: a
+listing may hold a document of a MiB, and the catalog says how many of those there are.
 """
 
+import weakref
 from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Generic, TypeVar
@@ -19,7 +21,7 @@ class RevisionMemory(Generic[T]):
 
     def __init__(self, entries_max: int) -> None:
         self._entries_max = entries_max
-        self._entries: OrderedDict[tuple[ListingId, Hashable], tuple[Listing, T]] = OrderedDict()
+        self._entries: OrderedDict[tuple[ListingId, Hashable], tuple[weakref.ref[Listing], T]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -28,7 +30,7 @@ class RevisionMemory(Generic[T]):
         """What was kept of this state of the listing under that key."""
         place = (listing.id, key)
         entry = self._entries.get(place)
-        if entry is None or entry[0] is not listing:
+        if entry is None or entry[0]() is not listing:
             return None
         self._entries.move_to_end(place)
         return entry[1]
@@ -36,7 +38,7 @@ class RevisionMemory(Generic[T]):
     def keep(self, listing: Listing, key: Hashable, made: T) -> T:
         """Remembers it, in place of what an older state had there; gives it back."""
         place = (listing.id, key)
-        self._entries[place] = (listing, made)
+        self._entries[place] = (weakref.ref(listing), made)
         self._entries.move_to_end(place)
         if len(self._entries) > self._entries_max:
             self._entries.popitem(last=False)
