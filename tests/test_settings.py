@@ -29,6 +29,7 @@ RPC_TOKEN = "0x" + "12" * 20
 DEVELOPMENT_KEY = "0xac0974bec39a17e36ba4a6b4d238ff944bacb478cbed5efcae784d7bf4f2ff80"
 OPTIMISM = '[[networks]]\npreset = "optimism"\nrpc_urls = ["https://n.example"]\n'
 TWO_NODES = '[[networks]]\npreset = "optimism"\nrpc_urls = ["https://n.example", "https://m.example"]\nagreement_min = 2\n'
+PUBLIC = {"TOLLWAY_LISTEN": "0.0.0.0:80", "TOLLWAY_SECRET_KEY": KEY}
 WALLET = "0x036CbD53842c5426634e7929541eC2318f3dCF7e"
 
 
@@ -167,6 +168,29 @@ REFUSED = [
     ({"TOLLWAY_CONTACT": "security@example.com"}, "", "TOLLWAY_CONTACT: must be such as"),
     ({"TOLLWAY_CONTACT": "javascript:alert(1)"}, "", "TOLLWAY_CONTACT: must be such as"),
     ({}, 'contact = "mailto:a@example.com\\nExpires: never"', "contact: must be such as"),
+    # What is fine alone and does harm or nothing together, and what looks right at a glance.
+    ({"TOLLWAY_ADMIN_LISTEN": "127.0.0.1:8402"}, "", "admin_listen: 127.0.0.1:8402 is where callers are served"),
+    ({"TOLLWAY_ADMIN_LISTEN": "0.0.0.0:8402"}, "", "admin_listen: 0.0.0.0:8402 is where callers are served"),
+    ({"TOLLWAY_LISTEN": "::1:8402"}, "", "TOLLWAY_LISTEN: must be host:port"),
+    ({"TOLLWAY_LISTEN": "[::1:8402"}, "", "TOLLWAY_LISTEN: must be host:port"),
+    ({"TOLLWAY_LISTEN": "all of them:80", "TOLLWAY_SECRET_KEY": KEY}, "", "TOLLWAY_LISTEN: must be host:port"),
+    ({**PUBLIC, "TOLLWAY_PUBLIC_URL": "http://0.0.0.0"}, "", "callers from outside cannot reach"),
+    ({**PUBLIC, "TOLLWAY_PUBLIC_URL": "http://127.0.0.2"}, "", "callers from outside cannot reach"),
+    ({**PUBLIC, "TOLLWAY_PUBLIC_URL": "http://me.localhost"}, "", "callers from outside cannot reach"),
+    ({"TOLLWAY_PUBLIC_URL": "https://a b"}, "", "TOLLWAY_PUBLIC_URL: the public URL has no usable host"),
+    ({"TOLLWAY_PUBLIC_URL": "https://*.example.com"}, "", "TOLLWAY_PUBLIC_URL: the public URL has no usable host"),
+    ({"TOLLWAY_PUBLIC_URL": "https://gw.ex\tample.com"}, "", "TOLLWAY_PUBLIC_URL: must be an http(s) URL"),
+    ({"TOLLWAY_PUBLIC_URL": "https://gw.example.com:0"}, "", "TOLLWAY_PUBLIC_URL: must be an http(s) URL"),
+    ({"TOLLWAY_TRUSTED_PROXIES": "0.0.0.0/0"}, "", "would let every caller say who he is"),
+    ({"TOLLWAY_TRUSTED_PROXIES": "10.0.0.1,::/0"}, "", "would let every caller say who he is"),
+    ({"TOLLWAY_TRUSTED_PROXIES": "proxy.internal"}, "", "TOLLWAY_TRUSTED_PROXIES: "),
+    ({"TOLLWAY_UNFINAL_SPEND_MAX": "USCD:100"}, "", "USCD is no currency of a configured network"),
+    ({"TOLLWAY_UNFINAL_SPEND_MAX": "USDC:1,USDC:100"}, "", "USDC stands twice"),
+    ({"TOLLWAY_ALLOWLIST": WALLET}, "", "keeps nobody out while registration is open"),
+    ({"TOLLWAY_RPC_BASE": "https://n.example,https://n.example"}, "", "rpc_urls[1] stands twice"),
+    ({}, TWO_NODES.replace("//m.", "//n."), "rpc_urls[1] stands twice"),
+    ({"TOLLWAY_LIMIT_OWNER_RENEW_S": "16"}, "", "a living gateway counts as dead"),
+    ({}, "[limits]\nleader_lease_s = 1.0", "leader_poll_s must be less than leader_lease_s"),
     ({}, "this is not TOML", "tollway.toml"),
 ]  # fmt: skip
 
@@ -174,6 +198,17 @@ REFUSED = [
 @pytest.mark.parametrize(("environment", "toml", "told"), REFUSED)
 def test_refuses_and_says_why(environment: dict[str, str], toml: str, told: str) -> None:
     assert told in "\n".join(problems(environment, toml))
+
+
+@pytest.mark.parametrize(("environment", "toml", "told"), REFUSED)
+def test_a_mistake_is_one_clear_line_or_two(environment: dict[str, str], toml: str, told: str) -> None:
+    """One line for each; the second only where a value that was refused is missed elsewhere."""
+    lines = problems(environment, toml)
+    assert len(lines) <= 2
+    for line in lines:
+        assert line.isprintable(), line
+        assert 20 <= len(line) <= 240, line
+        assert re.match(r"(TOLLWAY_[A-Z0-9_]+|[a-z_0-9.\[\]]+): \S", line), line
 
 
 def test_no_node_at_all_says_what_to_set() -> None:
@@ -246,6 +281,7 @@ def test_limits_are_overridden_by_name() -> None:
 def test_lists_and_maxima_from_the_environment() -> None:
     settings = load(
         {
+            "TOLLWAY_REGISTRATION": "allowlist",
             "TOLLWAY_ALLOWLIST": f"{WALLET}, {WALLET.lower()}",
             "TOLLWAY_TRUSTED_PROXIES": "10.0.0.0/8,::1",
             "TOLLWAY_MCP_ORIGINS": "https://Chat.example.com/,http://localhost:6274",

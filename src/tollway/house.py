@@ -53,7 +53,7 @@ from tollway.storage.session_store import SqlSessions
 from tollway.telemetry import Metrics
 from tollway.treasury import Treasury, make_notes
 from tollway.web.load_gauge import LoadGauge, read_resident_bytes
-from tollway.web.server import HttpServer
+from tollway.web.server import HttpServer, check_port_free
 
 if TYPE_CHECKING:
     from tollway.shared_windows import SharedWindows
@@ -319,9 +319,10 @@ class House:
         """One gateway process for a SQLite file; the kernel frees the lock when the process dies."""
         if not isinstance(self.database, SqliteDatabase):
             return
-        path = Path(str(self.database.path) + ".lock")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = ProcessLock(path)
+        try:
+            lock = ProcessLock(Path(f"{self.database.path}.lock"))
+        except OSError as exc:
+            raise SettingsInvalid([f"database_url: cannot write {exc.filename}: {exc.strerror}"]) from exc
         if not lock.acquire():
             lock.release()
             raise SettingsInvalid([f"database_url: another gateway is serving from {self.database.path}"])
@@ -332,6 +333,8 @@ class House:
     async def serve(self) -> None:
         """Serves until `stop`; calls in flight are finished first, at most `drain_deadline_s`."""
         settings = self.settings
+        for door in filter(None, (settings.listen, settings.admin_listen)):
+            check_port_free(door.host, door.port)
         # What lives until now lives for good: keep the collector from walking it again and again.
         gc.collect()
         gc.freeze()

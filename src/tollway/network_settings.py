@@ -255,6 +255,8 @@ def _parse_rpc_urls(raw: Any) -> tuple[Secret[str], ...]:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"rpc_urls[{position}] is not an http(s) URL")  # the URL itself may hold a key
+        if url in urls[:position]:  # one node that is asked twice agrees with itself
+            raise ValueError(f"rpc_urls[{position}] stands twice")
     if not urls:
         raise ValueError("rpc_urls: name at least one node")
     return tuple(Secret(url) for url in urls)

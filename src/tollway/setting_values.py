@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 from urllib.parse import urlsplit
 
 from tollway.identifiers import Address
+from tollway.identity.public_origin import parse_origin
 from tollway.money import Price
 from tollway.outbound.name_records import NameServer
 from tollway.storage.postgres_address import PostgresAddress
@@ -62,15 +63,14 @@ class Listen:
 
 
 def parse_public_url(raw: Any) -> str:
-    parts = urlsplit(str(raw))
-    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
+    text = str(raw)
+    parts = urlsplit(text)
+    is_web = parts.scheme in ("http", "https") and parts.hostname and "@" not in parts.netloc
+    if not is_web or not text.isprintable() or parts.port == 0:
         raise ValueError("must be an http(s) URL such as https://gateway.example.com")
     if parts.path not in ("", "/") or parts.query or parts.fragment:
         raise ValueError("must be an origin, without path, query or fragment")
-    default_port = {"http": 80, "https": 443}[parts.scheme]
-    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-    port = "" if parts.port in (None, default_port) else f":{parts.port}"
-    return f"{parts.scheme}://{host}{port}"
+    return str(parse_origin(text))
 
 
 _MAIL = re.compile(r"mailto:[A-Za-z0-9._%+-]{1,64}@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+")
@@ -85,11 +85,14 @@ def parse_contact(raw: Any) -> str:
     return text
 
 
+_LISTEN = re.compile(r"(?:\[([0-9a-fA-F:.]+(?:%[A-Za-z0-9._-]+)?)\]|([A-Za-z0-9._-]+)):([0-9]{1,5})")
+
+
 def parse_listen(raw: Any) -> Listen:
-    host, separator, port = str(raw).rpartition(":")
-    if not separator or not host or not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65_535:
-        raise ValueError("must be host:port, such as 127.0.0.1:8402")
-    return Listen(host=host.removeprefix("[").removesuffix("]"), port=int(port))
+    match = _LISTEN.fullmatch(str(raw))
+    if match is None or int(match[3]) > 65_535:
+        raise ValueError("must be host:port, such as 127.0.0.1:8402 or [::1]:8402")
+    return Listen(host=match[1] or match[2], port=int(match[3]))
 
 
 def parse_admin_listen(raw: Any) -> Listen | None:
@@ -158,7 +161,10 @@ def parse_wallets(raw: Any) -> frozenset[Address]:
 
 
 def parse_proxies(raw: Any) -> tuple[str, ...]:
-    return tuple(str(ipaddress.ip_network(text)) for text in parse_strings(raw))
+    networks = [ipaddress.ip_network(text) for text in parse_strings(raw)]
+    if any(network.prefixlen == 0 for network in networks):
+        raise ValueError("all addresses as proxies would let every caller say who he is; name the proxies")
+    return tuple(str(network) for network in networks)
 
 
 def looks_like_a_path(text: str) -> bool:
@@ -192,10 +198,22 @@ def _parse_name_server(text: str) -> NameServer:
 
 def parse_maxima(raw: Any) -> Mapping[str, int]:
     """`{USDC = "100"}`, or `USDC:100,ETH:0.05`."""
-    pairs = dict(part.split(":", 1) for part in parse_strings(raw)) if isinstance(raw, str) else raw
+    pairs = _parse_pairs(raw) if isinstance(raw, str) else raw
     if not isinstance(pairs, dict):
         raise TypeError('must be a table such as {USDC = "100"}')
     return MappingProxyType({str(symbol): Price.parse(str(value)).nano for symbol, value in pairs.items()})
+
+
+def _parse_pairs(raw: str) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for part in parse_strings(raw):
+        symbol, separator, value = part.partition(":")
+        if not separator:
+            raise ValueError("must be such as USDC:100,ETH:0.05")
+        if symbol in pairs:
+            raise ValueError(f"{symbol[:40]} stands twice")
+        pairs[symbol] = value
+    return pairs
 
 
 def rpc_name(preset: str) -> str:

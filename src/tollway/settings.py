@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar
-from urllib.parse import urlsplit
 
+from tollway import setting_conflicts as conflicts
 from tollway.chain.rules import PRESETS
 from tollway.errors import SettingsInvalid
 from tollway.identifiers import Address
@@ -157,20 +157,27 @@ def ensure_secret_key(settings: Settings) -> Settings:
         return settings
     path = settings.secret_key_file
     if not path.exists():
+        _make_key_file(path)
+    return replace(settings, secret_key=_read_key_file(path))
+
+
+def _make_key_file(path: Path) -> None:
+    try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(os.urandom(KEY_BYTES).hex() + "\n")
-    return replace(settings, secret_key=_read_key_file(path))
+    except OSError as exc:
+        raise SettingsInvalid([f"secret_key_file: {path} cannot be made: {_reason(exc)}"]) from exc
+    with os.fdopen(descriptor, "w") as file:
+        file.write(os.urandom(KEY_BYTES).hex() + "\n")
 
 
 def _read_key_file(path: Path) -> Secret[bytes]:
     try:
         if stat.S_IMODE(path.stat().st_mode) & 0o077:
-            raise SettingsInvalid([f"{path} holds the secret key and others may read it: chmod 600 {path}"])
+            raise SettingsInvalid([f"secret_key_file: others may read {path}: chmod 600 {path}"])
         return parse_secret_key(path.read_text().strip())
     except (OSError, UnicodeDecodeError, ValueError) as exc:
-        raise SettingsInvalid([f"the secret key file {path} cannot be used: {_reason(exc)}"]) from exc
+        raise SettingsInvalid([f"secret_key_file: {path} cannot be used: {_reason(exc)}"]) from exc
 
 
 def _read_file(environment: Mapping[str, str], config: Path | None, problems: list[str]) -> Mapping[str, Any]:
@@ -373,25 +380,15 @@ def _read_gas_key_file(path: Path) -> str:
 
 
 def _check_together(settings: Settings, problems: list[str]) -> None:
-    """Rules between settings that are each fine on their own."""
-    chains = [network.rules.chain_id for network in settings.networks]
-    for chain_id in sorted({chain for chain in chains if chains.count(chain) > 1}):
-        problems.append(f"networks: chain id {chain_id} stands twice")
-    if len({network.rules.kind for network in settings.networks}) > 1 and not settings.allow_mixed_networks:
-        problems.append(
-            "networks: main and test networks together let test money buy real calls; drop one kind, or set "
-            "allow_mixed_networks"
-        )
-    if not settings.listen.is_loopback and (urlsplit(settings.public_url).hostname or "") in (
-        "127.0.0.1",
-        "localhost",
-        "::1",
-    ):
-        problems.append(
-            f"public_url: callers from outside cannot reach {settings.public_url}; set it to the URL they use"
-        )
-    if settings.registration == "allowlist" and not settings.allowlist:
-        problems.append("allowlist: registration = allowlist needs at least one wallet")
+    is_open, maxima = settings.registration == "open", settings.unfinal_spend_max_nano
+    listen, admin_listen, public_url = settings.listen, settings.admin_listen, settings.public_url
+    problems += [
+        *conflicts.check_networks(settings.networks, allow_mixed_networks=settings.allow_mixed_networks),
+        *conflicts.check_doors(listen=listen, admin_listen=admin_listen, public_url=public_url),
+        *conflicts.check_registration(is_open=is_open, has_allowlist=bool(settings.allowlist)),
+        *conflicts.check_maxima(maxima, settings.networks),
+        *conflicts.check_limits(settings.limits),
+    ]
 
 
 def _reason(exc: Exception) -> str:

@@ -355,6 +355,8 @@ class ProcessLock:
     """Held by the one gateway process that may serve from a SQLite file. Freed by the kernel when it dies."""
 
     def __init__(self, path: Path) -> None:
+        """Makes the file, and its folder where there is none. Raises OSError."""
+        path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("a")
 
     def acquire(self) -> bool:

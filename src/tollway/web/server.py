@@ -19,6 +19,7 @@ from granian.http import HTTP1Settings
 from granian.server.embed import Server as GranianServer
 from starlette.types import ASGIApp
 
+from tollway.errors import SettingsInvalid
 from tollway.limits import Limits
 
 HEAD_BUFFER_BYTES = 64 * 1024
@@ -27,7 +28,7 @@ HEAD_BUFFER_BYTES = 64 * 1024
 _UP_POLL_S = 0.01
 
 
-class PortTaken(OSError):
+class PortTaken(SettingsInvalid):
     """Another process listens on the port. The server itself would not notice: it shares ports (SO_REUSEPORT)."""
 
 
@@ -60,7 +61,7 @@ class HttpServer:
 
     async def serve(self) -> None:
         """Runs until `stop`, then until the calls in flight are done, at most `drain_deadline_s`. Raises PortTaken."""
-        _check_port_free(self._host, self._port)
+        check_port_free(self._host, self._port)
         async with asyncio.TaskGroup() as group:
             arm = group.create_task(self._arm_kernel())
             try:
@@ -123,11 +124,12 @@ def _borrow_socket(number: int) -> Iterator[socket.socket]:
         yield borrowed
 
 
-def _check_port_free(host: str, port: int) -> None:
+def check_port_free(host: str, port: int) -> None:
+    """Raises PortTaken where nobody can listen there: taken, not allowed, or no address of this machine."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except OSError as exc:
-            raise PortTaken(f"cannot listen on {host}:{port}: {exc.strerror}") from exc
+            raise PortTaken([f"listen: cannot listen on {host}:{port}: {exc.strerror}"]) from exc
