@@ -3,11 +3,12 @@ SHELL := /bin/sh
 PYTHON ?= python3
 VENV := .venv
 BENCH_VENV := .venv-bench
+AUDIT_VENV := .venv-audit
 BIN := $(VENV)/bin
 STAMPS := .stamps
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test torture mutants check format schema bench scale lock clean
+.PHONY: help install demo test torture attack mutants check audit sbom format schema bench scale lock clean
 
 help:            ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -39,18 +40,37 @@ test: install    ## all tests (options: WORKERS=0 ARGS="-k replay")
 torture: install ## the worst days, long form, less than ten minutes on two quiet cores (options: TORTURE_SEED=7 ARGS="-k kill")
 	TORTURE=long $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --timeout=1200 tests/live/torture $(ARGS)
 
+attack: install  ## hostile providers, callers and text, long form (options: ARGS="-k framing")
+	ATTACK=long $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --timeout=1200 tests/attack $(ARGS)
+
 mutants: install ## five deliberate breakages, each caught by its named test
 	$(BIN)/python tests/mutants.py
 
 schema: install ## the tables of a new SQLite file, written down after a migration has changed
 	$(BIN)/python -m tollway.testing.schema_writer
 
-check: install   ## format, lint, types, import contracts, docs
+AUDIT := $(AUDIT_VENV)/bin/python tests/lock_audit.py
+check: install $(STAMPS)/audit   ## format, lint, types, import contracts, docs, known vulnerabilities
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -q tests/test_tidy.py tests/test_docs.py
+	$(BIN)/python -m pytest -q tests/test_tidy.py tests/test_docs.py tests/test_threat_model.py
+	$(AUDIT)
+
+# The auditors have a virtualenv of their own too: what looks at the lock files is not what is looked at.
+$(STAMPS)/audit: requirements/audit.txt
+	test -x $(AUDIT_VENV)/bin/python || $(PYTHON) -m venv $(AUDIT_VENV)
+	$(AUDIT_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/audit.txt
+	mkdir -p $(STAMPS) && touch $@
+
+audit: $(STAMPS)/audit   ## known vulnerabilities of the locked packages (options: ARGS=--strict)
+	@$(AUDIT) $(ARGS)
+
+sbom: $(STAMPS)/audit    ## what a gateway is made of, in dist/tollway.cdx.json (CycloneDX)
+	mkdir -p dist
+	$(AUDIT_VENV)/bin/python -W ignore -m cyclonedx_py requirements requirements/runtime.txt --pyproject pyproject.toml \
+	  --output-reproducible -o dist/tollway.cdx.json
 
 format: install  ## rewrite files in the house format
 	$(BIN)/ruff format .
@@ -69,8 +89,8 @@ scale: install   ## the same pages over a thousand rows and over many (options: 
 	@exec $(BIN)/python bench/scale.py $(ARGS)
 
 lock: $(STAMPS)/python   ## resolve the requirements anew (needs uv)
-	for name in runtime dev bench; do uv pip compile --universal --python-version 3.11 --generate-hashes \
+	for name in runtime dev bench audit; do uv pip compile --universal --python-version 3.11 --generate-hashes \
 	  --no-emit-index-url --no-emit-find-links --no-header --quiet requirements/$$name.in -o requirements/$$name.txt; done
 
 clean:           ## forget everything that was installed
-	rm -rf $(VENV) $(BENCH_VENV) node_modules $(STAMPS)
+	rm -rf $(VENV) $(BENCH_VENV) $(AUDIT_VENV) node_modules $(STAMPS)
