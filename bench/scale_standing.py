@@ -50,7 +50,7 @@ def document_row(number: int) -> tuple[Any, ...] | None:
 
 @lru_cache(maxsize=1)
 def document() -> str:
-    """Some 16 KB."""
+    """Some 8 KB."""
     reading = {
         "type": "object",
         "properties": {"value": {"type": "number"}, "next": {"$ref": "#/components/schemas/Reading"}},
