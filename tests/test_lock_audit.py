@@ -122,6 +122,14 @@ def test_what_was_found_before_the_index_went_away_still_fails(lock: Path, tmp_p
     assert lines[-1] == "audit: dev.txt could not be audited: ConnectionError: nobody there"
 
 
+def test_an_index_that_goes_away_in_the_middle_is_told(lock: Path) -> None:
+    for strict, expected in ((True, 2), (False, 0)):
+        auditor = Auditor(vulns={}, unknown=set(), away_after=1)
+        code, lines = lock_audit.audit([lock], run=auditor, strict=strict, accepted={})
+        assert (code, len(lines)) == (expected, 1)
+        assert "could not be audited" in lines[0]
+
+
 def test_a_package_without_a_hash_fails_before_anybody_is_asked(lock: Path) -> None:
     lock.write_text(LOCK + "epsilon==5\n")
     auditor = Auditor(vulns={}, unknown=set())
