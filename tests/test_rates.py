@@ -54,6 +54,7 @@ async def test_what_is_noted_counts() -> None:
         ("2001:db8:1:2:ffff::9", "2001:db8:1:2::/64"),
         ("2001:db8:1:3::1", "2001:db8:1:3::/64"),
         ("unknown", "unknown"),
+        ("::ffff:192.0.2.7", "192.0.2.7"),
     ],
 )
 def test_a_whole_ipv6_network_is_one_client(address: str, crowd: str) -> None:

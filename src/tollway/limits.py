@@ -80,7 +80,9 @@ class Limits:
 
     # Rates.
     free_calls_per_minute: int = 60  # per client address and listing
-    registrations_per_hour: int = 100  # per wallet; only created listings count
+    registrations_per_hour: int = (
+        100  # per wallet; only created listings count. Per address: five wallets' share
+    )
     creation_keys_max: int = 1_000  # idempotency keys of created listings, per wallet
     ownership_checks_per_hour: int = 60  # asked for by a wallet
     nonces_per_minute: int = 60  # sign-in nonces per client address

@@ -88,4 +88,6 @@ def name_crowd(client_address: str) -> str:
         return client_address
     if address.version == 4:
         return client_address
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
     return str(ipaddress.IPv6Network((int(address) >> 64 << 64, 64)))

@@ -401,6 +401,27 @@ async def test_a_wallet_creates_its_share_an_hour_and_only_created_ones_count(do
     assert (await door.send("GET", APIS)).json()["total"] == 4
 
 
+async def test_what_is_looked_up_for_a_draft_is_counted_whatever_becomes_of_it(door: Door) -> None:
+    door.denied_hosts.add("inside.example.com")
+    inside = {**BODY, "endpoint": "https://inside.example.com/"}
+    for _ in range(15):  # ten looks for each of three listings
+        assert (await door.send("POST", APIS + "?dryRun=true", BODY)).status_code == 200
+        assert (await door.send("POST", APIS, inside, wallet=BOB)).status_code == 422
+    for wallet in (ALICE, BOB):
+        answer = await door.send("POST", APIS + "?dryRun=true", BODY, wallet=wallet)
+        assert (answer.status_code, code_of(answer)) == (429, "rate_limited")
+        assert answer.headers["ratelimit-policy"] == '"endpoint-looks";q=30;w=3600'
+        assert 0 < int(answer.headers["retry-after"]) <= 3600
+    assert len(door.probed) == 30
+
+
+async def test_an_edit_that_looks_nothing_up_is_not_counted(door: Door) -> None:
+    created = await door.publish()
+    for number in range(35):
+        answer = await door.send("PUT", f"{APIS}/{created['id']}", {**BODY, "name": f"Weather {number}"})
+        assert answer.status_code == 200
+
+
 async def test_a_dry_run_checks_and_makes_nothing(door: Door) -> None:
     answer = await door.send("POST", APIS + "?dryRun=true", BODY)
     assert answer.status_code == 200

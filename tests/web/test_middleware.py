@@ -204,11 +204,40 @@ async def test_a_body_in_time_and_in_full_keeps_the_connection() -> None:
         ("10.0.0.1", "", "10.0.0.1"),
         ("10.0.0.1", "2001:db8::1", "2001:db8::1"),
         ("not-an-address", "198.51.100.1", "not-an-address"),
+        # A socket that takes both families writes IPv4 peers as ::ffff:….
+        ("::ffff:10.0.0.1", "198.51.100.1", "198.51.100.1"),
+        ("::ffff:203.0.113.9", "198.51.100.1", "203.0.113.9"),
+        ("10.0.0.1", "198.51.100.1, ::ffff:10.0.0.2", "198.51.100.1"),
+        ("10.0.0.1", "::ffff:198.51.100.1", "198.51.100.1"),
+        ("10.0.0.1", "2001:DB8:0:0::1", "2001:db8::1"),
+        ("::1", "198.51.100.1", "::1"),
     ],
 )
 def test_only_a_trusted_proxy_may_say_who_is_asking(peer: str, told: str, address: str) -> None:
     scope = make_scope(client=(peer, "1"), headers=[(b"x-forwarded-for", told.encode())])
     assert read_client_address(scope, parse_proxies(["10.0.0.0/8"])) == address
+
+
+@pytest.mark.parametrize("told", ["198.51.100.1", "10.0.0.1", "127.0.0.1, ::1"])
+@pytest.mark.parametrize(
+    "name", [b"x-forwarded-for", b"forwarded", b"x-real-ip", b"true-client-ip", b"cf-connecting-ip", b"via"]
+)
+def test_without_a_configured_proxy_no_header_says_who_is_asking(name: bytes, told: str) -> None:
+    for peer in ("203.0.113.9", "10.0.0.1", "127.0.0.1", "::1"):
+        scope = make_scope(client=(peer, "1"), headers=[(name, told.encode())])
+        assert read_client_address(scope, ()) == peer
+
+
+@pytest.mark.parametrize("name", [b"forwarded", b"x-real-ip", b"true-client-ip", b"x-forwarded-host"])
+def test_a_trusted_proxy_is_read_in_one_header_alone(name: bytes) -> None:
+    scope = make_scope(client=("10.0.0.1", "1"), headers=[(name, b"198.51.100.1")])
+    assert read_client_address(scope, parse_proxies(["10.0.0.0/8"])) == "10.0.0.1"
+
+
+def test_a_long_chain_of_hops_is_read_from_its_end() -> None:
+    told = ", ".join(f"198.51.100.{n % 250}" for n in range(5_000)) + ", 192.0.2.7, 10.0.0.2"
+    scope = make_scope(client=("10.0.0.1", "1"), headers=[(b"x-forwarded-for", told.encode())])
+    assert read_client_address(scope, parse_proxies(["10.0.0.0/8"])) == "192.0.2.7"
 
 
 async def test_the_id_is_in_the_state_of_the_request() -> None:

@@ -10,16 +10,8 @@ from typing import Protocol
 from urllib.parse import parse_qsl
 
 from fastapi import APIRouter, Request, Response
-from limits import RateLimitItemPerHour
 
-from tollway.errors import (
-    Code,
-    EndpointNotAllowed,
-    FieldError,
-    Problem,
-    Refusal,
-    describe_rate,
-)
+from tollway.errors import Code, EndpointNotAllowed, FieldError, Problem, Refusal
 from tollway.identifiers import Address, ListingId, format_id
 from tollway.limits import Limits
 from tollway.outbound.policy import Endpoint, EndpointRefused, parse_endpoint
@@ -33,6 +25,7 @@ from tollway.registry.listing import Listing
 from tollway.registry.moderation import BLOCKED, check_registration
 from tollway.registry.ownership import HELD_BY_ANOTHER, NOT_SHOWN_YET
 from tollway.registry.standing import UNKNOWN_STANDING, Standing
+from tollway.web.authentication import client_address_of
 from tollway.web.creation_desk import CreationDesk, lost_key
 from tollway.web.json_body import parse_json_object
 from tollway.web.listing_finder import find_listing, find_shown_listing
@@ -50,6 +43,7 @@ from tollway.web.listing_wire import (
 )
 from tollway.web.problems import describe_errors
 from tollway.web.provider_documents import ProviderDocuments
+from tollway.web.registration_meter import RegistrationMeter
 from tollway.web.wire import Query
 
 EDITS_MAX = 3
@@ -168,7 +162,7 @@ class ListingRoutes:
         listing_id = ListingId(format_id("api", now_ms=now_ms, entropy=self._desk.entropy(10)))
         listing = open_listing(draft, listing_id=listing_id, provider=provider, now_ms=now_ms)
         warnings = await self._advise(listing, UNKNOWN_STANDING)
-        await self._meter.charge(provider)
+        await self._meter.charge(provider, client_address=client_address_of(request))
         location = self._desk.shape.url_of(listing.id)
         shown = self._show_written(
             listing, UNKNOWN_STANDING, warnings, headers={"Location": location}, status=201
@@ -244,11 +238,13 @@ class ListingRoutes:
             raise Refusal(_describe(parsed))
         if previous is None or previous.endpoint != parsed.endpoint:  # a dead name must not stop other edits
             endpoint = self._parse_endpoint(parsed)
+            await self._meter.charge_look(client_address_of(request))
             await self._desk.probe(endpoint)
             await self._refuse_held(endpoint, provider)
         if not parsed.is_document_wanted:
             return parsed
         assert parsed.openapi_url is not None
+        await self._meter.charge_look(client_address_of(request))
         return await self._with_document(parsed, parsed.openapi_url)
 
     def _parse_endpoint(self, draft: Draft) -> Endpoint:
@@ -312,28 +308,6 @@ class ListingRoutes:
         headers["ETag"] = etag_of(listing, render_json(shown))
         body = render_json({**shown, "warnings": advice_json(warnings)})
         return _answer(body, {**headers, "Cache-Control": "no-store"}, status=status)
-
-
-class RegistrationMeter:
-    """Listings created per wallet in a sliding hour. Only created ones count."""
-
-    def __init__(self, *, per_hour: int, rates: Rates) -> None:
-        self._per_hour = per_hour
-        self._rates = rates
-        self._item = RateLimitItemPerHour(per_hour, namespace="registration")
-
-    async def charge(self, wallet: Address) -> None:
-        """Counts one. Raises Refusal (429) when the wallet has created its share."""
-        wait_s = await self._rates.hit(self._item, wallet.hex())
-        if wait_s is not None:
-            raise Refusal(
-                Problem(
-                    code=Code.RATE_LIMITED,
-                    detail=f"A wallet may create {self._per_hour} listings an hour.",
-                    retry_after_s=wait_s,
-                    members=describe_rate("registrations", limit=self._per_hour, window_s=3600),
-                )
-            )
 
 
 def _answer(body: bytes, headers: dict[str, str], *, status: int = 200) -> Response:

@@ -8,7 +8,7 @@ pass here; it uses `read_request_id`, `read_client_address` and `is_preflight` b
 import asyncio
 import re
 from collections.abc import Callable, Iterable
-from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -50,20 +50,26 @@ def read_client_address(scope: Scope, trusted_proxies: ProxyNetworks) -> str:
     """Who is asking: the peer, or, when the peer is a trusted proxy, the last address in `X-Forwarded-For` that is
     not one. Anything else in that header is the caller's own invention."""
     peer = scope.get("client")
-    address = str(peer[0]) if peer else "unknown"
+    address = _unmap(str(peer[0])) if peer else "unknown"
     if not trusted_proxies or not _is_trusted(address, trusted_proxies):
         return address
     told = b",".join(value for name, value in scope["headers"] if name == b"x-forwarded-for")
     for hop in reversed(told.decode("latin-1").split(",")[-_FORWARDED_MAX:]):
-        candidate = hop.strip()
         try:
-            ip_address(candidate)
+            address = _unmap(str(ip_address(hop.strip())))
         except ValueError:
             return address
-        address = candidate
         if not _is_trusted(address, trusted_proxies):
             return address
     return address
+
+
+def _unmap(address: str) -> str:
+    """A socket that takes both families writes an IPv4 peer as IPv6 (RFC 4291 §2.5.5.2); it is the same client."""
+    if not address.startswith("::ffff:"):
+        return address
+    mapped = IPv6Address(address).ipv4_mapped
+    return address if mapped is None else str(mapped)
 
 
 def parse_proxies(networks: Iterable[str]) -> ProxyNetworks:

@@ -1,0 +1,77 @@
+"""Who publishes too much is told how long to wait: a wallet, an address with many wallets, an address that only asks."""
+
+import pytest
+
+from tollway.errors import Code, Problem, Refusal
+from tollway.identifiers import Address
+from tollway.rates import Rates
+from tollway.web.registration_meter import LOOKS_PER_LISTING, WALLETS_PER_ADDRESS, RegistrationMeter
+
+PER_HOUR = 2
+HERE, ELSEWHERE = "192.0.2.7", "192.0.2.8"
+
+
+def wallet(number: int) -> Address:
+    return Address(number.to_bytes(20, "big"))
+
+
+@pytest.fixture
+def meter() -> RegistrationMeter:
+    return RegistrationMeter(per_hour=PER_HOUR, rates=Rates())
+
+
+async def refusal_of(meter: RegistrationMeter, number: int, address: str) -> Problem:
+    with pytest.raises(Refusal) as refused:
+        await meter.charge(wallet(number), client_address=address)
+    return refused.value.problem
+
+
+def rate_of(problem: Problem) -> object:
+    assert problem.code is Code.RATE_LIMITED
+    assert problem.retry_after_s is not None
+    assert 0 < problem.retry_after_s <= 3600
+    return problem.members["rateLimit"]
+
+
+async def test_a_wallet_has_its_share_from_wherever_it_asks(meter: RegistrationMeter) -> None:
+    for _ in range(PER_HOUR):
+        await meter.charge(wallet(1), client_address=HERE)
+    rate = rate_of(await refusal_of(meter, 1, ELSEWHERE))
+    assert rate == {"policy": "registrations", "limit": PER_HOUR, "windowSeconds": 3600}
+    await meter.charge(wallet(2), client_address=HERE)
+
+
+async def test_an_address_has_its_share_with_however_many_wallets(meter: RegistrationMeter) -> None:
+    most = PER_HOUR * WALLETS_PER_ADDRESS
+    for number in range(most):
+        await meter.charge(wallet(number), client_address=HERE)
+    rate = rate_of(await refusal_of(meter, 1_000, HERE))
+    assert rate == {"policy": "registrations-address", "limit": most, "windowSeconds": 3600}
+    for _ in range(PER_HOUR):  # what the address was refused did not cost the wallet
+        await meter.charge(wallet(1_000), client_address=ELSEWHERE)
+
+
+async def test_a_whole_ipv6_network_is_one_address(meter: RegistrationMeter) -> None:
+    for number in range(PER_HOUR * WALLETS_PER_ADDRESS):
+        await meter.charge(wallet(number), client_address=f"2001:db8::{number + 1:x}")
+    await refusal_of(meter, 1_000, "2001:db8::ffff")
+    await meter.charge(wallet(1_000), client_address="2001:db8:0:1::1")
+
+
+async def test_a_refused_wallet_does_not_cost_its_address(meter: RegistrationMeter) -> None:
+    for _ in range(PER_HOUR):
+        await meter.charge(wallet(1), client_address=HERE)
+    for _ in range(PER_HOUR * WALLETS_PER_ADDRESS):
+        await refusal_of(meter, 1, HERE)
+    await meter.charge(wallet(2), client_address=HERE)
+
+
+async def test_looks_are_counted_by_address(meter: RegistrationMeter) -> None:
+    most = PER_HOUR * LOOKS_PER_LISTING
+    for _ in range(most):
+        await meter.charge_look(HERE)
+    with pytest.raises(Refusal) as refused:
+        await meter.charge_look(HERE)
+    rate = rate_of(refused.value.problem)
+    assert rate == {"policy": "endpoint-looks", "limit": most, "windowSeconds": 3600}
+    await meter.charge_look(ELSEWHERE)
