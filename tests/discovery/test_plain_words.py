@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tollway.discovery.plain_words import clean_line, clean_link, clean_prose
+from tollway.discovery.plain_words import clean_line, clean_link, clean_prose, clean_tags
 from tollway.registry.plain_text import find_unclean
 
 
@@ -56,6 +56,15 @@ def test_prose_keeps_its_lines() -> None:
 
 def test_a_definition_of_a_link_is_left_out() -> None:
     assert clean_prose("see [docs]\n\n[docs]: javascript:alert(1)\nend", 200) == "see [docs]\n\nend"
+
+
+def test_tags_are_words_too() -> None:
+    assert clean_tags(["weather", "C#", "<script>x</script>", "<b>", "a\u202eb"]) == [
+        "weather",
+        "C#",
+        "x",
+        "ab",
+    ]
 
 
 def test_it_is_cut() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from tollway.discovery.operation_forms import list_forms, size_of
 from tollway.discovery.payment_steps import list_rails
-from tollway.discovery.plain_words import clean_line, clean_prose
+from tollway.discovery.plain_words import clean_line, clean_prose, clean_tags
 from tollway.discovery.shown_listing import MCP_REVISIONS, PROVIDER_WORDS, ShownListing
 from tollway.discovery.sold_operations import SoldOperation
 from tollway.limits import KIB, MIB, Limits
@@ -63,7 +63,7 @@ def _fill_frame(shown: ShownListing, limits: Limits, *, options_max: int, words_
         "name": clean_line(listing.name, 120),
         "status": listing.status,
         "whenToUse": clean_prose(_own_words(listing), words_max),
-        "tags": [] if words_max == _DESCRIPTION_STEPS[-1] else list(listing.tags),
+        "tags": [] if words_max == _DESCRIPTION_STEPS[-1] else clean_tags(listing.tags),
         "untrusted": PROVIDER_WORDS,
         "origin": shown.public_url,
         "interfaces": _interfaces(shown),

@@ -9,7 +9,7 @@ from typing import Any
 
 from tollway.discovery.example_call import example_json
 from tollway.discovery.operation_forms import size_of
-from tollway.discovery.plain_words import clean_line, clean_prose
+from tollway.discovery.plain_words import clean_line, clean_prose, clean_tags
 from tollway.discovery.shown_listing import (
     MCP_REVISIONS,
     PROVIDER_WORDS,
@@ -32,13 +32,14 @@ def describe_listing(
     """`openapi`: the document that the listing's own URL serves. `bazaar`: its entry there; None while no authorisation
     can pay for it."""
     details, listing = shown.details, shown.listing
-    same = ("provider", "status", "methods", "tags", "chargeOn", "timeoutSeconds", "signature", "rateLimit")
+    same = ("provider", "status", "methods", "chargeOn", "timeoutSeconds", "signature", "rateLimit")
     return {
         "id": listing.id,
         "name": clean_line(listing.name, NAME_LENGTH_MAX),
         "description": clean_prose(listing.description, DESCRIPTION_LENGTH_MAX),
         "untrusted": PROVIDER_WORDS,
         **{name: details[name] for name in same},
+        "tags": clean_tags(listing.tags),
         "gatewayUrl": shown.gateway_url,
         "interfaces": {
             "http": shown.gateway_url,

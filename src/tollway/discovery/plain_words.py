@@ -6,10 +6,12 @@ not, and come through here. What is left is still a stranger's: it is shown as d
 
 import html
 import re
+from collections.abc import Sequence
 
 from tollway.registry.plain_text import drop_unclean
 
 LINK_LENGTH_MAX = 2_048
+TAG_LENGTH_MAX = 32
 
 _ROUNDS = 4
 """Taking something out can put something together; text that is still not stable after so many rounds loses every colon
@@ -39,6 +41,11 @@ def clean_prose(text: object, most: int) -> str:
         return ""
     lines = (line.rstrip() for line in _clean(text, most).replace("\r", "").split("\n"))
     return cut(_GAPS.sub("\n\n", "\n".join(lines)).strip(), most)
+
+
+def clean_tags(tags: Sequence[str]) -> list[str]:
+    """A listing's tags, as its other words are shown; what nothing is left of is left out."""
+    return [word for word in (clean_line(tag, TAG_LENGTH_MAX) for tag in tags) if word]
 
 
 def clean_link(url: object) -> str | None:

@@ -1,7 +1,6 @@
 """Listings as JSON: the seven fields of a list, the details, and the options to pay. Shapes only; it decides nothing."""
 
 import hashlib
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ from tollway.registry.catalog import Found, ListingPage, ListingQuery
 from tollway.registry.listing import Listing
 from tollway.registry.pricing import ConfirmationsFor, Option, list_options
 from tollway.registry.standing import Quality, Standing
+from tollway.web.plain_json import encode_plainly
 from tollway.web.wire import format_time
 
 TX_HEADERS = ("X-Payment-Tx", "X-Signature")
@@ -222,7 +222,7 @@ def page_links(url: str, given: Sequence[tuple[str, str]], page: ListingPage, qu
 
 
 def render_json(content: Mapping[str, Any]) -> bytes:
-    return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
+    return encode_plainly(content).encode()
 
 
 def etag_of(listing: Listing, body: bytes) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from tollway.discovery.argument_check import check_arguments
-from tollway.discovery.plain_words import clean_line, clean_prose
+from tollway.discovery.plain_words import clean_line, clean_prose, clean_tags
 from tollway.discovery.shown_listing import arguments_json
 from tollway.discovery.sold_operations import SoldOperation, list_sold_operations
 from tollway.discovery.tool_request import ToolRequest, make_request
@@ -129,7 +129,7 @@ class ToolRoom:
             "apiId": listing.id,
             **{name: value for name, value in shape.item(found, has_match=has_match).items() if name != "id"},
             **_words(listing, FOUND_WORDS_MAX),
-            "tags": list(listing.tags),
+            "tags": clean_tags(listing.tags),
             "quality": quality_json(found.standing.quality),
             "verified": found.standing.is_verified,
             "links": {name: links[name] for name in ("agent", "mcp", "gateway") if name in links},

@@ -4,7 +4,6 @@ Both doors use it: the control plane through `install_handlers`, the raw gateway
 never shows a stack trace, an upstream URL or a secret, and it never decides anything about a payment.
 """
 
-import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -21,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tollway.errors import Code, FieldError, Problem, TollwayError
 from tollway.gateway.headers import EXPOSED_HEADERS
+from tollway.web.plain_json import encode_plainly
 
 PROBLEM_TYPE = b"application/problem+json"
 
@@ -49,7 +49,6 @@ _HEADERS = (
     (b"access-control-allow-origin", b"*"),
     (b"access-control-expose-headers", EXPOSED_HEADERS.encode()),
 )
-_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _PATH_SAFE = "/%:@!$&'()*+,;=~-._"
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 _log = structlog.get_logger(__name__)
@@ -179,7 +178,7 @@ def render_problem(
     if problem.reason is not None:
         content["reason"] = problem.reason
     content = {**problem.members, **content}
-    body = _encode(content).encode("utf-8", "replace")
+    body = encode_plainly(content).encode("utf-8", "replace")
     if encoded:
         body = encoded[:-1] + b"," + body[1:]
     headers = [
