@@ -18,6 +18,7 @@ from tollway.registry.standing import UNKNOWN_STANDING, Quality, Standing
 from tollway.storage.catalog_store import CatalogStore
 from tollway.storage.catalog_tables import listing_table
 from tollway.storage.database import Database, connect_database
+from tollway.storage.migrate import upgrade
 from tollway.storage.sealer import Sealer
 from tollway.storage.standing_tables import ownership_table, quality_table
 from tollway.testing.listing_samples import sample_listing
@@ -633,3 +634,24 @@ async def test_a_shared_payee_is_told(catalog: Catalog) -> None:
     assert not await catalog.is_payee_shared(ALICE, BOB)
     await catalog.revise(replace(listing, retired_ms=1), expected_revision=1)
     assert not await catalog.is_payee_shared(BOB, Address(b"\xcc" * 20))
+
+
+async def test_on_the_tables_of_the_release_before_nothing_is_known_and_everything_is_found(
+    empty_database: Database,
+) -> None:
+    await upgrade(empty_database, revision="0009_scale")
+    catalog = CatalogStore(empty_database, sealer=Sealer(b"k" * 32, entropy=bytes), now_ms=Clock())
+    listing = make_listing(name="weather")
+    await publish_all(catalog, [listing])
+    assert await catalog.standing(listing.id) == UNKNOWN_STANDING
+    for found in (
+        ListingQuery(),
+        ListingQuery(words="weather", sort="relevance"),
+        ListingQuery(verified=False),
+    ):
+        (one,) = (await catalog.search(found)).found
+        assert (one.listing.id, one.standing) == (listing.id, UNKNOWN_STANDING)
+    for nothing in (ListingQuery(verified=True), ListingQuery(min_success_rate=0.5)):
+        assert (await catalog.search(nothing)).total == 0
+    await upgrade(empty_database)
+    assert (await catalog.search(ListingQuery(words="weather", sort="relevance"))).total == 1

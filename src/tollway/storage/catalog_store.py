@@ -46,7 +46,7 @@ from tollway.storage.database import Database, T, Work
 from tollway.storage.ownership_store import end_stale_proof
 from tollway.storage.sealer import Sealer
 from tollway.storage.shelf_cache import ShelfCache
-from tollway.storage.standing_rows import find_standings
+from tollway.storage.standing_rows import find_standings, has_standings
 
 ID_LENGTH_MAX = 64
 
@@ -62,6 +62,7 @@ class CatalogStore:
         self._database = database
         self._sealer = sealer
         self._now_ms = now_ms
+        self._has_standings = False
         self._cache = ShelfCache()
 
     def forget_shelves(self) -> None:
@@ -134,6 +135,8 @@ class CatalogStore:
             return UNKNOWN_STANDING
 
         def work(connection: Connection) -> Standing:
+            if not self._knows_standings(connection):
+                return UNKNOWN_STANDING
             found = find_standings(connection, listing_table.c.id == listing_id)
             return next(iter(found.values()), UNKNOWN_STANDING)
 
@@ -144,7 +147,21 @@ class CatalogStore:
             if query.verified is False:
                 return ListingPage(found=(), total=0)
             query = replace(query, verified=True)
-        return await self._database.read(lambda connection: _search(connection, query))
+
+        def work(connection: Connection) -> ListingPage:
+            if self._knows_standings(connection):
+                return _search(connection, query)
+            if query.verified or query.min_success_rate is not None:
+                return ListingPage(found=(), total=0)
+            sort = "newest" if query.sort == "relevance" else query.sort
+            return _search(connection, replace(query, verified=None, sort=sort), are_known=False)
+
+        return await self._database.read(work)
+
+    def _knows_standings(self, connection: Connection) -> bool:
+        """False on the tables of the release before: nothing is measured or proved there, and nothing weighed by it."""
+        self._has_standings = self._has_standings or has_standings(connection)
+        return self._has_standings
 
     async def is_payee_shared(self, pay_to: Address, provider: Address) -> bool:
         listing = listing_table.c
@@ -294,11 +311,11 @@ def _find_revision(connection: Connection, listing_id: ListingId) -> int | None:
     return connection.scalar(select(listing_table.c.revision).where(listing_table.c.id == listing_id))
 
 
-def _search(connection: Connection, query: ListingQuery) -> ListingPage:
+def _search(connection: Connection, query: ListingQuery, *, are_known: bool = True) -> ListingPage:
     seqs, total, is_lower_bound = find_page(connection, query)
     rows = connection.execute(select(listing_table).where(listing_table.c.seq.in_(seqs))) if seqs else ()
     listings = {row.seq: read_listing(row, secret=None, openapi=None) for row in rows}
-    standings = find_standings(connection, listing_table.c.seq.in_(seqs)) if seqs else {}
+    standings = find_standings(connection, listing_table.c.seq.in_(seqs)) if seqs and are_known else {}
     words = query_words(query.words) if query.words is not None else ()
     found = tuple(
         Found(
