@@ -46,6 +46,7 @@ QUIET = {
         "GAS_REFRESH_S": "900",
         "RPC_DEADLINE_S": "20",
         "LEADER_POLL_S": "900",
+        "LEADER_LEASE_S": "1800",
         "QUALITY_FLUSH_S": "900",
         "FREE_CALLS_PER_MINUTE": "100000",
     }.items()
