@@ -121,6 +121,24 @@ async def test_a_finish_without_company_is_written_all_the_same(desk: Desk) -> N
     assert record.delivery is not None
 
 
+async def test_a_finish_whose_time_comes_while_a_commit_runs_is_written_behind_it(
+    desk: Desk, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(group_commit, "COMPANY_S", 0.0)
+    payment = await desk.pay(2)
+    first = claim_on(payment, 1)
+    await desk.book.claim(first)
+    await desk.book.close(close_of(first))
+    desk.gate.before.clear()
+    plug = start(desk.book.claim(claim_on(None)))
+    await until(lambda: desk.sizes == [1, 1, 1])
+    desk.book.finish(finish_of(first))
+    await asyncio.sleep(0.01)  # its time is up: the commit before it still runs
+    desk.gate.before.set()
+    await plug
+    await until(lambda: desk.sizes == [1, 1, 1, 1])
+
+
 # Callers who leave
 
 

@@ -101,8 +101,9 @@ class GroupCommit:
         try:
             while self._queue or not self._is_stopping:
                 if not self._is_hurried():
-                    self._wake.clear()
                     await self._wake.wait()
+                # Not before the wait: what became due while the last batch was written has called already.
+                self._wake.clear()
                 self._in_flight = self._take()
                 await self._commit(self._in_flight)
                 self._in_flight = []
