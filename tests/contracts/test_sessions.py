@@ -2,14 +2,23 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from itertools import count
+from typing import Any
 
 import pytest
 
-from tollway.identifiers import Address, ChainId
+from tollway.chain.reader import ContractAnswer
+from tollway.errors import Code, Refusal
+from tollway.identifiers import Address, ChainId, keccak256
+from tollway.identity.front_desk import Admission, FrontDesk
+from tollway.identity.public_origin import parse_origin
 from tollway.identity.sessions import Session, SessionStore, SignInNonce
+from tollway.identity.signatures import SignatureJudge, eip191_digest
+from tollway.limits import DEFAULT_LIMITS
 from tollway.storage.database import connect_database
 from tollway.storage.session_store import SqlSessions
 from tollway.testing.memory_sessions import MemorySessions
+from tollway.testing.small_crowd import Buyer
 
 RACERS = 50
 NOW_MS = 1_790_000_000_000
@@ -59,6 +68,61 @@ async def test_fifty_racers_for_one_nonce_have_one_winner(store: SessionStore) -
     await store.issue_nonce(NONCE)
     taken = await asyncio.gather(*(store.take_nonce(NONCE.nonce, now_ms=NOW_MS) for _ in range(RACERS)))
     assert [nonce for nonce in taken if nonce is not None] == [NONCE]
+
+
+class NoChain:
+    chain_ids = (ChainId(84532),)
+
+    async def call_contract(self, chain_id: ChainId, **asked: object) -> ContractAnswer:
+        return ContractAnswer(reverted=False, payload=b"")
+
+
+class Unmetered:
+    lookups_per_minute = 30
+
+    async def charge(self, *, client_address: str, signer: str) -> int | None:
+        return None
+
+
+async def test_fifty_racers_with_one_login_open_one_session(store: SessionStore) -> None:
+    buyer, numbers, opened = Buyer.named("racer"), count(1), []
+
+    def entropy(size: int) -> bytes:
+        return keccak256(next(numbers).to_bytes(8, "big"))[:size]
+
+    class Watched:
+        """The store, with every session that is put into it."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(store, name)
+
+        async def put_session(self, session: Session) -> None:
+            opened.append(session)
+            await store.put_session(session)
+
+    desk = FrontDesk(
+        Watched(),
+        SignatureJudge(NoChain(), limits=DEFAULT_LIMITS),
+        Unmetered(),
+        origin=parse_origin("https://gw.example.com"),
+        limits=DEFAULT_LIMITS,
+        now_ms=lambda: NOW_MS,
+        entropy=entropy,
+    )
+    text = (await desk.invite()).write(address=buyer.address, chain_id=ChainId(84532))
+    signature = bytes.fromhex(buyer.sign(eip191_digest(text.encode()))[2:])
+    outcomes = await asyncio.gather(
+        *(
+            desk.open_session(text=text, signature=signature, client_address=f"192.0.2.{n}")
+            for n in range(RACERS)
+        ),
+        return_exceptions=True,
+    )
+    (admission,) = [outcome for outcome in outcomes if isinstance(outcome, Admission)]
+    refused = [outcome.problem.code for outcome in outcomes if isinstance(outcome, Refusal)]
+    assert refused == [Code.NONCE_REUSED] * (RACERS - 1)
+    assert len(opened) == 1
+    assert (await desk.find_session(admission.token)).address == buyer.address
 
 
 async def test_fifty_racers_with_one_signature_have_one_winner(store: SessionStore) -> None:

@@ -1,0 +1,122 @@
+"""Any page may ask, none with somebody's cookies: the matrix of origins, methods, kinds of answer, and what an upstream says
+of it. Source: Fetch §3.2; the HTTP contract, "Gateway call".
+"""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tollway.gateway.headers import EXPOSED_HEADERS
+from tollway.limits import Limits
+from tollway.money import Price
+from tollway.testing.asgi_exchange import Exchange
+from tollway.testing.loopback import plain, run_upstream
+from tollway.testing.small_gateway import SmallGateway
+
+ORIGINS = (
+    "https://app.example",
+    "http://localhost:3000",
+    "null",
+    "https://evil.example",
+    "chrome-extension://abc",
+    "",
+)
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+CREDENTIALS = "access-control-allow-credentials"
+FREE = Price.parse("0")
+
+
+@pytest.fixture
+async def gate() -> AsyncIterator[SmallGateway]:
+    async with run_upstream() as upstream:
+        gate = SmallGateway(upstream, limits=Limits(free_calls_per_minute=1_000))
+        try:
+            yield gate
+        finally:
+            await gate.dialer.close()
+
+
+def check_open_to_all(answer: Exchange, name: object) -> None:
+    assert answer.headers["access-control-allow-origin"] == "*", (
+        name
+    )  # `headers` takes none that stands twice
+    assert CREDENTIALS not in answer.headers, name
+
+
+@pytest.mark.parametrize("origin", ORIGINS)
+async def test_every_answer_is_for_any_page_and_never_for_its_cookies(
+    gate: SmallGateway, origin: str
+) -> None:
+    await gate.publish()
+    await gate.publish("api_free", price=FREE)
+    for method in METHODS:
+        for listing, statuses in (("api_quotes", {402}), ("api_free", {200}), ("api_nowhere", {404})):
+            answer = await gate.ask(method, "/q", [("Origin", origin)], listing=listing)
+            name = (method, listing)
+            assert answer.status in statuses, name
+            check_open_to_all(answer, name)
+            assert answer.headers["access-control-expose-headers"] == EXPOSED_HEADERS, name
+
+
+HOSTILE = (
+    "Access-Control-Allow-Origin: https://evil.example",
+    "Access-Control-Allow-Credentials: true",
+    "Access-Control-Expose-Headers: Set-Cookie",
+    "Access-Control-Allow-Origin: null",
+)
+
+
+async def test_an_upstream_has_no_say_in_who_may_read(gate: SmallGateway) -> None:
+    await gate.publish(price=FREE)
+    gate.upstream.answer = plain(b"hello", headers=HOSTILE)
+    answer = await gate.ask("GET", "/q", [("Origin", "https://evil.example")])
+    assert (answer.status, answer.body) == (200, b"hello")
+    check_open_to_all(answer, "hostile")
+    assert answer.headers["access-control-expose-headers"] == EXPOSED_HEADERS
+
+
+ASKED = (
+    "x-payment-tx, x-signature",
+    "authorization",
+    "idempotency-key,payment-signature",
+    "*",
+    "",
+    "x" * 3_000,
+    "a\x01b",
+    "a;b",
+    "é",
+)
+
+
+@pytest.mark.parametrize("asked", ASKED)
+async def test_a_preflight_costs_nothing_reaches_nobody_and_echoes_nothing_odd(
+    gate: SmallGateway, asked: str
+) -> None:
+    await gate.publish()
+    for origin in ORIGINS:
+        for method in (*METHODS, "BREW", "x y"):
+            for listing in ("api_quotes", "api_nowhere"):
+                headers = [("Origin", origin), ("Access-Control-Request-Method", method)]
+                headers += [
+                    ("Access-Control-Request-Headers", asked),
+                    ("Cookie", "a=b"),
+                    ("X-Payment-Tx", "junk"),
+                ]
+                answer = gate.open("OPTIONS", "/q", headers, listing=listing)
+                await gate.app(answer.scope, answer.receive, answer.send)
+                name = (origin, method, listing)
+                assert (answer.status, answer.body) == (204, b""), name
+                check_open_to_all(answer, name)
+                told = answer.headers["access-control-allow-headers"]
+                assert told in (asked, "*"), name
+                assert told.isascii(), name
+                assert told.isprintable(), name
+                assert len(told) <= 2_048, name
+    assert not gate.upstream.arrived
+    assert gate.outcomes == []
+
+
+async def test_without_origin_or_method_asked_for_it_is_a_call_like_any(gate: SmallGateway) -> None:
+    await gate.publish()
+    for headers in ([], [("Origin", "https://a.example")], [("Access-Control-Request-Method", "GET")]):
+        assert (await gate.ask("OPTIONS", "/q", headers)).status == 402
