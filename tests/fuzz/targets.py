@@ -1,0 +1,300 @@
+"""What is fuzzed: each reader of strangers' bytes, as a function of bytes. Whatever it is given, it reads it or refuses it in the
+way that it promises; anything else that it raises is a finding. Pure, and used by two runners: `run.py` and `test_corpus.py`.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from urllib.parse import unquote_to_bytes
+
+from tollway.chain.answers import Unusable, parse_batch
+from tollway.chain.rlp_items import decode_item
+from tollway.client.quote import read_offers
+from tollway.client.x402_offer import read_receipt, read_x402_offers
+from tollway.discovery.plain_words import clean_prose
+from tollway.discovery.sold_operations import list_sold_operations
+from tollway.errors import Problem, Refusal
+from tollway.gateway.headers import check_control_headers
+from tollway.gateway.target import Target, build_upstream_target, split_target
+from tollway.identifiers import Address
+from tollway.identity.http_signature import SignedRequest, read_http_proofs
+from tollway.identity.public_origin import parse_origin
+from tollway.identity.signatures import parse_signature
+from tollway.identity.signin import SignInProof, format_sign_in, parse_sign_in, read_siwx
+from tollway.limits import DEFAULT_LIMITS
+from tollway.outbound.answer_head import AnswerMalformed, ChunkedBody, HeadLimits, parse_head
+from tollway.outbound.policy import Allowed, Denied, Endpoint, judge_address, parse_endpoint
+from tollway.payments.mpp import Challenger, Route
+from tollway.payments.presented import parse_presented
+from tollway.payments.proof import format_binding, parse_binding, parse_proof
+from tollway.registry.draft import Draft, parse_draft
+from tollway.registry.draft_rules import DraftRules
+from tollway.registry.openapi_document import ProviderDocument
+from tollway.registry.path_reading import normal_path
+from tollway.registry.plain_text import find_unclean
+from tollway.registry.upstream_rules import find_document_fault
+from tollway.registry.words import query_words
+from tollway.registry.yaml_document import YamlRefused, parse_yaml_object
+from tollway.testing.authorization_samples import USDC
+from tollway.testing.listing_samples import sample_listing
+from tollway.web.json_body import parse_json_object
+from tollway.web.listing_query import parse_listing_query
+from tollway.web.listing_routes import endpoint_judge
+
+NOW_S = 1_795_239_000
+ORIGIN = parse_origin("https://gw.example.com")
+CHALLENGER = Challenger(secret=b"\x01" * 32, realm="gw.example.com")
+ROUTE = Route(api_id="api_quotes", method="GET", target="/quote")
+RULES = DraftRules(
+    assets=(USDC,),
+    main_networks=frozenset({USDC.chain_id}),
+    allow_private_endpoints=False,
+    judge_endpoint=endpoint_judge(allow_private=False),
+)
+HEAD_LIMITS = HeadLimits(head_bytes=65_536, line_bytes=8_192, field_bytes=16_384, headers=100)
+PROVIDER = Address(b"\xaa" * 20)
+BASE = "/base/path"
+ENDPOINT = "https://api.example.com" + BASE
+
+
+class Broken(Exception):
+    """A promise that was not kept."""
+
+
+def check(is_kept: bool, promise: str) -> None:
+    if not is_kept:
+        raise Broken(promise)
+
+
+def _headers(raw: bytes) -> list[tuple[bytes, bytes]]:
+    """`name: value` lines, as a server would hand them over."""
+    pairs = (line.partition(b":") for line in raw.split(b"\n"))
+    return [(name.strip().lower(), value.strip()) for name, _, value in pairs if name.strip()]
+
+
+def proofs(raw: bytes) -> None:
+    """Payment proofs: X-Payment-Tx, X-Signature, X-Signature-Params, X-Payment-Network."""
+    outcome = parse_proof(_headers(raw))
+    if outcome is not None and not isinstance(outcome, Problem):
+        check(len(outcome.tx_hash) == 32, "a hash has 32 bytes")
+
+
+def bindings(raw: bytes) -> None:
+    """X-Signature-Params alone: what is read is written again the same way."""
+    text = raw.decode("latin-1")
+    try:
+        binding = parse_binding(text)
+    except ValueError:
+        return
+    check(parse_binding(format_binding(binding)) == binding, "a binding survives being written")
+
+
+def signatures(raw: bytes) -> None:
+    try:
+        parse_signature(raw.decode("latin-1"))
+    except ValueError:
+        return
+
+
+def credentials(raw: bytes) -> None:
+    """x402 of both versions and MPP, in headers; never raises."""
+    parse_presented(_headers(raw), challenger=CHALLENGER, route=ROUTE, now_s=NOW_S)
+
+
+def control_headers(raw: bytes) -> None:
+    check_control_headers(_headers(raw), limits=DEFAULT_LIMITS)
+
+
+def sign_in(raw: bytes) -> None:
+    """SIWE: a message that is read is the message that was signed, byte for byte."""
+    try:
+        text = raw.decode()
+        message = parse_sign_in(text)
+    except ValueError:
+        return
+    check(format_sign_in(message) == text, "what is read is what was signed")
+
+
+def siwx(raw: bytes) -> None:
+    outcome = read_siwx(raw.decode("latin-1"))
+    check(isinstance(outcome, SignInProof | Problem), "a header is read or refused")
+
+
+def signed_requests(raw: bytes) -> None:
+    """ERC-8128 over structured fields (RFC 9421, RFC 8941)."""
+    head, _, body = raw.partition(b"\n\n")
+    first, _, lines = head.partition(b"\n")
+    path, _, query = first.partition(b"?")
+    request = SignedRequest(
+        method="POST", raw_path=path or b"/", query=query, headers=_headers(lines), body=body
+    )
+    read_http_proofs(request, origin=ORIGIN, limits=DEFAULT_LIMITS, now_ms=NOW_S * 1000)
+
+
+def listings(raw: bytes) -> None:
+    """The body of a create, from bytes to a draft."""
+    try:
+        body = parse_json_object(raw)
+    except Refusal:
+        return
+    draft = parse_draft(body, RULES, previous=None)
+    if isinstance(draft, Draft):
+        check(find_unclean(draft.name, is_multiline=False) is None, "a name hides nothing")
+        check(bool(draft.name.strip()), "a name is not blank")
+        check(isinstance(parse_endpoint(draft.endpoint, allow_private=False), Endpoint), "it may be dialled")
+
+
+def queries(raw: bytes) -> None:
+    """The query of a search, and the words of it."""
+    try:
+        query = parse_listing_query(raw)
+    except Refusal:
+        return
+    check(all(query_words(word) for word in query_words(query.words or "")), "a word is a word")
+
+
+def documents(raw: bytes) -> None:
+    """A provider's document, from JSON to the operations that are sold."""
+    try:
+        content = parse_json_object(raw)
+    except Refusal:
+        return
+    if find_document_fault(content) is not None:
+        return
+    document = ProviderDocument(content)
+    for operation in document.operations:
+        list(document.list_parameters(operation))
+    for sold in list_sold_operations(sample_listing(provider=PROVIDER, openapi=content)):
+        check(find_unclean(sold.summary, is_multiline=True) is None, "a summary hides nothing")
+        json.dumps(sold.input_schema).encode()
+
+
+def yaml_documents(raw: bytes) -> None:
+    try:
+        content = parse_yaml_object(raw)
+    except YamlRefused:
+        return
+    json.dumps(content)
+
+
+def words(raw: bytes) -> None:
+    shown = clean_prose(raw.decode("utf-8", "replace"), 500)
+    check(len(shown) <= 500, "prose is cut")
+    check("](" not in shown and "javascript:" not in shown.lower(), "no link of theirs is left")
+    check(find_unclean(shown, is_multiline=True) is None, "prose hides nothing")
+
+
+def answer_heads(raw: bytes) -> None:
+    """The head of an upstream's answer."""
+    try:
+        head = parse_head(raw, method="GET", limits=HEAD_LIMITS)
+    except AnswerMalformed:
+        return
+    for name, value in head.headers:
+        check(not set(b"\r\n\0") & set(name + value), "a field is one line")
+    check(not (head.is_chunked and head.length is not None), "one framing")
+
+
+def chunks(raw: bytes) -> None:
+    """A chunked body: whole, in two pieces and byte by byte, it is the same body or none at all."""
+    whole = _read_chunks(raw, len(raw) or 1)
+    check(whole == _read_chunks(raw, 1), "how it is cut does not matter")
+    check(whole == _read_chunks(raw, max(1, len(raw) // 2)), "how it is cut does not matter")
+
+
+def _read_chunks(raw: bytes, step: int) -> bytes | None:
+    body, found = ChunkedBody(), b""
+    for start in range(0, len(raw), step):
+        if body.is_whole:
+            break
+        try:
+            found += b"".join(body.feed(raw[start : start + step]))
+        except AnswerMalformed:
+            return None
+    return found if body.is_whole else None
+
+
+def targets(raw: bytes) -> None:
+    """A path below a listing stays below its base, however a server decodes it."""
+    path, _, query = raw.partition(b"?")
+    split = split_target(b"/api/v2/gateway/api_quotes" + path, query)
+    if not isinstance(split, Target):
+        return
+    normal_path(split.rest)
+    endpoint = parse_endpoint(ENDPOINT, allow_private=False)
+    check(isinstance(endpoint, Endpoint), "the endpoint is one")
+    if not isinstance(endpoint, Endpoint):
+        return
+    target = build_upstream_target(endpoint, split.rest, split.query)
+    if isinstance(target, Problem):
+        return
+    check(not set(target) & set("\r\n\0 #"), "a target is one word")
+    reading = target.partition("?")[0].encode()
+    for _ in range(3):
+        check(_resolve(reading).startswith(BASE.encode()), "the path stays below the base")
+        reading = unquote_to_bytes(reading)
+
+
+def _resolve(path: bytes) -> bytes:
+    kept: list[bytes] = []
+    for segment in path.replace(b"\\", b"/").split(b"/"):
+        if segment == b"..":
+            kept = kept[:-1]
+        elif segment not in (b"", b"."):
+            kept.append(segment)
+    return b"/" + b"/".join(kept)
+
+
+def endpoints(raw: bytes) -> None:
+    """URLs of providers: what is let through is a public host, written in one way."""
+    outcome = parse_endpoint(raw.decode("utf-8", "replace"), allow_private=False)
+    if isinstance(outcome, Endpoint):
+        again = parse_endpoint(outcome.href, allow_private=False)
+        check(isinstance(again, Endpoint) and again.origin == outcome.origin, "its normal form is itself")
+        check(outcome.host.isascii() and outcome.host == outcome.host.lower(), "a host is plain")
+
+
+def addresses(raw: bytes) -> None:
+    outcome = judge_address(raw.decode("latin-1"), allow_private=False)
+    check(isinstance(outcome, Allowed | Denied), "an address is judged")
+    if isinstance(outcome, Allowed):
+        check(outcome.address.is_global, "only global addresses are dialled")
+
+
+def node_answers(raw: bytes) -> None:
+    try:
+        parse_batch(raw, [1, 2])
+    except Unusable:
+        return
+
+
+def rlp(raw: bytes) -> None:
+    try:
+        decode_item(raw)
+    except ValueError:
+        return
+
+
+def offers(raw: bytes) -> None:
+    """What our client reads of a 402 of a gateway that may not be ours."""
+    text = raw.decode("latin-1")
+    read_receipt({"payment-response": text})
+    try:
+        problem = json.loads(raw)
+    except ValueError:
+        problem = {}
+    told = problem if isinstance(problem, dict) else {}
+    read_offers(told)
+    read_x402_offers({"payment-required": text}, told)
+
+
+TARGETS: Mapping[str, Callable[[bytes], None]] = MappingProxyType(
+    {
+        one.__name__: one
+        for one in (
+            *(proofs, bindings, signatures, credentials, control_headers, sign_in, siwx, signed_requests),
+            *(listings, queries, documents, yaml_documents, words),
+            *(answer_heads, chunks, targets, endpoints, addresses, node_answers, rlp, offers),
+        )
+    }
+)
