@@ -2,6 +2,7 @@
 
 import json
 
+import http_sf
 import httpx
 import pytest
 from fastapi import APIRouter, FastAPI, Request
@@ -103,6 +104,31 @@ def test_asks_to_wait_on_every_429_and_503(code: Code) -> None:
 def test_pending_payment_asks_to_wait_as_long_as_the_problem_says() -> None:
     _, headers, body = render(Problem(code=Code.PAYMENT_PENDING, detail="not yet", retry_after_s=7))
     assert (headers["retry-after"], body["retryAfterSeconds"]) == ("7", 7)
+
+
+RATE_CODES = frozenset(STATUSES[429].split())
+
+
+@pytest.mark.parametrize("code", sorted(RATE_CODES))
+@pytest.mark.parametrize(
+    ("limit", "window_s", "wait_s"), [(1, 1, 1), (60, 60, 59), (1_000_000, 86_400, 86_400)]
+)
+def test_the_three_headers_of_a_rate_say_the_same(code: str, limit: int, window_s: int, wait_s: int) -> None:
+    problem = Problem(
+        code=Code(code),
+        detail="Too many.",
+        retry_after_s=wait_s,
+        members=describe_rate("some-rate", limit=limit, window_s=window_s),
+    )
+    status, headers, body = render_problem(problem, public_url=PUBLIC_URL, request_id="r", instance="/x")
+    told = {
+        name.decode(): http_sf.parse(value, tltype="list") for name, value in headers if b"ratelimit" in name
+    }
+    assert status == 429
+    assert told["ratelimit-policy"] == [("some-rate", {"q": limit, "w": window_s})]
+    assert told["ratelimit"] == [("some-rate", {"r": 0, "t": wait_s})]
+    assert dict(headers)[b"retry-after"] == str(wait_s).encode()
+    assert json.loads(body)["retryAfterSeconds"] == wait_s
 
 
 def test_rate_limit_headers_come_from_the_members() -> None:
