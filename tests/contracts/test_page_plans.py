@@ -225,6 +225,11 @@ PAGES: list[tuple[dict[str, Any], str, str]] = [
         "using ix_listing_provider",
     ),
     (
+        {"provider": PROVIDER, "currency": "USDC"},
+        "COVERING INDEX ix_listing_provider_currency (provider=? AND currency=? AND is_shown=?",
+        "using ix_listing_provider_currency",
+    ),
+    (
         {"pay_to": PROVIDER},
         "COVERING INDEX ix_listing_payee (pay_to=? AND is_shown=?",
         "using ix_listing_payee",

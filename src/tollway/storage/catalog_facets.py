@@ -98,13 +98,17 @@ def find_facets(query: ListingQuery, words: Sequence[str], *, is_sqlite: bool) -
         nets = network_table.alias("networked")
         where = (nets.c.chain_id == query.network,)
         facets.append(Facet(source=nets, seq=nets.c.listing_seq, where=where))
-    if query.provider is not None:
+    is_of_currency = query.currency is not None and query.price_nano_max is None
+    if query.provider is not None and is_of_currency:  # each of both may be large, and what they share small
+        both = {"provider": bytes(query.provider), "currency": query.currency}
+        facets.append(_shown("provider_currency", **both))
+    elif query.provider is not None:
         facets.append(_shown("provider", provider=bytes(query.provider)))
     if query.pay_to is not None:
         facets.append(_shown("payee", pay_to=bytes(query.pay_to)))
     if query.currency is not None and query.price_nano_max is not None:
         facets.append(_priced(query))
-    elif query.currency is not None:
+    elif query.currency is not None and query.provider is None:
         facets.append(_shown("currency", currency=query.currency))
     is_shown_only = bool(facets)  # by now; what follows holds listings that no list shows too
     if query.min_success_rate is not None:

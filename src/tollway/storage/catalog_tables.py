@@ -75,6 +75,7 @@ listing_table = Table(
     Index("ix_listing_shown", "is_shown", "seq"),
     Index("ix_listing_name", "is_shown", "name_key", "seq"),
     Index("ix_listing_provider", "provider", "is_shown", "seq"),
+    Index("ix_listing_provider_currency", "provider", "currency", "is_shown", "seq"),
     Index("ix_listing_currency", "currency", "is_shown", "seq"),
     Index("ix_listing_price", "currency", "is_shown", "price_nano", "seq"),
     Index("ix_listing_pay_to", "pay_to", "is_shown", "provider"),

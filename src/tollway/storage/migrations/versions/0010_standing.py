@@ -14,6 +14,7 @@ _SEQ = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 def upgrade() -> None:
     _create_quality()
     _create_ownership()
+    op.create_index("ix_listing_provider_currency", "listing", ["provider", "currency", "is_shown", "seq"])
 
 
 def _create_quality() -> None:
