@@ -40,8 +40,10 @@ test: install    ## all tests (options: WORKERS=0 ARGS="-k replay")
 torture: install ## the worst days, long form, less than ten minutes on two quiet cores (options: TORTURE_SEED=7 ARGS="-k kill")
 	TORTURE=long $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --timeout=1200 tests/live/torture $(ARGS)
 
-attack: install  ## hostile providers, callers and text, long form (options: ARGS="-k framing")
+FUZZ_SECONDS ?= 120
+attack: install  ## hostile providers, callers and text, long form, then fuzzing (options: FUZZ_SECONDS=3600 ARGS="-k framing")
 	ATTACK=long $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --timeout=1200 tests/attack $(ARGS)
+	$(BIN)/python tests/fuzz/run.py --seconds $(FUZZ_SECONDS)
 
 mutants: install ## five deliberate breakages, each caught by its named test
 	$(BIN)/python tests/mutants.py
