@@ -1,0 +1,115 @@
+"""Who is at the door, against a production process: one login shown by fifty at once, one signed request shown by fifty at
+once, and callers who say that they come from somewhere else.
+"""
+
+import asyncio
+import importlib.util
+import secrets
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from tollway.client.wallet import Wallet
+from tollway.identifiers import ChainId
+from tollway.identity.http_signature import SignedRequest
+from tollway.identity.public_origin import parse_origin
+from tollway.identity.signatures import eip191_digest
+from tollway.limits import DEFAULT_LIMITS
+
+HERE = Path(__file__).parent
+RACERS = 50
+URL = "https://gw.example.com"
+CHAIN = ChainId(8453)
+
+
+def _load(name: str) -> ModuleType:
+    """Test files are no package; this one is shared by path."""
+    spec = importlib.util.spec_from_file_location(f"tollway_attack_{name}", HERE / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules.setdefault(spec.name, importlib.util.module_from_spec(spec))
+    spec.loader.exec_module(module)
+    return module
+
+
+attacked_gateway = _load("attacked_gateway")
+
+
+@dataclass
+class Report:
+    logins: Counter[tuple[int, str]] = field(default_factory=Counter)
+    requests: Counter[tuple[int, str]] = field(default_factory=Counter)
+    nonces: Counter[int] = field(default_factory=Counter)
+    refused: httpx.Response | None = None
+
+
+def _name(answer: httpx.Response) -> tuple[int, str]:
+    return answer.status_code, "" if answer.is_success else str(answer.json()["code"])
+
+
+async def _attack(url: str) -> Report:
+    report, wallet = Report(), Wallet.from_key(secrets.token_hex(32))
+    bounds = httpx.Limits(max_connections=RACERS)
+    async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=60, limits=bounds) as client:
+        named = {"address": str(wallet.address), "chainId": CHAIN}
+        text = (await client.post("/api/v2/auth/nonce", json=named)).json()["message"]
+        signature = wallet.sign_digest(eip191_digest(text.encode())).hex()
+        login = {"message": text, "signature": "0x" + signature.removeprefix("0x")}
+        racers = (client.post("/api/v2/auth/session", json=login) for _ in range(RACERS))
+        report.logins.update(map(_name, await asyncio.gather(*racers)))
+
+        bare = SignedRequest(method="GET", raw_path=b"/api/v2/history", query=b"", headers=[], body=b"")
+        signed = wallet.sign_request(
+            bare, origin=parse_origin(URL), chain_id=CHAIN, now_s=int(time.time()), nonce="once"
+        )
+        racers = (client.get("/api/v2/history", headers=dict(signed)) for _ in range(RACERS))
+        report.requests.update(map(_name, await asyncio.gather(*racers)))
+
+        for number in range(DEFAULT_LIMITS.nonces_per_minute + 20):
+            elsewhere = f"198.51.100.{number}"
+            told = {"X-Forwarded-For": elsewhere, "Forwarded": f"for={elsewhere}", "X-Real-IP": elsewhere}
+            answer = await client.post("/api/v2/auth/nonce", headers=told)
+            report.nonces[answer.status_code] += 1
+            report.refused = answer if answer.status_code == 429 else report.refused
+    return report
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def report(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Report]:
+    folder = tmp_path_factory.mktemp("identity")
+    port = attacked_gateway.find_free_port()
+    gateway = attacked_gateway.AttackedGateway(
+        folder, host="127.0.0.1", port=port, public_url=URL, environment={}
+    )
+    try:
+        gateway.wait_up()
+        yield await _attack(gateway.url)
+    finally:
+        gateway.stop()
+
+
+def test_one_login_shown_by_fifty_at_once_opens_one_session(report: Report) -> None:
+    assert report.logins == {(201, ""): 1, (401, "nonce_reused"): RACERS - 1}
+
+
+def test_one_signed_request_shown_by_fifty_at_once_counts_once(report: Report) -> None:
+    assert report.requests == {(200, ""): 1, (401, "nonce_reused"): RACERS - 1}
+
+
+def test_who_says_that_he_comes_from_elsewhere_is_counted_where_he_is(report: Report) -> None:
+    """A minute may end in between; then a few more are let in."""
+    assert report.nonces[429] >= 1
+    assert report.refused is not None
+    wait_s = int(report.refused.headers["retry-after"])
+    most = DEFAULT_LIMITS.nonces_per_minute
+    assert 1 <= wait_s <= 60
+    assert report.refused.headers["ratelimit-policy"] == f'"signin-nonce";q={most};w=60'
+    assert report.refused.headers["ratelimit"] == f'"signin-nonce";r=0;t={wait_s}'
