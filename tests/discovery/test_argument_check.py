@@ -29,6 +29,7 @@ SCHEMA: dict[str, Any] = {
 FAULTS: list[tuple[dict[str, Any], str, str, str]] = [
     ({}, "/arguments", "required", "missing: city"),
     ({"city": "x", "extra": 1}, "/arguments", "additional_properties", "not known here: extra"),
+    ({"city": "x", "e\u202e\x9bx": 1}, "/arguments", "additional_properties", "not known here: ex"),
     ({"city": 3}, "/arguments/city", "type", "must be of type string"),
     ({"city": "X"}, "/arguments/city", "pattern", "does not meet pattern of the schema"),
     ({"city": "abcdefghi"}, "/arguments/city", "max_length", "breaks maxLength 8"),

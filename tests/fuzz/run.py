@@ -64,7 +64,7 @@ def run(name: str, *, seconds: int, runs: int) -> bool:
             return False
         found = [one.read_bytes() for one in Path(folder).iterdir() if one.is_file()]
     told = done.stdout.decode(errors="replace")
-    last = next((line for line in reversed(told.splitlines()) if line.startswith("#")), "").strip()
+    last = next((line for line in reversed(told.splitlines()) if line.startswith("Done")), "").strip()
     print(f"{name}: {'ok' if done.returncode == 0 else 'BROKEN'}  {last}", flush=True)
     if done.returncode != 0:
         print(told[-4_000:])

@@ -275,7 +275,9 @@ async def test_signs_of_html_are_escaped(town: Town, client: httpx.AsyncClient) 
 
 @pytest.mark.parametrize("words", TRICKS)
 async def test_words_that_were_searched_for_stay_words(client: httpx.AsyncClient, words: str) -> None:
-    page = Reader((await client.get("/", params={"q": words})).text)
+    text = (await client.get("/", params={"q": words})).text
+    assert "\u202e" not in text
+    page = Reader(text)
     assert page.handlers == []
     assert not {"script", "img"} & set(page.tags)
 

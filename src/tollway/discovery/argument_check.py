@@ -20,6 +20,7 @@ from jsonschema.validators import extend
 from referencing import Registry
 
 from tollway.errors import FieldError
+from tollway.registry.plain_text import drop_unclean
 
 ERRORS_MAX = 20
 STEPS_MAX = 20_000
@@ -214,9 +215,9 @@ def _explain(keyword: str, error: ValidationError) -> str:
 
 
 def _shorten(value: object) -> str:
-    text = str(value)
+    text = drop_unclean(str(value))
     return text if len(text) <= _SHOWN_LENGTH_MAX else text[:_SHOWN_LENGTH_MAX] + "…"
 
 
 def _escape(part: object) -> str:
-    return str(part).replace("~", "~0").replace("/", "~1")
+    return drop_unclean(str(part)).replace("~", "~0").replace("/", "~1")

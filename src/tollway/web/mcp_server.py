@@ -16,6 +16,7 @@ from mcp.shared.exceptions import MCPError
 from starlette.types import Receive, Scope, Send
 
 from tollway import __version__
+from tollway.discovery.plain_words import clean_line
 from tollway.discovery.sold_operations import SoldOperation
 from tollway.discovery.tool_result import PAYMENT, ToolAnswer
 from tollway.discovery.tools import (
@@ -165,7 +166,7 @@ def _to_tool(tool: Tool) -> types.Tool:
 
 def _to_result(answer: ToolAnswer | None, name: str) -> types.CallToolResult:
     if answer is None:
-        raise MCPError(types.INVALID_PARAMS, f"There is no tool {name[:128]!r} here.")
+        raise MCPError(types.INVALID_PARAMS, f"There is no tool {clean_line(name, 128)!r} here.")
     content = dict(answer.content)
     text = render_json(content).decode("utf-8", "replace")
     result = types.CallToolResult(

@@ -8,13 +8,14 @@ from urllib.parse import urlencode
 
 from tollway.discovery.plain_words import clean_line
 from tollway.registry.catalog import Found, ListingPage, ListingQuery
+from tollway.registry.plain_text import drop_unclean
 
 NAME_LENGTH_MAX, WORDS_LENGTH_MAX = 120, 280
 
 
 def write_home(page: ListingPage, query: ListingQuery) -> str:
     """A whole document. `query`: what was asked for, by its words and its page."""
-    words = query.words or ""
+    words = drop_unclean(query.words or "")
     found = "".join(_article(one) for one in page.found) or "<p>Nothing was found.</p>"
     heading = f"Found for “{html.escape(words)}”" if words else "What is for sale"
     return (
