@@ -183,6 +183,7 @@ REFUSED = [
     ({"TOLLWAY_PUBLIC_URL": "https://gw.example.com:0"}, "", "TOLLWAY_PUBLIC_URL: must be an http(s) URL"),
     ({"TOLLWAY_TRUSTED_PROXIES": "0.0.0.0/0"}, "", "would let every caller say who he is"),
     ({"TOLLWAY_TRUSTED_PROXIES": "10.0.0.1,::/0"}, "", "would let every caller say who he is"),
+    ({"TOLLWAY_TRUSTED_PROXIES": "::ffff:0:0/96"}, "", "would let every caller say who he is"),
     ({"TOLLWAY_TRUSTED_PROXIES": "proxy.internal"}, "", "TOLLWAY_TRUSTED_PROXIES: "),
     ({"TOLLWAY_UNFINAL_SPEND_MAX": "USCD:100"}, "", "USCD is no currency of a configured network"),
     ({"TOLLWAY_UNFINAL_SPEND_MAX": "USDC:1,USDC:100"}, "", "USDC stands twice"),
@@ -283,7 +284,7 @@ def test_lists_and_maxima_from_the_environment() -> None:
         {
             "TOLLWAY_REGISTRATION": "allowlist",
             "TOLLWAY_ALLOWLIST": f"{WALLET}, {WALLET.lower()}",
-            "TOLLWAY_TRUSTED_PROXIES": "10.0.0.0/8,::1",
+            "TOLLWAY_TRUSTED_PROXIES": "10.0.0.0/8,::1,::ffff:192.0.2.0/120",
             "TOLLWAY_MCP_ORIGINS": "https://Chat.example.com/,http://localhost:6274",
             "TOLLWAY_UNFINAL_SPEND_MAX": "USDC:100,ETH:0.05",
             "TOLLWAY_ADMIN_LISTEN": "off",
@@ -298,7 +299,7 @@ def test_lists_and_maxima_from_the_environment() -> None:
         ("2001:db8::54", 53),
     ]
     assert settings.allowlist == {Address.parse(WALLET)}
-    assert settings.trusted_proxies == ("10.0.0.0/8", "::1/128")
+    assert settings.trusted_proxies == ("10.0.0.0/8", "::1/128", "192.0.2.0/24")
     assert settings.mcp_origins == {"https://chat.example.com", "http://localhost:6274"}
     assert dict(settings.unfinal_spend_max_nano) == {"USDC": 100 * 10**9, "ETH": 5 * 10**7}
     assert settings.admin_listen is None

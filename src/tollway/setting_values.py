@@ -19,6 +19,7 @@ from tollway.storage.postgres_address import PostgresAddress
 from tollway.windows_url import parse_windows_url
 
 T = TypeVar("T")
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 KEY_BYTES = 32
 
@@ -161,10 +162,18 @@ def parse_wallets(raw: Any) -> frozenset[Address]:
 
 
 def parse_proxies(raw: Any) -> tuple[str, ...]:
-    networks = [ipaddress.ip_network(text) for text in parse_strings(raw)]
+    networks = [_unmap(ipaddress.ip_network(text)) for text in parse_strings(raw)]
     if any(network.prefixlen == 0 for network in networks):
         raise ValueError("all addresses as proxies would let every caller say who he is; name the proxies")
     return tuple(str(network) for network in networks)
+
+
+def _unmap(network: Network) -> Network:
+    """Clients are known by their IPv4 address, also where a socket for both families writes it as IPv6."""
+    first = network.network_address
+    if not isinstance(first, ipaddress.IPv6Address) or first.ipv4_mapped is None or network.prefixlen < 96:
+        return network
+    return ipaddress.IPv4Network((first.ipv4_mapped, network.prefixlen - 96))
 
 
 def looks_like_a_path(text: str) -> bool:
