@@ -111,6 +111,7 @@ async def test_the_callers_address_trace_and_way_come_along_and_nothing_else_of_
         "Tollway-Max-Price",
         "Idempotency-Key",
         "Transfer-Encoding",
+        "X-Forwarded-For",
     ],
 )
 async def test_an_argument_never_becomes_a_header_that_the_gateway_obeys(name: str) -> None:

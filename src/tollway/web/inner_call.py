@@ -22,6 +22,9 @@ RawHeaders = list[tuple[bytes, bytes]]
 _PASSED_ON = frozenset({b"user-agent", b"traceparent", b"tracestate", b"accept-language", b"cdn-loop"})
 """Of the outer request's headers: who asks, its trace, and through which gateways it came (RFC 8586)."""
 
+_TOLD_BY_PROXIES = "x-forwarded-for"
+"""Who is asking is known already; where the caller stands in a trusted network, an argument would be believed."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visit:
@@ -66,7 +69,11 @@ async def make_inner_call(
 
 def _write_headers(request: ToolRequest, controls: Iterable[tuple[str, str]], visit: Visit) -> RawHeaders:
     outer: Sequence[tuple[bytes, bytes]] = visit.request.scope["headers"]
-    given = [(name.lower(), value) for name, value in request.headers if is_forwardable(name)]
+    given = [
+        (name.lower(), value)
+        for name, value in request.headers
+        if is_forwardable(name) and name.lower() != _TOLD_BY_PROXIES
+    ]
     names = {name for name, _ in given}
     headers: RawHeaders = [
         (name.encode(), value.encode("utf-8", "replace")) for name, value in [*given, *controls]
