@@ -632,7 +632,9 @@ async def test_an_event_is_one_line_of_the_log(scene: Scene) -> None:
     else:
         assert all(json.loads(line)["event"] != "forged" for line in lines)
     requests = [line for line in lines if re.search(r'"event": "request"|\brequest  ', line)]
-    planes = [answer for answer in scene.all() if "/api/v2/gateway/" not in answer.asked]
+    # Calls are rows of the books instead; what is no HTTP is refused below us, with an empty 400.
+    heard = [answer for answer in scene.all() if answer.body or answer.status != 400]
+    planes = [answer for answer in heard if "/api/v2/gateway/" not in answer.asked]
     assert len(requests) >= len(planes) > 500
     assert not any("forged" in line and "%" not in line for line in lines)
 

@@ -15,7 +15,7 @@ NAME_LENGTH_MAX, WORDS_LENGTH_MAX = 120, 280
 
 def write_home(page: ListingPage, query: ListingQuery) -> str:
     """A whole document. `query`: what was asked for, by its words and its page."""
-    words = drop_unclean(query.words or "")
+    words = " ".join(drop_unclean(query.words or "").split())
     found = "".join(_article(one) for one in page.found) or "<p>Nothing was found.</p>"
     heading = f"Found for “{html.escape(words)}”" if words else "What is for sale"
     return (
