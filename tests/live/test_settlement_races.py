@@ -127,7 +127,9 @@ async def test_fifty_authorisations_on_a_balance_for_seven_are_seven_calls(marke
 
     told = Counter((reply.status, reply.code) for reply in replies)
     assert told == {(200, None): WORTH, (402, "payment_verification_failed"): CALLERS - WORTH}
-    assert {reply.json["reason"] for reply in replies if reply.status == 402} == {"insufficient_balance"}
+    # The balance and the trial of a transfer are read one after the other: a block may come between them.
+    reasons = {reply.json["reason"] for reply in replies if reply.status == 402}
+    assert reasons <= {"insufficient_balance", "invalid_exact_evm_transaction_simulation_failed"}
     assert calls[0].seen == WORTH, "no upstream works for what is not covered"
     assert len(await calls[0].transfers()) == WORTH
     assert sum(await market.count_sent()) == before + WORTH, "no settlement fails for want of balance"
