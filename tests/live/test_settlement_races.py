@@ -75,7 +75,11 @@ async def market(request: pytest.FixtureRequest, street: Any) -> Any:
     url = None if kind.startswith("sqlite") else await street.make_postgres()
     options = {
         "database_url": url,
-        "settings": {**QUICK, "TOLLWAY_GAS_KEYS_LOCAL": ",".join(key.private_key for key in gas)},
+        "settings": {
+            **QUICK,
+            "TOLLWAY_GAS_KEYS_LOCAL": ",".join(key.private_key for key in gas),
+            "TOLLWAY_LIMIT_RPC_DEADLINE_S": "15",  # fifty callers and their node may share one busy core
+        },
     }
     async with contextlib.AsyncExitStack() as stack:
         gateways = [await stack.enter_async_context(street.gateway(**options))]
@@ -146,7 +150,7 @@ async def test_thirty_settlements_at_once_use_each_nonce_once(market: Market) ->
 
     replies = await market.race(calls)
 
-    assert Counter(reply.status for reply in replies) == {200: SETTLEMENTS}
+    assert Counter((reply.status, reply.code) for reply in replies) == {(200, None): SETTLEMENTS}
     after = await market.count_sent()
     sent = [now - then for now, then in zip(after, before, strict=True)]
     assert sum(sent) == SETTLEMENTS, "no nonce twice, no hole, none wasted"
