@@ -354,7 +354,6 @@ async def main(folder: Path) -> dict[str, Any]:
             tap.start()
             attack = Attack(gateway, http)
             await attack.run()
-            await asyncio.sleep(0)  # the tap reads what is still there
             counts = dict(attack.counts)
     finally:
         tap.close()

@@ -3,24 +3,22 @@ two requests, and what comes next on the connection is answered as what it is, o
 """
 
 import asyncio
-import importlib.util
 import re
-import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
 import pytest_asyncio
+import tollway_attack_attacked_gateway as attacked_gateway
+import tollway_attack_framing_corpus as framing_corpus
+import tollway_attack_strict_upstream as strict_upstream
 from eth_account import Account
 
 from tollway.client.wallet import Wallet
 
-HERE = Path(__file__).parent
 CROWD = 16
 QUIET_S = 1.0
 """A connection on which nothing comes for so long waits for more of a body."""
@@ -29,19 +27,6 @@ DEADLINE_S = 60.0
 _HEAD = re.compile(rb"HTTP/1\.[01] ([0-9]{3}) [^\r\n]*\r\n((?:[^\r\n]+\r\n)*)\r\n")
 
 
-def _load(name: str) -> ModuleType:
-    """Test files are no package; this one is shared by path."""
-    spec = importlib.util.spec_from_file_location(f"tollway_attack_{name}", HERE / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules.setdefault(spec.name, importlib.util.module_from_spec(spec))
-    spec.loader.exec_module(module)
-    return module
-
-
-attacked_gateway, framing_corpus, strict_upstream = map(
-    _load, ("attacked_gateway", "framing_corpus", "strict_upstream")
-)
 CORPUS = framing_corpus.corpus()
 
 

@@ -3,43 +3,30 @@ what is honoured, what leaks, and where a path arrives is seen at the other end.
 """
 
 import asyncio
-import importlib.util
 import itertools
 import json
 import re
 import secrets
-import sys
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 from urllib.parse import unquote_to_bytes, urlsplit
 
 import httpx
 import pytest
 import pytest_asyncio
+import tollway_attack_attacked_gateway as attacked_gateway
+import tollway_attack_strict_upstream as strict_upstream
 from eth_account import Account
 
 from tollway.client.wallet import Wallet
 
-HERE = Path(__file__).parent
 BASE = "/base/path"
 ANSWER_DEADLINE_S = 20.0
 CROWD = 16
 
 
-def _load(name: str) -> ModuleType:
-    """Test files are no package; this one is shared by path."""
-    spec = importlib.util.spec_from_file_location(f"tollway_attack_{name}", HERE / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules.setdefault(spec.name, importlib.util.module_from_spec(spec))
-    spec.loader.exec_module(module)
-    return module
-
-
-attacked_gateway, strict_upstream = map(_load, ("attacked_gateway", "strict_upstream"))
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 CONTROL = (

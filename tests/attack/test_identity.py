@@ -3,19 +3,16 @@ once, and callers who say that they come from somewhere else.
 """
 
 import asyncio
-import importlib.util
 import secrets
-import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from pathlib import Path
-from types import ModuleType
 
 import httpx
 import pytest
 import pytest_asyncio
+import tollway_attack_attacked_gateway as attacked_gateway
 
 from tollway.client.wallet import Wallet
 from tollway.identifiers import ChainId
@@ -24,23 +21,9 @@ from tollway.identity.public_origin import parse_origin
 from tollway.identity.signatures import eip191_digest
 from tollway.limits import DEFAULT_LIMITS
 
-HERE = Path(__file__).parent
 RACERS = 50
 URL = "https://gw.example.com"
 CHAIN = ChainId(8453)
-
-
-def _load(name: str) -> ModuleType:
-    """Test files are no package; this one is shared by path."""
-    spec = importlib.util.spec_from_file_location(f"tollway_attack_{name}", HERE / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules.setdefault(spec.name, importlib.util.module_from_spec(spec))
-    spec.loader.exec_module(module)
-    return module
-
-
-attacked_gateway = _load("attacked_gateway")
 
 
 @dataclass

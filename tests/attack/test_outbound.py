@@ -2,29 +2,12 @@
 where every address of the world is local: what is dialled is seen on the wire.
 """
 
-import importlib.util
-import sys
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+import tollway_attack_namespace as namespace
 
-HERE = Path(__file__).parent
 DEADLINE_S = 300.0
-
-
-def _load(name: str) -> ModuleType:
-    """Test files are no package; this one is shared by path."""
-    spec = importlib.util.spec_from_file_location(f"tollway_attack_{name}", HERE / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules.setdefault(spec.name, importlib.util.module_from_spec(spec))
-    spec.loader.exec_module(module)
-    return module
-
-
-namespace = _load("namespace")
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ asked for in every query and header, and looked for in every answer, page, docum
 
 import asyncio
 import contextlib
-import importlib.util
 import json
 import os
 import re
@@ -16,8 +15,6 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
-from pathlib import Path
-from types import ModuleType
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -25,11 +22,12 @@ import asyncpg
 import httpx
 import pytest
 import pytest_asyncio
+import tollway_attack_attacked_gateway as attacked_gateway
+import tollway_contract_databases as databases
 from eth_account import Account
 
 from tollway.client.wallet import Wallet
 
-HERE = Path(__file__).parent
 IS_LONG = os.environ.get("ATTACK") == "long"
 CROWD = 6
 THIN = 6
@@ -37,21 +35,6 @@ REST_S = 20.0
 T = TypeVar("T")
 
 
-def _load(name: str, path: Path) -> ModuleType:
-    """Test files are no package; these are shared by path."""
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
-
-
-attacked_gateway = _load("tollway_attack_attacked_gateway", HERE / "attacked_gateway.py")
-databases = _load("tollway_contract_databases", HERE.parent / "contracts" / "conftest.py")
-postgres_server = databases.postgres_server
-postgres_template = databases.postgres_template
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 STRINGS = {
