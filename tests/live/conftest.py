@@ -113,6 +113,11 @@ def stranger(playground: Playground) -> PlayAccount:
     return playground.account("stranger")
 
 
+def street_session() -> aiohttp.ClientSession:
+    """Lets go of an idle connection long before a gateway closes it (10 s): a request must not meet its end."""
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3))
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def street(
     anvil: Anvil,
@@ -130,7 +135,7 @@ async def street(
         return databases._named(server, name)
 
     async with (
-        aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
+        street_session() as session,
         run_provider() as provider,
     ):
         session._retry_connection = False  # aiohttp would send a GET again by itself when a gateway dies
@@ -157,7 +162,7 @@ async def quiet_street(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterato
 
     async with (
         run_anvil() as anvil,
-        aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
+        street_session() as session,
         run_provider() as provider,
     ):
         driver = ChainDriver(session, anvil.rpc_url, anvil.chain_id)
