@@ -23,6 +23,7 @@ from tollway.settings import (
 )
 
 KEY = "00112233445566778899aabbccddeeff" * 2
+OLD_KEY = "ffeeddccbbaa99887766554433221100" * 2
 RPC = {"TOLLWAY_RPC_BASE": "https://node.example.com/v1/hush-hush"}
 GAS_KEY = "0x" + "4d" * 32
 RPC_TOKEN = "0x" + "12" * 20
@@ -353,6 +354,32 @@ def test_a_key_file_of_ones_own_serves_on_a_public_address() -> None:
     )
     assert settings.secret_key == Secret(bytes.fromhex(KEY))
     assert str(settings.listen) == "[::]:80"
+
+
+@pytest.mark.parametrize("source", ["environment", "toml", "file"])
+def test_the_first_of_several_keys_is_the_one_in_use(source: str) -> None:
+    text = f"{KEY}\n  {OLD_KEY}\n"
+    Path("key").write_text(text)
+    Path("key").chmod(0o600)
+    environment, toml = {
+        "environment": ({"TOLLWAY_SECRET_KEY": text}, ""),
+        "toml": ({}, f'secret_key = "{KEY} {OLD_KEY}"'),
+        "file": ({"TOLLWAY_SECRET_KEY_FILE": "key"}, ""),
+    }[source]
+    settings = load(environment, toml)
+    assert settings.secret_key == Secret(bytes.fromhex(KEY))
+    assert settings.other_secret_keys == (Secret(bytes.fromhex(OLD_KEY)),)
+    assert settings.secret_keys == (settings.secret_key, *settings.other_secret_keys)
+    assert OLD_KEY not in repr(settings)
+
+
+def test_a_key_that_the_gateway_made_itself_is_changed_in_its_file() -> None:
+    made = ensure_secret_key(load())
+    path = Path("tollway.sqlite3.key")
+    path.write_text(KEY + "\n" + path.read_text())
+    assert made.secret_key is not None
+    assert load().secret_keys == (Secret(bytes.fromhex(KEY)), made.secret_key)
+    assert ensure_secret_key(load()).secret_keys == load().secret_keys
 
 
 # ---- Settling authorisations.

@@ -21,8 +21,6 @@ from tollway.windows_url import parse_windows_url
 T = TypeVar("T")
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
-KEY_BYTES = 32
-
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
@@ -111,15 +109,6 @@ def parse_database_url(raw: Any) -> Secret[str]:
 
 def parse_rate_limit_url(raw: Any) -> Secret[str]:
     return Secret(parse_windows_url(str(raw)))
-
-
-def parse_secret_key(raw: Any) -> Secret[bytes]:
-    if not isinstance(raw, str) or not re.fullmatch(r"[0-9a-fA-F]{64}", raw):
-        raise ValueError("the secret key must be 64 hex digits (32 bytes)")
-    key = bytes.fromhex(raw)
-    if len(set(key)) < 8:
-        raise ValueError("the secret key is no random number; make one with: openssl rand -hex 32")
-    return Secret(key)
 
 
 def parse_flag(raw: Any) -> bool:

@@ -5,7 +5,6 @@ The environment wins over the file, the file over the default. An unknown key is
 in a repr.
 """
 
-import os
 import stat
 import tomllib
 from collections.abc import Callable, Mapping
@@ -21,8 +20,8 @@ from tollway.identifiers import Address
 from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.network_settings import NetworkSettings, parse_network
 from tollway.outbound.name_records import NameServer
+from tollway.secret_keys import SecretKeys, make_key_file, parse_secret_keys, read_key_file
 from tollway.setting_values import (
-    KEY_BYTES,
     Listen,
     Secret,
     gas_keys_name,
@@ -40,7 +39,6 @@ from tollway.setting_values import (
     parse_proxies,
     parse_public_url,
     parse_rate_limit_url,
-    parse_secret_key,
     parse_wallets,
     rpc_name,
     suggest,
@@ -100,7 +98,8 @@ TRADER_KEYS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """`secret_key` None: `ensure_secret_key` makes or reads the file at `secret_key_file`.
+    """`secret_key` None: `ensure_secret_key` makes or reads the file at `secret_key_file`. It is the key in use: it
+    seals and signs. `other_secret_keys` open, verify and are published beside it, while one takes the other's place.
 
     `unfinal_spend_max_nano`: by currency; a currency that is not named has no maximum. `x402`, `mpp`: whether signed
     authorisations are taken in these dialects at all, on the networks that can settle them.
@@ -113,6 +112,7 @@ class Settings:
     secret_key: Secret[bytes] | None
     secret_key_file: Path | None
     networks: tuple[NetworkSettings, ...]
+    other_secret_keys: SecretKeys = ()
     contact: str | None = None
     rate_limit_url: Secret[str] | None = None
     allow_mixed_networks: bool = False
@@ -134,6 +134,11 @@ class Settings:
     @property
     def is_sqlite(self) -> bool:
         return self.database_url.reveal().startswith("sqlite:")
+
+    @property
+    def secret_keys(self) -> SecretKeys:
+        """All of them, the one in use first; none before `ensure_secret_key`."""
+        return () if self.secret_key is None else (self.secret_key, *self.other_secret_keys)
 
 
 def load_settings(environment: Mapping[str, str], *, config: Path | None = None) -> Settings:
@@ -157,27 +162,9 @@ def ensure_secret_key(settings: Settings) -> Settings:
         return settings
     path = settings.secret_key_file
     if not path.exists():
-        _make_key_file(path)
-    return replace(settings, secret_key=_read_key_file(path))
-
-
-def _make_key_file(path: Path) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except OSError as exc:
-        raise SettingsInvalid([f"secret_key_file: {path} cannot be made: {_reason(exc)}"]) from exc
-    with os.fdopen(descriptor, "w") as file:
-        file.write(os.urandom(KEY_BYTES).hex() + "\n")
-
-
-def _read_key_file(path: Path) -> Secret[bytes]:
-    try:
-        if stat.S_IMODE(path.stat().st_mode) & 0o077:
-            raise SettingsInvalid([f"secret_key_file: others may read {path}: chmod 600 {path}"])
-        return parse_secret_key(path.read_text().strip())
-    except (OSError, UnicodeDecodeError, ValueError) as exc:
-        raise SettingsInvalid([f"secret_key_file: {path} cannot be used: {_reason(exc)}"]) from exc
+        make_key_file(path)
+    first, *others = read_key_file(path)
+    return replace(settings, secret_key=first, other_secret_keys=tuple(others))
 
 
 def _read_file(environment: Mapping[str, str], config: Path | None, problems: list[str]) -> Mapping[str, Any]:
@@ -212,7 +199,7 @@ class _Reader:
         listen = self._take("listen", parse_listen, Listen(host="127.0.0.1", port=8402))
         admin_listen: Listen | None = parse_admin_listen(ADMIN_LISTEN_DEFAULT)
         admin_listen = self._take("admin_listen", parse_admin_listen, admin_listen)
-        key, key_file = self._read_secret_key(database_url, listen)
+        keys, key_file = self._read_secret_keys(database_url, listen)
         return Settings(
             public_url=self._take("public_url", parse_public_url, "http://127.0.0.1:8402"),
             contact=self._take("contact", parse_contact, None),
@@ -220,8 +207,9 @@ class _Reader:
             admin_listen=admin_listen,
             database_url=database_url,
             rate_limit_url=self._take("rate_limit_url", parse_rate_limit_url, None),
-            secret_key=key,
+            secret_key=keys[0] if keys else None,
             secret_key_file=key_file,
+            other_secret_keys=keys[1:],
             networks=self._read_networks(),
             allow_mixed_networks=self._take("allow_mixed_networks", parse_flag, False),
             allow_private_endpoints=self._take("allow_private_endpoints", parse_flag, False),
@@ -266,12 +254,11 @@ class _Reader:
                 hint = suggest(name, plain)
                 self._problems.append(f"{PREFIX}{name}: there is no such setting{hint}")
 
-    def _read_secret_key(
-        self, database_url: Secret[str], listen: Listen
-    ) -> tuple[Secret[bytes] | None, Path | None]:
-        key = self._take("secret_key", parse_secret_key, None)
+    def _read_secret_keys(self, database_url: Secret[str], listen: Listen) -> tuple[SecretKeys, Path | None]:
+        none: SecretKeys = ()
+        keys = self._take("secret_key", parse_secret_keys, none)
         path = self._take("secret_key_file", Path, None)
-        if key is not None and path is not None:
+        if keys and path is not None:
             self._problems.append("secret_key: set either secret_key or secret_key_file, not both")
         url = database_url.reveal()
         is_given = any(name.startswith("SECRET_KEY") for name in self._environment) or any(
@@ -283,16 +270,16 @@ class _Reader:
                     "secret_key: PostgreSQL and a public listen address need a key of your own; set "
                     "TOLLWAY_SECRET_KEY to 64 hex digits (openssl rand -hex 32), or TOLLWAY_SECRET_KEY_FILE"
                 )
-                return None, None
+                return (), None
             path = Path(url.removeprefix("sqlite:///") + ".key")
             if not path.exists():
-                return None, path  # ensure_secret_key makes it
-        if key is None and path is not None:
+                return (), path  # ensure_secret_key makes it
+        if not keys and path is not None:
             try:
-                key = _read_key_file(path)
+                keys = read_key_file(path)
             except SettingsInvalid as exc:
                 self._problems.extend(exc.problems)
-        return key, path
+        return keys, path
 
     def _read_limits(self) -> Limits:
         table = self._file.get("limits", {})
