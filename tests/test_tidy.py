@@ -35,6 +35,7 @@ TESTED_ELSEWHERE: dict[str, tuple[str, ...]] = {
         "discovery/site_schemas.py",
     ),
     "gateway/test_authorized_refusals.py": ("gateway/signed_refusals.py",),
+    "cli/test_narrator.py": ("sandbox/scenes.py",),
     "payments/test_settlement.py": ("payments/settlement_outcome.py",),
     "contracts/test_book.py": (
         "ledger/book.py",

@@ -22,13 +22,14 @@ pytestmark = pytest.mark.live
 DEADLINE_S = 60.0
 STEPS = (
     "1. A provider publishes an API",
-    "2. An agent that knows only the gateway's URL finds it, and reads how to call it",
-    "3. Somebody calls it without paying",
-    "4. The visitor pays the provider on the chain",
-    "5. The visitor calls it with proof of the payment",
-    "6. The same payment again",
-    "7. Another call, paid by a signature alone (x402)",
-    "8. The visitor's history",
+    "2. The provider proves that the endpoint is theirs",
+    "3. An agent that knows only the gateway's URL finds it, and reads how to call it",
+    "4. Somebody calls it without paying",
+    "5. The visitor pays the provider on the chain",
+    "6. The visitor calls it with proof of the payment",
+    "7. The same payment again",
+    "8. Another call, paid by a signature alone (x402)",
+    "9. The visitor's history",
 )
 
 
@@ -90,6 +91,7 @@ def test_walks_through_a_paid_call_once_and_exits_0(tmp_path: Path, demos: list[
         "< 201 Created",
         "< 402 Payment Required",
         "< 200 OK",
+        '"state": "verified"',
         "payment_already_used",
         "succeeded",
         "the visitor paid no gas",

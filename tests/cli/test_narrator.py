@@ -7,7 +7,7 @@ from rich.console import Console
 
 from tollway.cli.narrator import BODY_CHARACTERS_MAX, BODY_LINES_MAX, Narrator, lay_out_json, shorten
 from tollway.identifiers import TxHash
-from tollway.sandbox.tour import Exchange, Paid, Scene, Step
+from tollway.sandbox.scenes import Exchange, Paid, Scene, Step
 
 EXCHANGE = Exchange(
     method="GET",

@@ -43,6 +43,12 @@ async def test_quote_is_the_same_for_a_symbol_and_a_moment(http):
     assert float(quote["price"]) > 0
 
 
+async def test_a_file_that_was_put_there_is_answered_at_its_path_alone(provider, http):
+    provider.put_file("/.well-known/word", "the word\n")
+    async with http.get("/.well-known/word") as there, http.get("/.well-known/words") as beside:
+        assert (there.status, await there.text(), beside.status) == (200, "the word\n", 404)
+
+
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "PURGE"])
 async def test_echo_tells_what_arrived(http, method):
     body = b"\x00binary\xff" * 10_000

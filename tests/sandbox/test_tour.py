@@ -12,7 +12,8 @@ from tollway.money import Asset
 from tollway.sandbox.artifacts import Contract, load_test_usdc
 from tollway.sandbox.chain_driver import ChainDriver
 from tollway.sandbox.playground import USDC_ADDRESS, Playground, make_account
-from tollway.sandbox.tour import Exchange, Paid, Scene, Tour, TourFailed
+from tollway.sandbox.scenes import Exchange, Paid, Scene
+from tollway.sandbox.tour import Tour, TourFailed
 
 CHAIN = ChainId(84532)
 Answer = Callable[[httpx.Request], httpx.Response]
@@ -22,12 +23,24 @@ def is_create(request: httpx.Request) -> bool:
     return (request.method, request.url.path) == ("POST", "/api/v2/apis")
 
 
-def created_then(answer: httpx.Response, *, found: object = "api_1", told: object = "api_1") -> Answer:
-    """`found`, `told`: the ids that the search and the agent document show."""
+FILE = {"wellKnown": {"url": "http://127.0.0.1:3/.well-known/tollway-verification", "content": "a line"}}
+
+
+def created_then(
+    answer: httpx.Response,
+    *,
+    challenge: object = FILE,
+    state: object = "verified",
+    found: object = "api_1",
+    told: object = "api_1",
+) -> Answer:
+    """`challenge`, `state`: of the proof. `found`, `told`: the ids that the search and the agent document show."""
 
     def respond(request: httpx.Request) -> httpx.Response:
         if is_create(request):
             return httpx.Response(201, json={"id": "api_1"})
+        if request.url.path == "/api/v2/apis/api_1/ownership":
+            return httpx.Response(200, json={"challenge": challenge, "state": state})
         if request.url.path == "/api/v2/apis":
             return httpx.Response(200, json={"apis": [{"id": found}]})
         if request.url.path == "/api/v2/apis/api_1/agent":
@@ -47,6 +60,8 @@ STOPS: dict[str, tuple[Answer, str]] = {
     "no JSON": (lambda request: httpx.Response(201, text="hello"), "not JSON"),
     "no object": (lambda request: httpx.Response(201, json=[1]), "not an object"),
     "no id": (lambda request: httpx.Response(201, json={}), "has no id"),
+    "nothing to put": (created_then(httpx.Response(402), challenge={}), "names no file"),
+    "not proved": (created_then(httpx.Response(402), state="unverified"), "the listing is unverified"),
     "not found": (created_then(httpx.Response(402), found="api_2"), "does not find the listing"),
     "told of another": (created_then(httpx.Response(402), told="api_2"), "not of the listing"),
     "served unpaid": (created_then(httpx.Response(200, json={})), "answered 200 instead of 402"),
@@ -78,19 +93,26 @@ STOPS: dict[str, tuple[Answer, str]] = {
 async def test_stops_at_the_first_step_that_goes_wrong_and_pays_nothing(case: str) -> None:
     answer, words = STOPS[case]
     scenes: list[Scene] = []
+    files: dict[str, str] = {}
     async with (
         aiohttp.ClientSession() as session,
         httpx.AsyncClient(transport=httpx.MockTransport(answer)) as http,
     ):
-        tour = make_tour(scenes.append, session, http)
+        tour = make_tour(scenes.append, session, http, files)
         with pytest.raises(TourFailed, match=words):
             await tour.walk()
     assert not any(isinstance(scene, Paid) for scene in scenes)
     signed = [dict(scene.sent).keys() for scene in scenes if isinstance(scene, Exchange)][:1]
     assert all({"Content-Digest", "Signature-Input", "Signature"} <= names for names in signed)
+    assert files in ({}, {"/.well-known/tollway-verification": "a line\n"})
 
 
-def make_tour(tell: Callable[[Scene], None], session: aiohttp.ClientSession, http: httpx.AsyncClient) -> Tour:
+def make_tour(
+    tell: Callable[[Scene], None],
+    session: aiohttp.ClientSession,
+    http: httpx.AsyncClient,
+    files: dict[str, str],
+) -> Tour:
     """Of a visitor who is on a chain where nothing listens."""
     playground = Playground(
         rpc_url="http://127.0.0.1:1",
@@ -102,6 +124,7 @@ def make_tour(tell: Callable[[Scene], None], session: aiohttp.ClientSession, htt
     return Tour(
         gateway_url="http://127.0.0.1:2",
         upstream_url="http://127.0.0.1:3",
+        put_file=files.__setitem__,
         driver=ChainDriver(session, playground.rpc_url, CHAIN),
         playground=playground,
         http=http,
@@ -165,7 +188,7 @@ async def test_signs_no_terms_but_the_listings_and_wants_a_receipt(
         aiohttp.ClientSession() as session,
         httpx.AsyncClient(transport=httpx.MockTransport(keep)) as http,
     ):
-        tour = make_tour(scenes.append, session, http)
+        tour = make_tour(scenes.append, session, http, {})
         with pytest.raises(TourFailed, match=words):
             await tour._call_by_signature("/", terms_of(tour, **changes))
     assert bool(shown) is is_shown

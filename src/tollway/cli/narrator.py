@@ -10,7 +10,7 @@ from pydantic_core import from_json
 from rich.console import Console
 from rich.text import Text
 
-from tollway.sandbox.tour import Exchange, Paid, Remark, Scene, Step
+from tollway.sandbox.scenes import Exchange, Paid, Remark, Scene, Step
 
 VALUE_CHARACTERS_MAX = 84
 BODY_CHARACTERS_MAX = 106

@@ -31,7 +31,7 @@ from tollway.network_settings import parse_network
 from tollway.sandbox.anvil import AnvilUnavailable, run_anvil
 from tollway.sandbox.chain_driver import ChainDriver, RpcRefused
 from tollway.sandbox.playground import ROLES, Playground, furnish_playground
-from tollway.sandbox.provider import run_provider
+from tollway.sandbox.provider import SampleProvider, run_provider
 from tollway.sandbox.tour import Keepsake, Tour, TourFailed
 from tollway.settings import Listen, Secret, Settings
 from tollway.telemetry import configure_logging
@@ -61,7 +61,7 @@ class Stage:
     """What runs, once all of it does."""
 
     gateway_url: str
-    upstream_url: str
+    provider: SampleProvider
     driver: ChainDriver
     playground: Playground
     http: httpx.AsyncClient
@@ -112,11 +112,12 @@ class _Performance:
             self._narrator.line(
                 f"   chain     {stage.driver.rpc_url} (anvil, chain id {stage.driver.chain_id})"
             )
-            self._narrator.line(f"   API       {stage.upstream_url}")
+            self._narrator.line(f"   API       {stage.provider.base_url}")
             self._narrator.line(f"   gateway   {stage.gateway_url}")
             tour = Tour(
                 gateway_url=stage.gateway_url,
-                upstream_url=stage.upstream_url,
+                upstream_url=stage.provider.base_url,
+                put_file=stage.provider.put_file,
                 driver=stage.driver,
                 playground=stage.playground,
                 http=stage.http,
@@ -143,7 +144,7 @@ class _Performance:
             print_invitation(
                 self._narrator.line,
                 gateway_url=stage.gateway_url,
-                upstream_url=stage.upstream_url,
+                upstream_url=stage.provider.base_url,
                 playground=stage.playground,
                 api_id=keepsake.api_id,
                 payment=payment,
@@ -161,7 +162,7 @@ class _Performance:
             return None
         document = describe_sandbox(
             gateway_url=stage.gateway_url,
-            upstream_url=stage.upstream_url,
+            upstream_url=stage.provider.base_url,
             playground=stage.playground,
             api_id=keepsake.api_id,
         )
@@ -190,7 +191,7 @@ async def _open_stage(wishes: Wishes) -> AsyncIterator[Stage]:
             async with House(settings) as house, _serving(house):
                 yield Stage(
                     gateway_url=settings.public_url,
-                    upstream_url=provider.base_url,
+                    provider=provider,
                     driver=driver,
                     playground=playground,
                     http=http,

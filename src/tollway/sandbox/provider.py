@@ -78,6 +78,11 @@ class SampleProvider:
         self.seen: deque[Seen] = deque(maxlen=_LOG_MAX)
         self.seen_total = 0
         self._clock = clock
+        self._files: dict[str, str] = {}
+
+    def put_file(self, path: str, text: str) -> None:
+        """From now on, GET of exactly this raw path is answered with the text, as any web server does with a file."""
+        self._files[path] = text
 
     def count(self, path: str, *, method: str | None = None) -> int:
         """How many of the requests in `seen` went to exactly this raw path."""
@@ -101,6 +106,8 @@ class SampleProvider:
             return await _answer_echo(request)
         if request.method not in ("GET", "HEAD") and first != "status":
             raise _BadInput(HTTPStatus.METHOD_NOT_ALLOWED, f"{request.method} is for /echo and /status only")
+        if path in self._files:
+            return web.Response(text=self._files[path])
         match [first, *rest]:
             case [""]:
                 return web.json_response({"endpoints": _INDEX})

@@ -1,5 +1,5 @@
-"""The walk-through of the demo: publish, find, ask, pay, call, replay, pay by a signature alone, look it up. Real requests to
-a real gateway, real transactions on the test chain, each shown to whoever listens.
+"""The walk-through of the demo: publish, prove, find, ask, pay, call, replay, pay by a signature alone, look it up. Real
+requests to a real gateway, real transactions on the test chain, each shown to whoever listens.
 
 It talks to the gateway over HTTP only, as any stranger would, and must never look into its books. It prints nothing:
 what there is to see goes to `tell`.
@@ -26,6 +26,7 @@ from tollway.identity.signatures import transaction_digests
 from tollway.money import format_decimal
 from tollway.sandbox.chain_driver import ChainDriver, Receipt
 from tollway.sandbox.playground import Playground
+from tollway.sandbox.scenes import Exchange, Paid, Remark, Scene, Step
 
 API = "/api/v2"
 PRICE = "0.01"
@@ -40,51 +41,6 @@ class TourFailed(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """The headline of what follows. `why` in a sentence."""
-
-    number: int
-    title: str
-    why: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exchange:
-    """One request as it was sent, and its answer."""
-
-    method: str
-    target: str
-    sent: tuple[tuple[str, str], ...]
-    sent_body: bytes
-    status: int
-    reason: str
-    received: tuple[tuple[str, str], ...]
-    received_body: bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Paid:
-    """A transfer that is mined."""
-
-    tx_hash: TxHash
-    block: int
-    sender: str
-    to: str
-    amount: str
-    token: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Remark:
-    """A sentence about what was just shown."""
-
-    text: str
-
-
-Scene = Step | Exchange | Paid | Remark
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Keepsake:
     """What the walk-through leaves behind."""
 
@@ -94,13 +50,17 @@ class Keepsake:
 
 
 class Tour:
-    """One visitor, with a wallet of its own so that those of the sandbox file stay untouched."""
+    """One visitor, with a wallet of its own so that those of the sandbox file stay untouched.
+
+    `put_file(path, text)`: has the provider's server answer a path of its origin with a text.
+    """
 
     def __init__(
         self,
         *,
         gateway_url: str,
         upstream_url: str,
+        put_file: Callable[[str, str], None],
         driver: ChainDriver,
         playground: Playground,
         http: httpx.AsyncClient,
@@ -109,6 +69,7 @@ class Tour:
         self._gateway_url = gateway_url
         self._origin = parse_origin(gateway_url)
         self._upstream_url = upstream_url
+        self._put_file = put_file
         self._driver = driver
         self._playground = playground
         self._http = http
@@ -119,6 +80,7 @@ class Tour:
     async def walk(self) -> Keepsake:
         """Raises `TourFailed` at the first step that does not end as it should."""
         api_id = await self._publish()
+        await self._prove(api_id)
         await self._find(api_id)
         target = f"{API}/gateway/{api_id}/quote/{SYMBOL}"
         terms = await self._ask_unpaid(target)
@@ -134,7 +96,7 @@ class Tour:
         paid = await self._transfer(PRICE_UNITS * PLAY_CALLS)
         return paid.tx_hash, self._sign_plain(paid.tx_hash)
 
-    # ---- The eight steps.
+    # ---- The nine steps.
 
     async def _publish(self) -> str:
         self._step(
@@ -158,9 +120,25 @@ class Tour:
             raise TourFailed("the created listing has no id")
         return api_id
 
-    async def _find(self, api_id: str) -> None:
+    async def _prove(self, api_id: str) -> None:
         self._step(
             2,
+            "The provider proves that the endpoint is theirs",
+            "Anybody can publish any URL. A file at its origin says whose it is: the gateway says what to put there, then looks.",
+        )
+        target = f"{API}/apis/{api_id}/ownership"
+        told = _read_json(_expect(await self._send("GET", target), HTTPStatus.OK))
+        asked = (told.get("challenge") or {}).get("wellKnown") or {}
+        if not (isinstance(asked.get("content"), str) and isinstance(asked.get("url"), str)):
+            raise TourFailed("the gateway names no file to put at the endpoint's origin")
+        self._put_file(urlsplit(asked["url"]).path, asked["content"] + "\n")
+        seen = _read_json(_expect(await self._send("POST", target, signer=self._provider), HTTPStatus.OK))
+        if seen.get("state") != "verified":
+            raise TourFailed(f"the proof is there, but the listing is {seen.get('state')}")
+
+    async def _find(self, api_id: str) -> None:
+        self._step(
+            3,
             "An agent that knows only the gateway's URL finds it, and reads how to call it",
             "The agent document is all that it needs: operations, prices, ways to pay. What the provider says is data in it.",
         )
@@ -173,7 +151,7 @@ class Tour:
 
     async def _ask_unpaid(self, target: str) -> Exchange:
         self._step(
-            3,
+            4,
             "Somebody calls it without paying",
             "The gateway answers 402 and says what a call costs and how to pay.",
         )
@@ -189,7 +167,7 @@ class Tour:
 
     async def _pay(self, option: Mapping[str, Any]) -> TxHash:
         self._step(
-            4,
+            5,
             "The visitor pays the provider on the chain",
             "Wallet to wallet. The gateway never holds the money.",
         )
@@ -201,7 +179,7 @@ class Tour:
 
     async def _call(self, target: str, payment: TxHash) -> str:
         self._step(
-            5,
+            6,
             "The visitor calls it with proof of the payment",
             "X-Payment-Tx names the transaction; X-Signature is the payer's personal_sign of that hash.",
         )
@@ -214,7 +192,7 @@ class Tour:
 
     async def _call_again(self, target: str, payment: TxHash) -> None:
         self._step(
-            6,
+            7,
             "The same payment again",
             "It was worth one call, and that is spent. Nothing is forwarded or charged.",
         )
@@ -225,7 +203,7 @@ class Tour:
 
     async def _call_by_signature(self, target: str, terms: Exchange) -> str:
         self._step(
-            7,
+            8,
             "Another call, paid by a signature alone (x402)",
             "The visitor signs what the 402 asked for (EIP-3009). Once the API has answered, the gateway moves the money.",
         )
@@ -264,7 +242,7 @@ class Tour:
 
     async def _look_up(self, call_ids: tuple[str, ...]) -> None:
         self._step(
-            8,
+            9,
             "The visitor's history",
             "Two calls, two prices, two transactions. Signed again: only its owner reads it.",
         )
