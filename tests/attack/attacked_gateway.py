@@ -85,12 +85,22 @@ class AttackedGateway:
         return self.log.read_text(errors="replace")
 
     def sign_create(self, wallet: Wallet, draft: Mapping[str, Any]) -> tuple[bytes, dict[str, str]]:
-        """Body and headers of a create by that wallet (ERC-8128)."""
-        body = json.dumps(draft).encode()
-        headers = {"Content-Type": "application/json"}
+        """Body and headers of a create by that wallet."""
+        return self.sign(wallet, "POST", "/api/v2/apis", draft)
+
+    def sign(
+        self, wallet: Wallet, method: str, path: str, members: Any = None
+    ) -> tuple[bytes, dict[str, str]]:
+        """Body and headers of a request by that wallet (ERC-8128). `members` None: it has no body."""
+        body = b"" if members is None else json.dumps(members).encode()
+        return body, self.sign_body(wallet, method, path, body)
+
+    def sign_body(self, wallet: Wallet, method: str, path: str, body: bytes) -> dict[str, str]:
+        """The headers of a request with just that body, whatever it is."""
+        headers = {"Content-Type": "application/json"} if body else {}
         request = SignedRequest(
-            method="POST",
-            raw_path=b"/api/v2/apis",
+            method=method,
+            raw_path=path.encode(),
             query=b"",
             headers=[(name.lower().encode(), value.encode()) for name, value in headers.items()],
             body=body,
@@ -102,7 +112,7 @@ class AttackedGateway:
             now_s=int(time.time()),
             nonce=secrets.token_hex(16),
         )
-        return body, {**headers, **dict(signed)}
+        return {**headers, **dict(signed)}
 
 
 def free_listing(endpoint: str, **more: Any) -> dict[str, Any]:

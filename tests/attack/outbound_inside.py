@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 from attacked_gateway import AttackedGateway, free_listing
+from errands import CANARY, ENVIRONMENT, FACILITATOR, PORTS, REDIRECTS, Errands, redirects, write_settings
 from eth_account import Account
 from name_server import Answer, NameServer
 from wire_tap import WireTap
@@ -22,8 +23,10 @@ from wire_tap import WireTap
 from tollway.client.wallet import Wallet
 
 PORT = 8402
+ERRANDS_PORT = 8403
 PUBLIC_ADDRESS = "23.192.228.80"
 PUBLIC_URL = f"http://gateway.street.test:{PORT}"
+ERRANDS_URL = f"http://gateway.street.test:{ERRANDS_PORT}"
 PROXY_PORT = 3128
 DOORS = (80, 443, 8080, 22, 25, 6379, PROXY_PORT)
 """Where somebody listens on every address of this world. A canary that answers is a canary that was hit."""
@@ -88,13 +91,21 @@ CROWD = 16
 
 def zone(name: str, times: int) -> Answer:
     host, _, rest = name.partition(".")
-    kind, _, number = host.partition("-")
+    kind, _, told = host.partition("-")
+    number, _, told = told.partition("-")
     if not rest.endswith("street.test"):
         return ()
+    if kind.startswith("_"):  # what a name says of itself: it leads elsewhere, too
+        return ("private-1.street.test", DENIED[1])
     public = ALLOWED[int(number or 0) % 10]
     match kind:
         case "gateway":
             return (PUBLIC_ADDRESS,)
+        case "facilitator":
+            return (FACILITATOR[1],)
+        case "turned":  # public for its first look-ups, and never again
+            times_public = int(told.partition("-")[0])
+            return (public,) if times <= times_public else (DENIED[int(number)],)
         case "good":
             return (public,)
         case "rebind":  # public when it is judged, and from then on as it likes
@@ -269,7 +280,7 @@ class Attack:
         await asyncio.gather(*(caller() for _ in range(CROWD)))
 
     async def _ports(self) -> None:
-        for port in (1, 22, 25, 53, 111, 143, 445, 587, 993, 1023):
+        for port in PORTS:
             await self.try_out("port", f"http://good-1.street.test:{port}/")
 
     async def _ourselves(self) -> None:
@@ -310,11 +321,11 @@ async def serve_everybody(seen: Counter[str]) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             head = await reader.readuntil(b"\r\n\r\n")
-            seen[head.split(b"\r\n", 1)[0].decode("latin-1")] += 1
-            if b" /redirect" in head.split(b"\r\n", 1)[0]:
+            first = head.split(b"\r\n", 1)[0]
+            seen[first.decode("latin-1")] += 1
+            if to := find_redirect(first.split(b" ")[1].decode("latin-1")):
                 writer.write(
-                    b"HTTP/1.1 302 Found\r\nLocation: http://169.254.169.254/latest\r\nContent-Length: 0\r\n"
-                    b"Connection: close\r\n\r\n"
+                    f"HTTP/1.1 302 Found\r\nLocation: {to}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode()
                 )
             else:
                 writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok")
@@ -329,7 +340,15 @@ async def serve_everybody(seen: Counter[str]) -> None:
             await asyncio.start_server(serve, host, port)
 
 
-def start_gateway(folder: Path) -> AttackedGateway:
+def find_redirect(path: str) -> str | None:
+    """Where a server of this world sends who asks for that path."""
+    if path.startswith("/redirect"):
+        return REDIRECTS[int(path.split("/")[2]) if path.count("/") > 1 else 0]
+    is_proof = path.startswith("/.well-known/") or path == "/openapi.json"
+    return REDIRECTS[next(redirects)] if is_proof else None
+
+
+def start_gateway(folder: Path, *, port: int, public_url: str, **settings: str) -> AttackedGateway:
     """No private endpoints, and proxies in the environment that it must not use."""
     names = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy")
     environment = {
@@ -337,8 +356,9 @@ def start_gateway(folder: Path) -> AttackedGateway:
         "NO_PROXY": "",
         "TOLLWAY_LIMIT_DIAL_FAILURES_MAX": "1000000",
         "TOLLWAY_LIMIT_DNS_DEADLINE_S": "2",
+        **settings,
     }
-    return AttackedGateway(folder, host="0.0.0.0", port=PORT, public_url=PUBLIC_URL, environment=environment)
+    return AttackedGateway(folder, host="0.0.0.0", port=port, public_url=public_url, environment=environment)
 
 
 async def main(folder: Path) -> dict[str, Any]:
@@ -347,25 +367,41 @@ async def main(folder: Path) -> dict[str, Any]:
     await names.run("127.0.0.1", 53)
     await serve_everybody(seen)
     tap = WireTap()
-    gateway = start_gateway(folder)
+    gateway = start_gateway(folder, port=PORT, public_url=PUBLIC_URL)
+    other = folder / "errands"
+    other.mkdir()
+    write_settings(other)
+    runner = start_gateway(other, port=ERRANDS_PORT, public_url=ERRANDS_URL, **ENVIRONMENT)
     try:
-        async with httpx.AsyncClient(base_url=gateway.url, trust_env=False, timeout=60) as http:
-            await asyncio.to_thread(gateway.wait_up)
+        async with (
+            httpx.AsyncClient(base_url=gateway.url, trust_env=False, timeout=60) as http,
+            httpx.AsyncClient(base_url=runner.url, trust_env=False, timeout=60) as errands_http,
+        ):
+            await asyncio.gather(asyncio.to_thread(gateway.wait_up), asyncio.to_thread(runner.wait_up))
             tap.start()
             attack = Attack(gateway, http)
-            await attack.run()
-            counts = dict(attack.counts)
+            errands = Errands(runner, errands_http, denied=DENIED, spelt=spellings()[:60], asked=names.asked)
+            await asyncio.gather(attack.run(), errands.run())
+            counts = {**attack.counts, **errands.counts}
     finally:
         tap.close()
-        await asyncio.to_thread(gateway.stop)
+        await asyncio.gather(asyncio.to_thread(gateway.stop), asyncio.to_thread(runner.stop))
     return {
         "counts": counts,
         "dialled": [[address, port, times] for (address, port), times in sorted(tap.dialled.items())],
+        "asked": [[address, port, times] for (address, port), times in sorted(tap.asked.items())],
+        "canary": names.asked[CANARY],
+        "facilitator": list(FACILITATOR[1:]),
+        "redirects": len(REDIRECTS),
+        "ports": len(PORTS),
         "denied": len(DENIED),
         "allowed": list(ALLOWED),
         "spellings": len(spellings()),
         "rebound": sum(times for name, times in names.asked.items() if name.startswith("rebind-")),
-        "ours": [["127.0.0.1", PORT], ["127.0.0.1", 53], ["127.0.0.1", 9], [PUBLIC_ADDRESS, PORT]],
+        "ours": [
+            *(["127.0.0.1", port] for port in (PORT, ERRANDS_PORT, 53, 9)),
+            [PUBLIC_ADDRESS, PORT],
+        ],
         "requests": sum(seen.values()),
     }
 

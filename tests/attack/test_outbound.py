@@ -28,7 +28,7 @@ def of(report: dict[str, Any], what: str) -> dict[str, int]:
 
 
 def test_no_address_is_dialled_but_those_that_may_be(report):
-    ours = {tuple(one) for one in report["ours"]}
+    ours = {tuple(one) for one in report["ours"]} | {tuple(report["facilitator"])}
     dialled = {(address, port) for address, port, _ in report["dialled"]} - ours
     assert {port for _, port in dialled} == {80}
     assert {address for address, _ in dialled} == set(report["allowed"])
@@ -80,3 +80,51 @@ def test_the_gateway_does_not_call_itself(report):
 
 def test_documents_are_fetched_the_same_way(report):
     assert set(of(report, "document")) == {"registered 422"}
+
+
+def test_a_name_server_is_asked_and_nobody_else(report):
+    assert {(address, port) for address, port, _ in report["asked"]} == {("127.0.0.1", 53)}
+
+
+# ---- What the gateway fetches by itself. Where it went, says the first test.
+
+
+def test_a_proof_of_ownership_is_not_looked_for_where_nobody_may_go(report):
+    assert of(report, "ownership") == {"200 unreachable not_found unreachable": report["denied"]}
+
+
+def test_a_proof_of_ownership_is_not_looked_for_where_a_redirect_leads(report):
+    assert of(report, "ownership redirect") == {"200 not_found not_found not_found": report["redirects"]}
+
+
+def test_a_document_is_not_imported_from_where_nobody_may_go(report):
+    assert of(report, "import port") == {"422": report["ports"]}
+    assert of(report, "import redirect") == {"422": report["redirects"]}
+    imports = of(report, "import")
+    assert imports.pop("422") > 300
+    assert imports == {}
+
+
+def test_what_may_not_be_listed_may_not_be_edited_in(report):
+    assert of(report, "edit") == {"422": report["denied"] + report["ports"]}
+
+
+def test_a_look_at_an_endpoint_judges_its_name_again(report):
+    assert of(report, "look") == {"201": report["denied"]}
+
+
+def test_probes_judge_a_name_each_time(report):
+    assert of(report, "probe call") == {"200": report["denied"]}
+    assert of(report, "probe") == {"names": report["denied"]}
+
+
+def test_a_facilitator_is_asked_where_it_is_and_nowhere_else(report):
+    assert tuple(report["facilitator"]) in {(address, port) for address, port, _ in report["dialled"]}
+
+
+def test_no_reference_in_a_document_is_followed_not_even_to_its_name(report):
+    references = of(report, "references")
+    assert references.pop("201") == 1
+    assert references.pop("tools") > 0
+    assert references == {}
+    assert report["canary"] == 0
