@@ -65,7 +65,7 @@ class AnswerStore:
             "call_id": call_id,
             "payer": bytes(payer),
             "bytes": size,
-            "sealed": self._sealer.seal(plain, label=_label(call_id)),
+            "sealed": self._sealer.seal(plain, label=answer_label(call_id)),
             "created_ms": now_ms,
         }
         must_count = self._room is None or self._room < size
@@ -83,7 +83,7 @@ class AnswerStore:
         sealed = await self._database.read(lambda connection: connection.execute(query).scalar())
         if sealed is None:
             return None
-        return decode_answer(self._sealer.open(bytes(sealed), label=_label(call_id)))
+        return decode_answer(self._sealer.open(bytes(sealed), label=answer_label(call_id)))
 
     async def prune(self, *, now_ms: int) -> int:
         old = delete(answer_table).where(answer_table.c.created_ms <= self._oldest_ms(now_ms))
@@ -131,5 +131,5 @@ def _make_room(connection: Connection, which: ColumnElement[bool] | None, bytes_
         connection.execute(delete(answer_table).where(columns.call_id.in_(doomed)))
 
 
-def _label(call_id: CallId) -> bytes:
+def answer_label(call_id: CallId) -> bytes:
     return b"answer:" + call_id.encode()

@@ -185,7 +185,7 @@ class CatalogStore:
         auth = listing.upstream_auth
         if auth is None:
             return None
-        return self._sealer.seal(auth.value.encode(), label=_label(listing.id, auth.location, auth.name))
+        return self._sealer.seal(auth.value.encode(), label=secret_label(listing.id, auth.location, auth.name))
 
     def _load(self, connection: Connection, listing_id: ListingId, since_ms: int) -> tuple[Shelf, int] | None:
         listing = listing_table.c
@@ -199,7 +199,7 @@ class CatalogStore:
             return None
         secret = None
         if row.auth_sealed is not None:
-            label = _label(listing_id, row.auth_location, row.auth_name)
+            label = secret_label(listing_id, row.auth_location, row.auth_name)
             secret = self._sealer.open(row.auth_sealed, label=label).decode()
         record = read_listing(row, secret=secret, openapi=read_document(row.openapi))
         versions = _load_terms(connection, row.seq, since_ms)
@@ -211,7 +211,8 @@ def _is_plausible(listing_id: ListingId) -> bool:
     return 0 < len(listing_id) <= ID_LENGTH_MAX and listing_id.isprintable()
 
 
-def _label(listing_id: ListingId, location: str, name: str) -> bytes:
+def secret_label(listing_id: ListingId, location: str, name: str) -> bytes:
+    """What the secret of a listing is sealed for."""
     return f"{listing_id}\n{location}\n{name}".encode()
 
 
