@@ -392,6 +392,7 @@ async def main(folder: Path) -> dict[str, Any]:
         "asked": [[address, port, times] for (address, port), times in sorted(tap.asked.items())],
         "canary": names.asked[CANARY],
         "facilitator": list(FACILITATOR[1:]),
+        "some": len(errands.some),
         "redirects": len(REDIRECTS),
         "ports": len(PORTS),
         "denied": len(DENIED),
