@@ -137,6 +137,42 @@ JSON_LOADED_BY: dict[str, str] = {
 """Who may use `json.loads` and why. A library of ours lifts Python's recursion limit, and then deep nesting kills the
 process; everybody else uses `web.json_body` or `pydantic_core.from_json`, which refuse it."""
 
+NETWORKED_BY: dict[str, tuple[str, str]] = {
+    "chain/node.py": ("aiohttp", "nodes that the operator names"),
+    "chain/questions.py": ("aiohttp", "nodes that the operator names"),
+    "chain/rpc.py": ("aiohttp", "nodes that the operator names"),
+    "storage/database.py": ("asyncpg", "the operator's own database"),
+    "storage/postgres_line.py": ("asyncpg", "the operator's own database"),
+    "storage/postgres_trust.py": ("asyncpg", "the operator's own database"),
+    "shared_windows.py": ("redis", "the operator's own server for rates"),
+    "web/server.py": (
+        "asyncio.open_connection socket",
+        "its own door: listens there, and knocks to see that it is open",
+    ),
+    "sandbox/anvil.py": ("aiohttp", "the demo's chain node"),
+    "sandbox/chain_driver.py": ("aiohttp", "the demo's chain node"),
+    "sandbox/provider.py": ("aiohttp", "the demo's provider, a server"),
+    "sandbox/tour.py": ("httpx", "the demo's own caller"),
+}
+"""Who may reach a network beside `outbound/`, with what, and where it leads. Everything that somebody else may name is
+fetched through `outbound/`. The command line and the client run on their user's side; `testing/` serves tests."""
+
+NETWORK_MODULES = frozenset(
+    (
+        *("aiohttp", "aiohttp_socks", "asyncpg", "dns", "ftplib", "grpc", "http.client", "httpcore", "httpx"),
+        *("imaplib", "nntplib", "poplib", "psycopg", "pycurl", "redis", "requests", "smtplib", "socket"),
+        *("ssl", "telnetlib", "tornado", "urllib.request", "urllib3", "valkey", "web3", "websocket"),
+        *("websockets", "xmlrpc"),
+    )
+)
+NETWORK_CALLS = frozenset(
+    (
+        *("open_connection", "open_unix_connection", "create_connection", "create_unix_connection"),
+        *("create_datagram_endpoint", "sock_connect", "getaddrinfo", "gethostbyname", "urlopen"),
+    )
+)
+"""Of an event loop or a module, whoever calls them."""
+
 
 def modules() -> Iterator[Path]:
     for path in sorted(PACKAGE.rglob("*.py")):
@@ -225,6 +261,63 @@ def test_every_429_names_its_rate(path: Path) -> None:
 def test_json_from_outside_is_parsed_by_what_nesting_cannot_crash(path: Path) -> None:
     found = re.findall(r"\bjson\.loads?\(|\.json\(\)", path.read_text())
     assert found == [] or name_of(path) in JSON_LOADED_BY
+
+
+@pytest.mark.parametrize("path", list(modules()), ids=name_of)
+def test_only_the_way_out_reaches_a_network(path: Path) -> None:
+    if path.parent.name in ("outbound", "cli", "client", "testing"):
+        return
+    may_use, _ = NETWORKED_BY.get(name_of(path), ("", ""))
+    assert find_networking(ast.parse(path.read_text())) == set(may_use.split())
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("import urllib.request", "urllib.request"),
+        ("from urllib.request import urlopen", "urllib.request"),
+        ("from urllib import request", "urllib.request"),
+        ("from http import client as one", "http.client"),
+        ("def f():\n    import httpx", "httpx"),
+        ("import aiohttp.web", "aiohttp"),
+        ("from dns.asyncresolver import resolve", "dns"),
+        ("loop.create_connection(f)", "asyncio.create_connection"),
+        ("from asyncio import open_connection", "asyncio.open_connection"),
+        ("__import__('socket')", "__import__"),
+        ("importlib.import_module('socket')", "import_module"),
+        ("from http import HTTPStatus\nfrom urllib.parse import quote", ""),
+    ],
+)
+def test_a_network_is_seen_however_it_is_reached(text: str, found: str) -> None:
+    assert find_networking(ast.parse(text)) == set(found.split())
+
+
+def find_networking(tree: ast.Module) -> set[str]:
+    """What of a module leads to a network; also a module that is loaded by a name that nobody can see."""
+    found: set[str | None] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names):
+                found |= {_network_module(one.name) for one in names}
+            case ast.ImportFrom(module=str(module), names=names):
+                found |= {_network_module(f"{module}.{one.name}") for one in names}
+                found |= {
+                    f"asyncio.{one.name}"
+                    for one in names
+                    if one.name in NETWORK_CALLS and module == "asyncio"
+                }
+            case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name)) if name in NETWORK_CALLS:
+                found.add(f"asyncio.{name}")
+            case ast.Call(
+                func=ast.Attribute(attr="import_module" as name) | ast.Name(id="__import__" as name)
+            ):
+                found.add(name)
+    return {name for name in found if name}
+
+
+def _network_module(name: str) -> str | None:
+    parts = name.split(".")
+    return next((known for known in (".".join(parts[:2]), parts[0]) if known in NETWORK_MODULES), None)
 
 
 def test_names_say_something_and_are_addresses() -> None:
