@@ -133,6 +133,14 @@ async def test_it_offers_and_settles_once_it_runs(database: SqliteDatabase) -> N
 def test_gateways_of_one_url_and_one_key_know_each_others_challenges() -> None:
     here = parse_origin("https://gw.example.com")
     there = parse_origin("https://other.example.com")
-    assert make_challenger(b"k" * 32, here) == make_challenger(b"k" * 32, here)
-    assert make_challenger(b"k" * 32, here) != make_challenger(b"k" * 32, there)
-    assert make_challenger(b"k" * 32, here) != make_challenger(b"j" * 32, here)
+    assert make_challenger([b"k" * 32], here) == make_challenger([b"k" * 32], here)
+    assert make_challenger([b"k" * 32], here) != make_challenger([b"k" * 32], there)
+    assert make_challenger([b"k" * 32], here) != make_challenger([b"j" * 32], here)
+
+
+def test_the_first_key_makes_challenges_and_all_recognise_them() -> None:
+    origin = parse_origin("https://gw.example.com")
+    old, new = b"k" * 32, b"j" * 32
+    changing = make_challenger([new, old], origin)
+    assert changing.secret == make_challenger([new], origin).secret
+    assert changing.other_secrets == (make_challenger([old], origin).secret,)

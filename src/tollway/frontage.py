@@ -101,10 +101,10 @@ class Frontage:
         self._names = Entropy()
         self._settings = rooms.settings
         self._limits = rooms.settings.limits
-        assert rooms.settings.secret_key is not None  # the house made one where there was none
-        secret = rooms.settings.secret_key.reveal()
-        self._notary = Notary.derive(secret)
-        self._challenger = make_challenger(secret, origin) if rooms.settings.mpp else None
+        keys = [key.reveal() for key in rooms.settings.secret_keys]  # the house made one where there was none
+        self._notaries = [Notary.derive(key) for key in keys]
+        self._notary = self._notaries[0]
+        self._challenger = make_challenger(keys, origin) if rooms.settings.mpp else None
 
     def build(self) -> ASGIApp:
         rooms, settings, limits = self._rooms, self._settings, self._limits
@@ -138,7 +138,7 @@ class Frontage:
                 signin_router(rooms.desk, nonce_meter, limits=limits),
                 health_router(rooms.check_ready),
                 ownership_router(self._ownership_desk(wallet)),
-                did_router(authority=self._origin.authority, signer=self._notary.address),
+                did_router(authority=self._origin.authority, signers=[one.address for one in self._notaries]),
                 site_router(self._site_desk()),
             ],
             public_url=settings.public_url,

@@ -92,9 +92,9 @@ class House:
 
     def _wire(self) -> None:
         settings, limits = self.settings, self.settings.limits
-        assert settings.secret_key is not None
         origin = parse_origin(settings.public_url)
-        self.sealer = Sealer(settings.secret_key.reveal(), entropy=secrets.token_bytes)
+        key, *others = [key.reveal() for key in settings.secret_keys]
+        self.sealer = Sealer(key, others=others, entropy=secrets.token_bytes)
         self.catalog = CatalogStore(
             self.database, sealer=self.sealer, now_ms=now_ms, only_verified=settings.require_ownership
         )

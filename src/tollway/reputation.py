@@ -43,7 +43,7 @@ class Reputation:
         now_ms: Callable[[], int],
     ) -> None:
         self._limits = limits = settings.limits
-        assert settings.secret_key is not None  # the house made one where there was none
+        secret, *other_secrets = [key.reveal() for key in settings.secret_keys]
         self.breaker = Breaker(limits=limits)
         self._prober = Prober(self.breaker, knock=dialer.knock)
         self.ownerships = OwnershipStore(database, now_ms=now_ms)
@@ -51,7 +51,8 @@ class Reputation:
             dialer=dialer,
             names=NameRecords(settings.name_servers, deadline_s=limits.dns_deadline_s),
             judge=SignatureJudge(chains, limits=limits),
-            secret=settings.secret_key.reveal(),
+            secret=secret,
+            other_secrets=tuple(other_secrets),
             limits=limits,
         )
         self._rounds = OwnershipRounds(

@@ -6,7 +6,7 @@ has one all the same, which offers nothing.
 
 import hmac
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from tollway.chain.reader import SettlementChain
 from tollway.chain.rules import ChainRules
@@ -126,10 +126,10 @@ class Treasury:
         await self.answers.prune(now_ms=self._book.shared_ms())
 
 
-def make_challenger(secret_key: bytes, origin: PublicOrigin) -> Challenger:
-    """Every gateway of one public URL makes and knows the same challenges (MPP)."""
-    secret = hmac.digest(secret_key, b"tollway mpp challenge", "sha256")
-    return Challenger(secret=secret, realm=origin.authority)
+def make_challenger(secret_keys: Sequence[bytes], origin: PublicOrigin) -> Challenger:
+    """Every gateway of one public URL makes and knows the same challenges (MPP). The first key makes them."""
+    secret, *others = [hmac.digest(key, b"tollway mpp challenge", "sha256") for key in secret_keys]
+    return Challenger(secret=secret, realm=origin.authority, other_secrets=tuple(others))
 
 
 def make_notes(metrics: Metrics) -> SettlingNotes:

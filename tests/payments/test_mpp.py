@@ -159,6 +159,15 @@ def test_a_challenge_of_another_secret_is_not_ours() -> None:
     assert fault_of(forged) == CHALLENGE
 
 
+def test_a_challenge_of_before_the_secret_was_changed_is_ours_while_the_old_one_is_known() -> None:
+    shown = Payer().credential()
+    changed = replace(CHALLENGER, secret=b"t" * 32, other_secrets=(b"u" * 32, CHALLENGER.secret))
+    assert fault_of(shown, challenger=changed) is None
+    assert fault_of(shown, challenger=changed, now_s=NOW_S + 90) == EXPIRED
+    assert fault_of(shown, challenger=replace(changed, other_secrets=(b"u" * 32,))) == CHALLENGE
+    assert fault_of(Payer().credential(challenger=changed)) == CHALLENGE  # the first makes them
+
+
 def test_the_authorisation_must_be_made_for_the_challenge() -> None:
     content = Payer().credential()
     content["payload"]["nonce"] = "0x" + "07" * 32
@@ -242,4 +251,4 @@ def test_moments_are_read_as_they_are_written(seconds: int) -> None:
 
 
 def test_the_secret_is_not_shown() -> None:
-    assert "sss" not in repr(CHALLENGER)
+    assert "sss" not in repr(replace(CHALLENGER, other_secrets=(b"sss",)))

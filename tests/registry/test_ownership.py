@@ -1,5 +1,7 @@
 """What proves an origin, and what becomes of a proof."""
 
+from dataclasses import replace
+
 import pytest
 
 from tollway.identifiers import Address, ListingId
@@ -70,6 +72,15 @@ def test_what_is_put_there_is_of_one_wallet_one_origin_and_one_gateway() -> None
 def test_a_whole_line_is_the_proof_and_others_may_stand_beside_it(texts: list[str], is_met: bool) -> None:
     about = challenge()
     assert about.is_met_by(text.replace("{}", about.content) for text in texts) is is_met
+
+
+def test_what_was_asked_for_under_an_older_secret_is_a_proof_as_well() -> None:
+    older = make_content(b"t" * 32, provider=ALICE, origin=ORIGIN)
+    about = replace(challenge(), older_contents=(older,))
+    assert about.is_met_by([older])
+    assert about.is_met_by([about.content])
+    assert not challenge().is_met_by([older])
+    assert not about.is_met_by([older + "x", ""])
 
 
 def test_where_the_proofs_are_looked_for() -> None:

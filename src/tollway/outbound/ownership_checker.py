@@ -48,7 +48,8 @@ class Sights:
 
 
 class OwnershipChecker:
-    """One per process; safe to use from many tasks at once. `secret`: that of all gateways of one public URL."""
+    """One per process; safe to use from many tasks at once. `secret`: that of all gateways of one public URL.
+    `other_secrets`: a proof that was asked for with one of them counts as well, while the secret is changed."""
 
     def __init__(
         self,
@@ -58,11 +59,12 @@ class OwnershipChecker:
         judge: SignatureJudge,
         secret: bytes,
         limits: Limits,
+        other_secrets: tuple[bytes, ...] = (),
     ) -> None:
         self._dialer = dialer
         self._names = names
         self._judge = judge
-        self._secret = secret
+        self._secrets = (secret, *other_secrets)
         self._limits = limits
 
     def challenge(self, stake: Stake) -> Challenge:
@@ -72,6 +74,9 @@ class OwnershipChecker:
         if isinstance(endpoint, Endpoint):
             origin = endpoint.origin
             host = None if is_literal(endpoint.host) else endpoint.host.removesuffix(".")
+        content, *older_contents = [
+            make_content(secret, provider=stake.provider, origin=origin) for secret in self._secrets
+        ]
         return Challenge(
             listing_id=stake.listing_id,
             origin=origin,
@@ -79,7 +84,8 @@ class OwnershipChecker:
             provider=stake.provider,
             pay_to=stake.pay_to,
             networks=stake.networks,
-            content=make_content(self._secret, provider=stake.provider, origin=origin),
+            content=content,
+            older_contents=tuple(older_contents),
         )
 
     async def look(self, challenge: Challenge) -> Sights:

@@ -73,10 +73,13 @@ class Credential:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Challenger:
-    """Makes and recognises challenges. `secret` is shared by all gateways of one public URL; `realm`: its host."""
+    """Makes and recognises challenges. `secret` is shared by all gateways of one public URL; `realm`: its host.
+
+    `other_secrets`: what was made with one of them is recognised all the same, while the secret is changed."""
 
     secret: bytes = field(repr=False)
     realm: str
+    other_secrets: tuple[bytes, ...] = field(default=(), repr=False)
 
     def challenge(self, requirement: Requirement, route: Route, *, now_s: float, salt: bytes = b"") -> bytes:
         """The value of `WWW-Authenticate`. It expires when the authorisation made for it would.
@@ -86,7 +89,7 @@ class Challenger:
         request = _encode_request(requirement)
         expires = format_moment(int(now_s) + requirement.max_timeout_s)
         opaque = encode_urlsafe(f'{{"route":"{route.digest}","salt":"{salt.hex()}"}}'.encode())
-        challenge_id = self._sign(request=request, expires=expires, opaque=opaque)
+        challenge_id = self._sign(self.secret, request=request, expires=expires, opaque=opaque)
         return (
             f'Payment id="{challenge_id}", realm="{self.realm}", method="{METHOD}", intent="{INTENT}", '
             f'request="{request}", expires="{expires}", opaque="{opaque}"'
@@ -127,9 +130,7 @@ class Challenger:
         }
         if not all(isinstance(text, str) for text in given.values()):
             return explain_authorization(AuthorizationReason.CHALLENGE)
-        expected = self._sign(request=given["request"], expires=given["expires"], opaque=given["opaque"])
-        is_ours = hmac.compare_digest(expected.encode(), given["id"].encode("utf-8", "replace"))
-        if not is_ours or given["realm"] != self.realm or given["digest"]:
+        if not self._is_ours(given) or given["realm"] != self.realm or given["digest"]:
             return explain_authorization(AuthorizationReason.CHALLENGE)
         if not _is_of(route, given["opaque"]):
             return explain_authorization(AuthorizationReason.CHALLENGE)
@@ -139,10 +140,18 @@ class Challenger:
             return explain_authorization(AuthorizationReason.CHALLENGE_NONCE)
         return None
 
-    def _sign(self, *, request: str, expires: str, opaque: str) -> str:
+    def _is_ours(self, given: dict[str, str]) -> bool:
+        shown = given["id"].encode("utf-8", "replace")
+        parts = {name: given[name] for name in ("request", "expires", "opaque")}
+        return any(
+            hmac.compare_digest(self._sign(secret, **parts).encode(), shown)
+            for secret in (self.secret, *self.other_secrets)
+        )
+
+    def _sign(self, secret: bytes, *, request: str, expires: str, opaque: str) -> str:
         """base64url of HMAC-SHA256 over `realm|method|intent|request|expires|digest|opaque`; we ask for no digest."""
         slots = "|".join((self.realm, METHOD, INTENT, request, expires, "", opaque))
-        return encode_urlsafe(hmac.digest(self.secret, slots.encode("utf-8", "replace"), "sha256"))
+        return encode_urlsafe(hmac.digest(secret, slots.encode("utf-8", "replace"), "sha256"))
 
 
 @lru_cache(maxsize=1024)

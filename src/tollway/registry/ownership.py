@@ -37,7 +37,8 @@ class Challenge:
     """What proves that `origin` is `provider`'s. `host` None: the origin is an address, which has no name to ask about.
     `origin` empty: the endpoint is none by today's rules, and nothing proves it.
 
-    `content`: a line of the file or a text of the name. `networks`: where a contract wallet at `pay_to` may stand.
+    `content`: a line of the file or a text of the name. `older_contents`: what was asked for before the gateway's secret
+    was changed, and counts as well. `networks`: where a contract wallet at `pay_to` may stand.
     """
 
     listing_id: ListingId
@@ -47,6 +48,7 @@ class Challenge:
     pay_to: Address
     networks: tuple[ChainId, ...]
     content: str
+    older_contents: tuple[str, ...] = ()
 
     @property
     def file_url(self) -> str:
@@ -62,7 +64,7 @@ class Challenge:
 
     def is_met_by(self, texts: Iterable[str]) -> bool:
         """Whether one of the lines of a file, or of the texts of a name, is ours. Others may stand beside it."""
-        return any(text.strip() == self.content for text in texts)
+        return any(text.strip() in (self.content, *self.older_contents) for text in texts)
 
 
 def make_content(secret: bytes, *, provider: Address, origin: str) -> str:

@@ -1,5 +1,6 @@
-"""`/.well-known/did.json`: under which key this gateway signs its offers and receipts (did:web). Reads only."""
+"""`/.well-known/did.json`: under which keys this gateway signs its offers and receipts (did:web). Reads only."""
 
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -11,10 +12,11 @@ from tollway.identifiers import Address
 _CONTEXT = ["https://www.w3.org/ns/did/v1", "https://w3id.org/security/suites/secp256k1recovery-2020/v2"]
 
 
-def did_router(*, authority: str, signer: Address) -> APIRouter:
-    """`authority`: host and port of the public URL."""
+def did_router(*, authority: str, signers: Sequence[Address]) -> APIRouter:
+    """`authority`: host and port of the public URL. `signers`: the one in use first; what the others have signed still
+    counts."""
     router = APIRouter()
-    document = describe_signer(authority=authority, signer=signer)
+    document = describe_signers(authority=authority, signers=signers)
 
     @router.get("/.well-known/did.json")
     async def read_did() -> JSONResponse:
@@ -24,20 +26,21 @@ def did_router(*, authority: str, signer: Address) -> APIRouter:
     return router
 
 
-def describe_signer(*, authority: str, signer: Address) -> dict[str, Any]:
+def describe_signers(*, authority: str, signers: Sequence[Address]) -> dict[str, Any]:
     """did:web §3.2: a port's colon is percent-encoded. The account is a wallet like any other, so chain 1 names it."""
     did = f"did:web:{quote(authority, safe='')}"
-    key = f"{did}#offers-and-receipts"
+    methods = [
+        {
+            "id": f"{did}#offers-and-receipts" + (f"-{number}" if number > 1 else ""),
+            "type": "EcdsaSecp256k1RecoveryMethod2020",
+            "controller": did,
+            "blockchainAccountId": f"eip155:1:{signer}",
+        }
+        for number, signer in enumerate(signers, 1)
+    ]
     return {
         "@context": _CONTEXT,
         "id": did,
-        "verificationMethod": [
-            {
-                "id": key,
-                "type": "EcdsaSecp256k1RecoveryMethod2020",
-                "controller": did,
-                "blockchainAccountId": f"eip155:1:{signer}",
-            }
-        ],
-        "assertionMethod": [key],
+        "verificationMethod": methods,
+        "assertionMethod": [method["id"] for method in methods],
     }
