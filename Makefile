@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 STAMPS := .stamps
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test torture attack mutants check audit sbom format schema bench scale lock clean
+.PHONY: help install demo test torture attack mutants guards check audit sbom format schema bench scale lock clean
 
 help:            ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -46,7 +46,11 @@ attack: install  ## hostile providers, callers and text, long form, then fuzzing
 	$(BIN)/python tests/fuzz/run.py --seconds $(FUZZ_SECONDS)
 
 mutants: install ## five deliberate breakages, each caught by its named test
-	$(BIN)/python tests/mutants.py
+	$(BIN)/python -m tests.mutants
+
+# Two at a time, each with its own copy of the package; half a second a guard and what its test takes.
+guards: install  ## each guard against hostile input taken away once: its test must fail (options: ARGS="headers identity")
+	WORKERS=$(WORKERS) $(BIN)/python -m tests.guards $(ARGS)
 
 schema: install ## the tables of a new SQLite file, written down after a migration has changed
 	$(BIN)/python -m tollway.testing.schema_writer

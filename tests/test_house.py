@@ -338,6 +338,18 @@ async def test_no_call_leads_back_into_the_gateway(house: House, address: str) -
         await house.dialer.probe(endpoint)
 
 
+async def test_no_call_leads_to_the_public_name_of_the_gateway(tmp_path: Path) -> None:
+    house = House(settings(tmp_path, PUBLIC_URL="http://8.8.8.8:8402"))
+    own, another = (
+        parse_endpoint(f"http://{address}:8402", allow_private=False) for address in ("8.8.8.8", "8.8.4.4")
+    )
+    assert isinstance(own, Endpoint)
+    assert isinstance(another, Endpoint)
+    await house.dialer.probe(another)
+    with pytest.raises(EndpointNotAllowed):
+        await house.dialer.probe(own)
+
+
 async def test_the_nodes_that_must_agree_reach_the_reader(tmp_path: Path) -> None:
     (network,) = settings(tmp_path).networks
     with pytest.raises(ValueError, match="agreement"):

@@ -253,6 +253,14 @@ def test_the_secret_replaces_the_callers_header_and_cannot_be_nominated_away() -
     assert [(n, v) for n, v in sent if n.lower() == "x-api-key"] == [("x-API-key", "s3")]
 
 
+def test_nothing_of_the_caller_stands_beside_the_secret() -> None:
+    headers = [(b"x-api-key", b"mine"), (b"X-API-KEY", b"mine too")]
+    sent = upstream_headers(
+        headers, gateway_name=GATEWAY, forward_headers=("X-Api-Key",), secret=("X-Api-Key", "s3")
+    )
+    assert [value for name, value in sent if name.lower() == "x-api-key"] == ["s3"]
+
+
 def test_the_loop_list_only_grows() -> None:
     sent = upstream_headers([(b"cdn-loop", b"a; x=1, b"), (b"cdn-loop", b"c")], gateway_name=GATEWAY)
     assert ("CDN-Loop", f"a; x=1, b, c, {GATEWAY}") in sent

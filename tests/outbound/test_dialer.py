@@ -1195,6 +1195,13 @@ async def test_fetches_only_what_an_endpoint_may_be(url: str) -> None:
             await dialer.fetch(url, bytes_max=10, deadline_s=1)
 
 
+async def test_a_fetch_in_production_is_refused_before_anything_is_dialled() -> None:
+    async with running(answer(OK)) as upstream, dialing(allow_private=False) as dialer:
+        with pytest.raises(EndpointNotAllowed):
+            await dialer.fetch(f"http://127.0.0.1:{upstream.port}/", bytes_max=10, deadline_s=1)
+        assert upstream.accepted == 0
+
+
 async def test_a_fetch_has_one_deadline_for_everything() -> None:
     async def handler(upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await upstream.read_head(reader)

@@ -1,0 +1,6 @@
+"""Every guard that has to prove itself."""
+
+from tests.guards.outbound_guards import OUTBOUND_GUARDS
+from tests.guards.passage_guards import PASSAGE_GUARDS
+
+GUARDS = (*OUTBOUND_GUARDS, *PASSAGE_GUARDS)

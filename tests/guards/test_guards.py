@@ -1,0 +1,119 @@
+"""The table of guards stands: each can still be taken away, each names a test that is there, and the machine tells what it
+saw. That the tests fail is shown by `make guards`.
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from tests.guards.breaking import ROOT, SOURCE, Breakage, Edit, Run, Workshop, is_defined, judge_group, mutate
+from tests.guards.guard import Guard
+from tests.guards.guards import GUARDS
+
+
+def test_there_are_many_and_each_has_a_name_of_its_own() -> None:
+    names = [guard.name for guard in GUARDS]
+    assert len(names) >= 40
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("guard", GUARDS, ids=lambda guard: guard.name)
+def test_a_guard_can_be_taken_away_and_its_test_exists(guard: Guard) -> None:
+    for edit in guard.edits:
+        changed = mutate(edit, SOURCE / "tollway")
+        compile(changed, edit.path, "exec")
+    assert is_defined(guard.test)
+
+
+def test_each_guard_stands_for_a_threat_of_the_model() -> None:
+    page = (ROOT / "docs" / "threat-model.md").read_text(encoding="utf-8")
+    threats = set(re.findall(r"^\| ([A-Z]\d+) \|", page, re.MULTILINE))
+    assert {guard.threat for guard in GUARDS} <= threats
+
+
+def test_an_edit_that_does_not_apply_any_more_is_told(tmp_path: Path) -> None:
+    (tmp_path / "room.py").write_text("one = 1\none = 1\n")
+    for before in ("one = 1\n", "two"):
+        with pytest.raises(ValueError, match=r"room\.py"):
+            mutate(Edit(path="room.py", before=before, after=""), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tests/guards/test_guards.py",
+        "tests/guards/test_guards.py::GOOD",
+        "tests/guards/test_guards.py::test_that_is_not_there",
+        "tests/guards/test_that_is_not_there.py::test_it",
+    ],
+)
+def test_a_name_of_nothing_is_no_test(name: str) -> None:
+    assert not is_defined(name)
+
+
+BEFORE, BREAKAGE = "def holds():\n    return True\n", Edit(path="room.py", before="True", after="False")
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A package of one guard, and its test."""
+    source = tmp_path / "src"
+    (source / "tollway").mkdir(parents=True)
+    (source / "tollway" / "room.py").write_text(BEFORE)
+    (tmp_path / "test_room.py").write_text(
+        f"import sys\n\ndef test_it():\n    sys.path.insert(0, {str(source / 'tollway')!r})\n"
+        "    from room import holds\n    assert holds(), 'it does not hold'\n"
+    )
+    return source
+
+
+def test_the_machine_breaks_runs_and_mends(source: Path) -> None:
+    breakage = Breakage(name="x", edits=(BREAKAGE,), test=f"{source.parent}/test_room.py::test_it")
+    (verdict,) = judge_group(Workshop(source), [breakage])
+    assert verdict.is_caught
+    assert "it does not hold" in verdict.said
+    assert (source / "tollway" / "room.py").read_text() == BEFORE
+
+
+class Rehearsed(Workshop):
+    """Its runs are known before."""
+
+    def __init__(self, source: Path, *runs: Run) -> None:
+        super().__init__(source)
+        self._runs = list(runs)
+
+    def run(self, tests: Sequence[str]) -> Run:
+        return self._runs.pop(0)
+
+
+GOOD, SKIPPED = Run(code=0, output="1 passed in 0.1s"), Run(code=0, output="1 skipped in 0.1s")
+FAILING = Run(code=1, output="FAILED test_room.py::test_it[a b] - AssertionError: it does not hold\n1 failed")
+ERROR = Run(code=1, output="ERROR test_room.py::test_it - OSError: no room\n1 error")
+UNKNOWN_NAME = Run(code=1, output="FAILED test_room.py::test_it - NameError: name 'x' is not defined")
+
+
+@pytest.mark.parametrize(
+    ("runs", "edit", "said"),
+    [
+        ((GOOD, FAILING), BREAKAGE, None),
+        ((GOOD, GOOD), BREAKAGE, "NOT NOTICED"),
+        ((GOOD, ERROR), BREAKAGE, "pytest ended with 1"),
+        ((GOOD, SKIPPED), BREAKAGE, "pytest ended with 0"),
+        ((GOOD, Run(code=-1, output="it did not end")), BREAKAGE, "pytest ended with -1: it did not end"),
+        ((GOOD, UNKNOWN_NAME), BREAKAGE, "the edit breaks more than the guard: NameError"),
+        ((GOOD,), Edit(path="room.py", before="True", after="("), "the edit breaks more than the guard"),
+        ((GOOD,), Edit(path="room.py", before="no such words", after=""), "stands there 0 times"),
+        ((FAILING, FAILING), BREAKAGE, "without the breakage: AssertionError"),
+        ((SKIPPED, SKIPPED), BREAKAGE, "without the breakage: skipped"),
+        ((FAILING, GOOD, FAILING), BREAKAGE, None),
+    ],
+)
+def test_only_a_test_that_passes_with_the_guard_and_fails_by_itself_without_counts(
+    source: Path, runs: Sequence[Run], edit: Edit, said: str | None
+) -> None:
+    breakage = Breakage(name="x", edits=(edit,), test="test_room.py::test_it")
+    (verdict,) = judge_group(Rehearsed(source, *runs), [breakage])
+    assert verdict.is_caught is (said is None)
+    assert (said or "it does not hold") in verdict.said
+    assert (source / "tollway" / "room.py").read_text() == BEFORE
