@@ -41,7 +41,9 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def load(environment: dict[str, str] | None = None, toml: str | None = None) -> Settings:
     if toml is not None:
-        Path("tollway.toml").write_text(toml)
+        path = Path("tollway.toml")
+        path.write_text(toml)
+        path.chmod(0o600)
     return load_settings({**RPC, **(environment or {})})
 
 
@@ -211,6 +213,13 @@ def test_a_mistake_is_one_clear_line_or_two(environment: dict[str, str], toml: s
         assert line.isprintable(), line
         assert 20 <= len(line) <= 240, line
         assert re.match(r"(TOLLWAY_[A-Z0-9_]+|[a-z_0-9.\[\]]+): \S", line), line
+
+
+def test_a_file_that_others_can_read_is_one_problem_and_the_rest_is_told_beside_it() -> None:
+    path = Path("tollway.toml")
+    path.write_text(f'secret_key = "{KEY}"\nlog_level = "loud"\n')
+    path.chmod(0o644)
+    assert [line.partition(":")[0] for line in problems()] == ["tollway.toml", "log_level"]
 
 
 def test_no_node_at_all_says_what_to_set() -> None:

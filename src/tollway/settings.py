@@ -6,7 +6,6 @@ in a repr.
 """
 
 import stat
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -43,13 +42,13 @@ from tollway.setting_values import (
     rpc_name,
     suggest,
 )
+from tollway.settings_file import read_settings_file
 
 __all__ = ["Listen", "NetworkSettings", "Secret", "Settings", "ensure_secret_key", "load_settings"]
 
 T = TypeVar("T")
 
 PREFIX = "TOLLWAY_"
-CONFIG_DEFAULT = Path("tollway.toml")
 ADMIN_LISTEN_DEFAULT = "127.0.0.1:9402"
 
 KEYS = (
@@ -146,8 +145,8 @@ def load_settings(environment: Mapping[str, str], *, config: Path | None = None)
 
     The file: `config`, else `TOLLWAY_CONFIG`, else `tollway.toml` in the current directory where there is one.
     """
-    problems: list[str] = []
-    from_file = _read_file(environment, config, problems)
+    from_file, of_file = read_settings_file(environment, config)
+    problems = [*of_file]
     reader = _Reader(environment, from_file, problems)
     settings = reader.read()
     _check_together(settings, problems)
@@ -165,18 +164,6 @@ def ensure_secret_key(settings: Settings) -> Settings:
         make_key_file(path)
     first, *others = read_key_file(path)
     return replace(settings, secret_key=first, other_secret_keys=tuple(others))
-
-
-def _read_file(environment: Mapping[str, str], config: Path | None, problems: list[str]) -> Mapping[str, Any]:
-    named = config or (Path(environment["TOLLWAY_CONFIG"]) if environment.get("TOLLWAY_CONFIG") else None)
-    path = named or CONFIG_DEFAULT
-    if named is None and not path.exists():
-        return {}
-    try:
-        return tomllib.loads(path.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
-        problems.append(f"{path}: {_reason(exc)}")
-        return {}
 
 
 class _Reader:
