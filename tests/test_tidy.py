@@ -78,6 +78,7 @@ TESTED_ELSEWHERE: dict[str, tuple[str, ...]] = {
     "contracts/test_relocation.py": ("ledger/relocation.py", "storage/relocation_store.py"),
     "contracts/test_gas.py": ("ledger/gas.py", "storage/gas_store.py"),
     "contracts/test_answers.py": ("ledger/kept_answers.py", "storage/answer_store.py"),
+    "contracts/test_seal_keeper.py": ("storage/seal_keeper.py",),
     "contracts/test_catalog.py": (
         "registry/catalog.py",
         "registry/standing.py",

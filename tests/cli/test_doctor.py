@@ -1,6 +1,7 @@
 """The doctor: one finding for everything that is wrong or risky, and no change to anything."""
 
 import asyncio
+import os
 import sqlite3
 from dataclasses import replace
 from pathlib import Path
@@ -11,13 +12,17 @@ from tollway.chain.gas_key import GasKey
 from tollway.chain.reader import ContractAnswer
 from tollway.cli.doctor import Finding, examine
 from tollway.errors import ChainUnavailable
-from tollway.identifiers import Address, ChainId
+from tollway.identifiers import Address, ChainId, ListingId
 from tollway.money import TokenDomain
 from tollway.outbound.name_records import NameServer
+from tollway.registry.listing import UpstreamAuth
 from tollway.settings import Listen, Secret, Settings, load_settings
+from tollway.storage.catalog_store import CatalogStore
 from tollway.storage.database import connect_database
 from tollway.storage.migrate import upgrade
+from tollway.storage.sealer import Sealer
 from tollway.testing.authorization_samples import USDC
+from tollway.testing.listing_samples import sample_listing
 from tollway.testing.memory_chain import MemoryChain
 from tollway.testing.memory_tokens import authorizing_token
 from tollway.testing.settling_scene import facilitator_at
@@ -166,6 +171,42 @@ async def test_risky_settings_are_named(
     tmp_path: Path, changes: dict[str, object], check: str, level: str
 ) -> None:
     assert (await look(make_settings(tmp_path, **changes)))[check].level == level
+
+
+KEY = bytes.fromhex("00112233445566778899aabbccddeeff" * 2)
+OLD_KEY, NEW_KEY = b"o" * 32, b"n" * 32
+
+
+@pytest.mark.parametrize(
+    ("sealed_with", "known", "level", "told"),
+    [
+        ((), (KEY,), "ok", "all 0 secret(s)"),
+        ((KEY,), (KEY,), "ok", "all 1 secret(s)"),
+        ((KEY,), (KEY, OLD_KEY), "note", "1 more key(s) are known"),
+        ((OLD_KEY, KEY), (KEY, OLD_KEY), "note", "1 secret(s) of listings and 0 stored answer(s)"),
+        ((OLD_KEY, KEY), (KEY, NEW_KEY), "failed", "open with no key, and their calls fail"),
+        ((OLD_KEY,), (KEY,), "failed", "set them again: api_0"),
+    ],
+)
+async def test_what_is_sealed_must_open_and_with_the_first_key(
+    tmp_path: Path, sealed_with: tuple[bytes, ...], known: tuple[bytes, ...], level: str, told: str
+) -> None:
+    keys = [Secret(key) for key in known]
+    settings = make_settings(tmp_path, secret_key=keys[0], other_secret_keys=tuple(keys[1:]))
+    database = connect_database(settings.database_url.reveal())
+    await database.open()
+    await upgrade(database)
+    for number, key in enumerate(sealed_with):
+        auth = UpstreamAuth(location="header", name="X-Key", value="hush")
+        listing = sample_listing(
+            provider=Address(b"p" * 20), id=ListingId(f"api_{number}"), upstream_auth=auth
+        )
+        sealer = Sealer(key, entropy=os.urandom)
+        await CatalogStore(database, sealer=sealer, now_ms=lambda: 1).publish(listing)
+    await database.close()
+    finding = (await look(settings))["seals"]
+    assert (finding.level, told in finding.detail) == (level, True), finding
+    assert "hush" not in finding.detail
 
 
 GAS_KEY = "4d" * 32

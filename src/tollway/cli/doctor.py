@@ -3,6 +3,7 @@
 It changes nothing: no table, no file, no key.
 """
 
+import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -18,6 +19,8 @@ from tollway.storage.database import Database, PostgresDatabase, SqliteDatabase,
 from tollway.storage.durability import find_risks, read_server_settings
 from tollway.storage.leadership import Duty, Leader, are_sessions_shared, find_leaders
 from tollway.storage.migrate import schema_state
+from tollway.storage.seal_keeper import SealKeeper
+from tollway.storage.sealer import Sealer
 
 Level = Literal["ok", "note", "warning", "failed"]
 
@@ -28,6 +31,8 @@ _READ_CLOCK = bytes.fromhex("4260005260206000f3")
 """TIMESTAMP, MSTORE, RETURN: run as deployment code, it returns the time of the latest block."""
 _CLOCK_GAS = 100_000
 _DEADLINE_S = 5.0
+_ANSWERS_LOOKED_AT = 200
+"""Stored answers are up to a GiB, and gone in a day; secrets are looked at all of them."""
 _ROOT = "."
 """A name that every name server can be asked about."""
 _READY, _SERVER_ERROR = 200, 500
@@ -60,7 +65,9 @@ async def examine(
 ) -> tuple[Finding, ...]:
     """Every check, none of which stops the others."""
     findings = list(_examine_settings(settings))
-    findings.append(await _examine_database(settings, database))
+    findings.append(found := await _examine_database(settings, database))
+    if found.level in ("ok", "warning") and settings.secret_keys:
+        findings.append(await _examine_seals(settings, database))
     if database.dialect == "sqlite" and not is_shared_write_safe():
         findings.append(
             Finding(
@@ -139,6 +146,38 @@ async def _examine_database(settings: Settings, database: Database) -> Finding:
         detail = f"{where} is from the release before; this one can serve from it, but run tollway migrate"
         return Finding(check="database", level="warning", detail=detail)
     return Finding(check="database", level="failed", detail=f"{where} is {state}; run tollway migrate")
+
+
+async def _examine_seals(settings: Settings, database: Database) -> Finding:
+    """Whether what is sealed opens, and with the key in use: after a restore, or while the key is changed."""
+    check = "seals"
+    key, *others = [key.reveal() for key in settings.secret_keys]
+    keeper = SealKeeper(database, sealer=Sealer(key, others=others, entropy=secrets.token_bytes))
+    try:
+        survey = await keeper.survey(answers_max=_ANSWERS_LOOKED_AT)
+    except StorageUnavailable:
+        return Finding(
+            check=check, level="failed", detail="nobody can tell while the database does not answer"
+        )
+    if survey.secrets.lost:
+        listings = ", ".join(survey.secrets.lost_ids)
+        detail = (
+            f"{survey.secrets.lost} secret(s) of listings open with no key, and their calls fail: put the key back that "
+            f"they were sealed with, or have the providers set them again: {listings}"
+        )
+        return Finding(check=check, level="failed", detail=detail)
+    if survey.older:
+        detail = (
+            f"{survey.secrets.older} secret(s) of listings and {survey.answers.older} stored answer(s) stand under a key "
+            "that is not the first; when every gateway has the new key first, run tollway secrets reseal"
+        )
+        return Finding(check=check, level="note", detail=detail)
+    detail = f"all {survey.secrets.current} secret(s) of listings open with the key in use"
+    if survey.answers.lost:
+        detail += "; some stored answers open with no key, and their repeats fail until they are a day old"
+    if others:
+        detail += f"; {len(others)} more key(s) are known beside it"
+    return Finding(check=check, level="note" if others or survey.answers.lost else "ok", detail=detail)
 
 
 async def _examine_durability(database: PostgresDatabase) -> Finding:

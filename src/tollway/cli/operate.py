@@ -304,7 +304,7 @@ async def _at_desk(
     premises: Premises, settings: Settings, work: Callable[[Desk], Awaitable[None]], *, access: Access
 ) -> None:
     desk = premises.make_desk(settings)
-    with _permit(desk.database, access, premises):
+    with permit(desk.database, access, premises):
         if access == "write":
             await desk.database.open()  # on SQLite this opens the writer, which reading does without
         try:
@@ -314,7 +314,7 @@ async def _at_desk(
 
 
 @contextlib.contextmanager
-def _permit(database: Database, access: Access, premises: Premises) -> Iterator[None]:
+def permit(database: Database, access: Access, premises: Premises) -> Iterator[None]:
     """Keeps a second writer out of a SQLite file whose library cannot bear one, and a reader from making a file."""
     if not isinstance(database, SqliteDatabase) or access == "look":
         yield

@@ -67,6 +67,8 @@ class SealSurvey:
 
 
 class SealKeeper:
+    """Over the tables of one database. Several may work at once."""
+
     def __init__(self, database: Database, *, sealer: Sealer) -> None:
         self._database = database
         self._sealer = sealer

@@ -1,0 +1,154 @@
+"""Commands for a change of `secret_key`: under which keys sealed values stand, and sealing them anew under the one in use.
+
+They never show a key, never make one, and change nothing but seals.
+"""
+
+import asyncio
+import os
+import secrets
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from tollway.cli.operate import (
+    FAILED,
+    LATER,
+    Access,
+    AsJson,
+    CommandFailed,
+    Config,
+    Premises,
+    failures_told,
+    permit,
+    show,
+)
+from tollway.settings import Settings, load_settings
+from tollway.storage.database import connect_database
+from tollway.storage.seal_keeper import SealCount, SealKeeper, SealSurvey
+from tollway.storage.sealer import Sealer
+
+PASSES_MAX = 5
+"""What a gateway was busy with is found by the next one."""
+
+
+def register(group: typer.Typer, *, premises: Premises | None = None) -> None:
+    """Adds the commands. `premises`: whether two processes may write to one SQLite file."""
+    premises = premises or Premises()
+
+    @group.command()
+    def status(config: Config = None, as_json: AsJson = False) -> None:
+        """Tells under which keys the secrets of listings and stored answers stand. Changes nothing."""
+
+        async def work(keeper: SealKeeper, keys: int) -> None:
+            _Report(keys=keys, survey=await keeper.survey()).show(as_json)
+
+        _run(work, premises, config, as_json=as_json, access="read")
+
+    @group.command()
+    def reseal(config: Config = None, as_json: AsJson = False) -> None:
+        """Seals everything anew under the first key. Safe to run again, and while gateways serve."""
+
+        async def work(keeper: SealKeeper, keys: int) -> None:
+            resealed = 0
+            for _ in range(PASSES_MAX):
+                resealed += await keeper.reseal()
+                survey = await keeper.survey()
+                if not survey.older:
+                    break
+            _Report(keys=keys, survey=survey, resealed=resealed).show(as_json)
+            if survey.older:
+                raise typer.Exit(LATER)
+
+        _run(work, premises, config, as_json=as_json, access="write")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Report:
+    """`keys`: how many are known. `resealed` None: nobody was asked to."""
+
+    keys: int
+    survey: SealSurvey
+    resealed: int | None = None
+
+    def show(self, as_json: bool) -> None:
+        """Exits with 1 where a listing's secret opens with no key."""
+        secrets_, answers = self.survey.secrets, self.survey.answers
+        answer: dict[str, Any] = {
+            "keys": self.keys,
+            "listingSecrets": _count_json(secrets_),
+            "storedAnswers": _count_json(answers),
+        }
+        if self.resealed is not None:
+            answer["resealed"] = self.resealed
+        show(answer, self._tell(), as_json)
+        if secrets_.lost:
+            raise typer.Exit(FAILED)
+
+    def _tell(self) -> list[str]:
+        lines = [] if self.resealed is None else [f"{self.resealed} sealed anew under the first key"]
+        lines.append(f"secrets of listings: {_tell(self.survey.secrets)}")
+        lines.append(f"stored answers: {_tell(self.survey.answers)}")
+        if self.survey.secrets.lost:
+            listings = ", ".join(self.survey.secrets.lost_ids)
+            lines.append(
+                f"put the key back that these were sealed with, or have their providers set them again: {listings}"
+            )
+        if self.survey.older:
+            lines.append(
+                "older keys are still needed; when every gateway has the new key first: tollway secrets reseal"
+            )
+        elif self.keys > 1:
+            lines.append("nothing is sealed under an older key")
+        return lines
+
+
+def _tell(count: SealCount) -> str:
+    return f"{count.current} under the first key, {count.older} under an older one, {count.lost} under none that is known"
+
+
+def _count_json(count: SealCount) -> dict[str, Any]:
+    return {
+        "current": count.current,
+        "older": count.older,
+        "lost": count.lost,
+        "lostIds": list(count.lost_ids),
+    }
+
+
+def _run(
+    work: Callable[[SealKeeper, int], Awaitable[None]],
+    premises: Premises,
+    config: Path | None,
+    *,
+    as_json: bool,
+    access: Access,
+) -> None:
+    with failures_told(as_json=as_json):
+        settings = load_settings(os.environ, config=config)
+        if not settings.secret_keys:
+            raise CommandFailed(
+                f"there is no key at {settings.secret_key_file} yet; the first start makes one"
+            )
+        asyncio.run(_work(work, settings, premises, access))
+
+
+async def _work(
+    work: Callable[[SealKeeper, int], Awaitable[None]],
+    settings: Settings,
+    premises: Premises,
+    access: Access,
+) -> None:
+    """No rooms are furnished for this: it needs the database and the keys."""
+    database = connect_database(settings.database_url.reveal())
+    with permit(database, access, premises):
+        if access == "write":
+            await database.open()
+        try:
+            key, *others = [key.reveal() for key in settings.secret_keys]
+            sealer = Sealer(key, others=others, entropy=secrets.token_bytes)
+            await work(SealKeeper(database, sealer=sealer), 1 + len(others))
+        finally:
+            await database.close()
