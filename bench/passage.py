@@ -27,6 +27,7 @@ from tollway.gateway.cashier import Cashier
 from tollway.gateway.forward import Passage
 from tollway.gateway.meters import Meters
 from tollway.gateway.serve import Gateway, GatewayName
+from tollway.gateway.upstream_signature import UpstreamSigner
 from tollway.identifiers import ListingId, TxHash, keccak256
 from tollway.identity.notary import Notary
 from tollway.identity.signatures import SignatureJudge, transaction_digests
@@ -187,7 +188,14 @@ class Door:
                 entropy=self._names.take,
             ),
             passage=Passage(
-                dialer=dialer, book=book, limits=LIMITS, now_ms=now_ms, public_url=PUBLIC_URL, name=HOST
+                dialer=dialer,
+                book=book,
+                limits=LIMITS,
+                now_ms=now_ms,
+                public_url=PUBLIC_URL,
+                name=HOST,
+                signer=UpstreamSigner.derive([b"\x07" * 32]),
+                entropy=self._names.take,
             ),
             meters=meters,
             limits=LIMITS,

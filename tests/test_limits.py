@@ -10,7 +10,8 @@ import pytest
 
 from tollway.limits import DEFAULT_LIMITS, KIB, MIB, Limits
 from tollway.money import Price
-from tollway.testing.small_gateway import CALLS, open_gateway, serving
+from tollway.testing.served_gateway import serving
+from tollway.testing.small_gateway import CALLS, open_gateway
 
 TESTS = Path(__file__).parent
 SOURCES = TESTS.parent / "src" / "tollway"

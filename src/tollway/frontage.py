@@ -22,6 +22,7 @@ from tollway.gateway.cashier import Cashier
 from tollway.gateway.forward import Passage
 from tollway.gateway.meters import Meters
 from tollway.gateway.serve import Gateway, GatewayName
+from tollway.gateway.upstream_signature import UpstreamSigner
 from tollway.identifiers import ChainId, ListingId
 from tollway.identity.authenticator import Authenticator, Identity
 from tollway.identity.front_desk import FrontDesk
@@ -104,6 +105,7 @@ class Frontage:
         keys = [key.reveal() for key in rooms.settings.secret_keys]  # the house made one where there was none
         self._notaries = [Notary.derive(key) for key in keys]
         self._notary = self._notaries[0]
+        self._signer = UpstreamSigner.derive(keys)
         self._challenger = make_challenger(keys, origin) if rooms.settings.mpp else None
 
     def build(self) -> ASGIApp:
@@ -185,6 +187,8 @@ class Frontage:
                 now_ms=self._now_ms,
                 public_url=settings.public_url,
                 name=self._origin.authority,
+                signer=self._signer,
+                entropy=self._names.take,
                 note_upstream_s=rooms.metrics.upstream_seconds.observe,
                 tally=rooms.reputation.tally,
                 breaker=rooms.reputation.breaker,

@@ -876,6 +876,12 @@ async def test_sends_what_the_list_allows_and_no_proof(gate: SmallGateway) -> No
         "content-length",
         "via",
         "cdn-loop",
+        "tollway-call-id",
+        "tollway-api-id",
+        "tollway-payer",
+        "content-digest",
+        "signature-input",
+        "signature",
     }
     assert arrived.find("content-type") == "application/json"
     assert (bytes(arrived.body), arrived.find("content-length")) == (b"{}", "2")

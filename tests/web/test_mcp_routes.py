@@ -10,7 +10,8 @@ import pytest
 from mcp.client.client import Client
 from mcp.shared.exceptions import MCPError
 
-from tollway.testing.small_gateway import NOW_MS, SmallGateway, open_gateway, serving
+from tollway.testing.served_gateway import serving
+from tollway.testing.small_gateway import NOW_MS, SmallGateway, open_gateway
 from tollway.testing.small_mcp import QUOTES, open_door
 from tollway.web.mcp_routes import is_welcome
 

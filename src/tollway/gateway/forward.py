@@ -40,11 +40,13 @@ from tollway.gateway.trip import (
     Trip,
     call_headers,
 )
+from tollway.gateway.upstream_signature import NONCE_BYTES, UpstreamSigner, cover_body
 from tollway.ledger.book import Book, Close, Closed
 from tollway.ledger.call import CallState
 from tollway.limits import Limits
 from tollway.outbound.dialer import Dialer
 from tollway.outbound.policy import Endpoint
+from tollway.outbound.request_writer import format_host
 from tollway.outbound.upstream import UpstreamRequest, UpstreamResponse
 from tollway.payments.settlement import FencedOff, NotSettled, Settled, Undecided
 from tollway.registry.listing import Listing, is_charged
@@ -81,6 +83,8 @@ class Passage:
         now_ms: Callable[[], int],
         public_url: str,
         name: str,
+        signer: UpstreamSigner,
+        entropy: Callable[[int], bytes],
         note_upstream_s: Callable[[float], None] = lambda seconds: None,
         tally: QualityTally | None = None,
         breaker: Breaker | None = None,
@@ -93,6 +97,8 @@ class Passage:
         self._now_ms = now_ms
         self._public_url = public_url
         self._name = name
+        self._signer = signer
+        self._entropy = entropy
         self._note_upstream_s = note_upstream_s
         self._tally = tally or QualityTally()
         self._relay = Relay(book=book, limits=limits, now_ms=now_ms)
@@ -108,7 +114,7 @@ class Passage:
         `take` raises ClaimRefused when the books say no. Every exit has written its state: released, consumed or
         unknown; a call that never got a row says so.
         """
-        trip = Trip(shipment=shipment)
+        trip, request = Trip(shipment=shipment), self._build_request(shipment)
         elapsed_s = asyncio.get_running_loop().time
         started_s = elapsed_s()
 
@@ -117,10 +123,11 @@ class Passage:
                 raise CallerGone
             trip.ticket = await take()
             trip.sent_ms = self._now_ms()
+            request.headers.extend(self._sign(shipment, trip.ticket, trip.sent_ms))
 
         try:
             response = await self._dialer.send(
-                self._build_request(shipment),
+                request,
                 before_send=before_send,
                 head_deadline_s=shipment.listing.timeout_s,
                 progress=trip.progress,
@@ -151,6 +158,22 @@ class Passage:
             headers=headers,
             body=shipment.cargo.content,
             content_length=shipment.cargo.length,
+        )
+
+    def _sign(self, shipment: Shipment, ticket: Ticket, now_ms: int) -> list[tuple[str, str]]:
+        """What tells the provider that this call is the gateway's. Only now is it known which call it is."""
+        cargo = shipment.cargo
+        given = shipment.call.find_header(b"content-digest")
+        return self._signer.sign(
+            method=shipment.call.method,
+            authority=format_host(shipment.endpoint),
+            target=shipment.target,
+            api_id=shipment.listing.id,
+            call_id=ticket.call_id,
+            payer=ticket.payer,
+            body=cover_body(cargo.content, length=cargo.length, given=given),
+            created_s=now_ms // 1000,
+            nonce=self._entropy(NONCE_BYTES).hex(),
         )
 
     # ---- No answer: what that means for the payment.

@@ -38,6 +38,7 @@ _CONTROL = _PAYMENT | {
     b"sign-in-with-x",
     b"signature",
     b"signature-input",
+    b"content-digest",
     b"content-length",
     b"content-type",
     b"transfer-encoding",

@@ -7,6 +7,7 @@ than was promised without a cut that the upstream can see.
 from collections.abc import AsyncIterator
 
 from tollway.outbound.connection import Connection
+from tollway.outbound.policy import Endpoint
 from tollway.outbound.upstream import Progress, UpstreamRequest
 
 SLICE_BYTES = 64 * 1024
@@ -38,8 +39,7 @@ def is_streamed(request: UpstreamRequest) -> bool:
 def format_first_bytes(request: UpstreamRequest) -> bytes:
     """The head, and the body behind it unless it is streamed."""
     body = request.body
-    host = request.endpoint.origin.partition("://")[2].replace(".:", ":").removesuffix(".")
-    lines = [f"{request.method} {request.target} HTTP/1.1\r\nHost: {host}\r\n"]
+    lines = [f"{request.method} {request.target} HTTP/1.1\r\nHost: {format_host(request.endpoint)}\r\n"]
     lines += [f"{name}: {value}\r\n" for name, value in request.headers]
     if isinstance(body, bytes) and body:
         lines.append(f"Content-Length: {len(body)}\r\n\r\n")
@@ -52,6 +52,11 @@ def format_first_bytes(request: UpstreamRequest) -> bytes:
     else:
         lines.append(f"Content-Length: {request.content_length}\r\n\r\n")
     return "".join(lines).encode()
+
+
+def format_host(endpoint: Endpoint) -> str:
+    """`Host` as it is sent: no port that the scheme has by itself, and no dot at the end of a name."""
+    return endpoint.origin.partition("://")[2].replace(".:", ":").removesuffix(".")
 
 
 async def write_body(

@@ -59,6 +59,7 @@ _RESERVED = frozenset(
         "signature",
         "signature-input",
         "accept-signature",
+        "content-digest",
         "settlement-overrides",
         # method and target overrides: the price was taken for another request
         "x-http-method",

@@ -1,11 +1,8 @@
 """A whole gateway in one process, for tests of the passage: the real rooms over in-memory twins, in front of an
-upstream on loopback. A call runs through the real ASGI door, without a socket in front (`ask`), or behind the real
-server (`serving`).
+upstream on loopback. A call runs through the real ASGI door, without a socket in front (`ask`).
 """
 
-import asyncio
 import itertools
-import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -17,6 +14,7 @@ from tollway.gateway.cashier import Cashier
 from tollway.gateway.forward import Passage
 from tollway.gateway.meters import Meters
 from tollway.gateway.serve import Gateway, GatewayName
+from tollway.gateway.upstream_signature import UpstreamSigner
 from tollway.identifiers import Address, ChainId, ListingId, TxHash, keccak256
 from tollway.identity.signatures import SignatureJudge, paid_call_digest, transaction_digests
 from tollway.ledger.call import CallRecord, NewPayment, Payment
@@ -38,7 +36,6 @@ from tollway.testing.small_settlement import SmallSettlement
 from tollway.web.app import build_app
 from tollway.web.call_routes import CallRoutes
 from tollway.web.load_gauge import LoadGauge
-from tollway.web.server import HttpServer
 from tollway.web.terms_wire import TermsWire
 
 PUBLIC_URL = "https://gw.example.com"
@@ -99,6 +96,7 @@ class SmallGateway:
             find_older_terms=self._find_older_terms,
         )
         self.breaker = Breaker(limits=limits)
+        self.signer = UpstreamSigner.derive([b"\x07" * 32])
         self.passage = self._make_passage()
         self.settling = SmallSettlement(
             RULES, book=self.book, limits=limits, now_ms=self._clock, host="gw.example.com"
@@ -125,6 +123,8 @@ class SmallGateway:
             now_ms=self._clock,
             public_url=PUBLIC_URL,
             name="gw.example.com",
+            signer=self.signer,
+            entropy=self._entropy,
             note_upstream_s=self.upstream_s.append,
             breaker=self.breaker,
             tally=self.tally,
@@ -381,20 +381,3 @@ async def open_gateway(
                 yield gate
         finally:
             await gate.dialer.close()
-
-
-@asynccontextmanager
-async def serving(gate: SmallGateway) -> AsyncIterator[int]:
-    """The same gateway behind the real server, on a free port of loopback."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    server = HttpServer(gate.app, host="127.0.0.1", port=port, limits=gate.limits)
-    async with asyncio.TaskGroup() as group:
-        group.create_task(server.serve())
-        try:
-            async with asyncio.timeout(10):
-                await server.wait_up()
-            yield port
-        finally:
-            server.stop()

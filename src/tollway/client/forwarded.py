@@ -1,0 +1,233 @@
+"""The provider's side: tells the calls that a gateway has forwarded for his own listings from everything else.
+
+    verifier = ForwardedVerifier("https://gateway.example.com", endpoint="https://api.example.com/v1", api_ids=["api_…"])
+    forwarded = verifier.verify("GET", "/v1/quote?x=1", headers)    # or ForwardedRefused
+
+RFC 9421, Ed25519. Everything that is not surely right is refused. Whose host this is, is told by `endpoint` and never by the
+request: what the gateway has signed for another provider's API would be accepted otherwise.
+"""
+
+import hashlib
+import hmac
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from cryptography.exceptions import InvalidSignature
+
+from tollway.client.key_directory import KeyDirectory, KeysUnavailable
+from tollway.client.signed_fields import Claim, FieldsWrong, Text, gather, read_claim, read_digests, text_of
+from tollway.gateway.upstream_signature import API_ID, CALL_ID, PAYER
+
+CLOCK_SLACK_S = 10
+"""How far the clocks of gateway and provider may differ."""
+VALID_S_MAX = 300
+NONCES_MAX = 200_000
+
+_CALL_ID, _API_ID, _PAYER = CALL_ID.lower(), API_ID.lower(), PAYER.lower()
+REQUIRED = ("@method", "@authority", "@path", "@query", _CALL_ID, _API_ID)
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+_DIGESTS: dict[str, Callable[[bytes], bytes]] = {
+    "sha-256": lambda body: hashlib.sha256(body).digest(),
+    "sha-512": lambda body: hashlib.sha512(body).digest(),
+}
+
+Headers = Mapping[Any, Any] | Iterable[tuple[Text, Text]]
+
+
+class ForwardedRefused(Exception):
+    """The request is not one that the gateway has forwarded here, or cannot be told to be. `reason`: one word for logs.
+
+    `is_temporary`: nothing is wrong with the request as far as one can see; answer 503 rather than 401.
+    """
+
+    def __init__(self, reason: str, detail: str, *, is_temporary: bool = False) -> None:
+        self.reason = reason
+        self.is_temporary = is_temporary
+        super().__init__(detail)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forwarded:
+    """What the gateway has signed. `payer`: the wallet that pays (EIP-55); None: a free call.
+
+    `covers`: what is signed of the body: its `digest`, its `length`, or `nothing`.
+    """
+
+    call_id: str
+    api_id: str
+    payer: str | None
+    covers: str
+    _told: str = field(default="", repr=False)
+    _is_streamed_taken: bool = field(default=False, repr=False)
+
+    def check_body(self, body: bytes) -> None:
+        """Raises ForwardedRefused unless this is the body that was signed, as far as the signature covers it."""
+        if self.covers == "digest":
+            _check_digest(self._told, body)
+        elif self.covers == "length":
+            if self._told != str(len(body)):
+                raise ForwardedRefused("length_mismatch", "The body is not as long as it was signed to be.")
+        elif body and not self._is_streamed_taken:
+            raise ForwardedRefused("body_not_covered", "There is a body, of which nothing is signed.")
+
+
+class NonceMemory:
+    """Nonces that were seen, until they would be refused as expired. For one process, and all of its threads."""
+
+    def __init__(self, *, now_s: Callable[[], float] = time.time, most: int = NONCES_MAX) -> None:
+        self._now_s = now_s
+        self._most = most
+        self._seen: set[str] = set()
+        self._leaving: deque[tuple[float, str]] = deque()
+        self._lock = threading.Lock()
+
+    def __call__(self, nonce: str, forget_s: float) -> bool:
+        """True the first time. `forget_s`: until then (unix seconds) it has to be known. Raises ForwardedRefused when there
+        is no room for more: what cannot be remembered would count twice."""
+        with self._lock:
+            now_s = self._now_s()
+            while self._leaving and self._leaving[0][0] < now_s:
+                self._seen.discard(self._leaving.popleft()[1])
+            if nonce in self._seen:
+                return False
+            if len(self._seen) >= self._most:
+                raise ForwardedRefused("memory_full", "Too many calls at once.", is_temporary=True)
+            self._seen.add(nonce)
+            self._leaving.append((forget_s, nonce))
+            return True
+
+
+class ForwardedVerifier:
+    """For one gateway and one host. Safe to use from many threads. It may fetch the gateway's keys (5 s at most)."""
+
+    def __init__(
+        self,
+        gateway: str,
+        *,
+        endpoint: str,
+        api_ids: Iterable[str],
+        accept_streamed: bool = False,
+        remember: Callable[[str, float], bool] | None = None,
+        fetch: Callable[[str], bytes] | None = None,
+        now_s: Callable[[], float] = time.time,
+        ticks_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`gateway`: its public URL. `endpoint`: what your listings say; of it the host counts. `api_ids`: your listings:
+        anybody may publish one that leads to you, and be paid for it himself.
+
+        `accept_streamed`: bodies without a length, of which nothing is signed, are accepted too. `remember`: what
+        `NonceMemory` does, for several processes in one place. Raises ValueError.
+        """
+        self._authority = _read_authority(endpoint)
+        self._api_ids = frozenset([api_ids] if isinstance(api_ids, str) else api_ids)
+        if not self._api_ids:
+            raise ValueError("api_ids names your listings")
+        self._is_streamed_taken = accept_streamed
+        self._now_s = now_s
+        self._remember = remember or NonceMemory(now_s=now_s)
+        self._directory = KeyDirectory(gateway, fetch=fetch, ticks_s=ticks_s)
+
+    def verify(self, method: str, target: Text, headers: Headers, body: bytes | None = b"") -> Forwarded:
+        """`target`: path and query as they stand in the request line, not decoded. `headers`: all of them, as a mapping or
+        as pairs. `body` None: it comes later, for `check_body`. Raises ForwardedRefused."""
+        try:
+            fields = gather(headers)
+            claim = read_claim(fields)
+            values = claim.read_values(fields, self._derive(method, text_of(target)))
+        except FieldsWrong as exc:
+            raise ForwardedRefused(exc.reason, str(exc)) from exc
+        _check_cover(claim, fields)
+        self._check_times(claim)
+        self._check_signature(claim, claim.write_base(values))
+        if values[_API_ID] not in self._api_ids:
+            raise ForwardedRefused("wrong_listing", "The call is for somebody else's listing.")
+        forwarded = self._tell(values)
+        if body is not None:
+            forwarded.check_body(body)
+        if not self._remember(claim.nonce, claim.expires_s + CLOCK_SLACK_S):
+            raise ForwardedRefused("replayed", "The request was here before.")
+        return forwarded
+
+    def _derive(self, method: str, target: str) -> dict[str, str]:
+        """RFC 9421 §2.2."""
+        path, _, query = target.partition("?")
+        return {
+            "@method": method,
+            "@authority": self._authority,
+            "@path": path,
+            "@query": f"?{query}",
+        }
+
+    def _check_times(self, claim: Claim) -> None:
+        now_s = self._now_s()
+        if not claim.created_s < claim.expires_s <= claim.created_s + VALID_S_MAX:
+            raise ForwardedRefused("validity_too_long", "The signature is good for too long.")
+        if claim.created_s > now_s + CLOCK_SLACK_S:
+            raise ForwardedRefused("created_in_future", "The signature was made in the future.")
+        if now_s > claim.expires_s + CLOCK_SLACK_S:
+            raise ForwardedRefused("expired", "The signature has expired.")
+
+    def _check_signature(self, claim: Claim, base: bytes) -> None:
+        try:
+            key = self._directory.find(claim.keyid)
+        except KeysUnavailable as exc:
+            raise ForwardedRefused("keys_unavailable", str(exc), is_temporary=True) from exc
+        if key is None:
+            raise ForwardedRefused("unknown_key", "The gateway publishes no such key.")
+        try:
+            key.verify(claim.signature, base)
+        except InvalidSignature as exc:
+            raise ForwardedRefused("bad_signature", "The signature is not one of this request.") from exc
+
+    def _tell(self, values: Mapping[str, str]) -> Forwarded:
+        covers = "nothing"
+        if "content-digest" in values:
+            covers = "digest"
+        elif "content-length" in values:
+            covers = "length"
+        return Forwarded(
+            call_id=values[_CALL_ID],
+            api_id=values[_API_ID],
+            payer=values.get(_PAYER),
+            covers=covers,
+            _told=values.get(f"content-{covers}", ""),
+            _is_streamed_taken=self._is_streamed_taken,
+        )
+
+
+def _read_authority(endpoint: str) -> str:
+    """As the gateway writes `Host`. Raises ValueError."""
+    parts = urlsplit(endpoint)
+    if parts.scheme not in _DEFAULT_PORTS or not parts.hostname or not parts.hostname.isascii():
+        raise ValueError("endpoint is the http(s) URL of your listings, its host in ASCII")
+    host = parts.hostname.removesuffix(".")
+    host = f"[{host}]" if ":" in host else host
+    is_usual = parts.port in (None, _DEFAULT_PORTS[parts.scheme])
+    return host if is_usual else f"{host}:{parts.port}"
+
+
+def _check_cover(claim: Claim, fields: Mapping[str, list[str]]) -> None:
+    missing = [name for name in REQUIRED if name not in claim.names]
+    if missing:
+        raise ForwardedRefused("components_missing", f"Nothing is signed of {', '.join(missing)}.")
+    if _PAYER in fields and _PAYER not in claim.names:
+        raise ForwardedRefused("payer_not_covered", f"{PAYER} is not the gateway's.")
+
+
+def _check_digest(told: str, body: bytes) -> None:
+    """Every digest that we can compute must match (RFC 9530), and there must be one."""
+    try:
+        digests = read_digests(told)
+    except FieldsWrong as exc:
+        raise ForwardedRefused(exc.reason, str(exc)) from exc
+    known = [(shown, _DIGESTS[name]) for name, shown in digests.items() if name in _DIGESTS]
+    if not known:
+        raise ForwardedRefused("digest_unsupported", "Content-Digest has neither sha-256 nor sha-512.")
+    for shown, compute in known:
+        if not hmac.compare_digest(shown, compute(body)):
+            raise ForwardedRefused("digest_mismatch", "The body is not the one that was signed.")
