@@ -1,9 +1,11 @@
 """A body is parsed to one meaning or refused; nothing hurts the parser."""
 
+import json
+
 import pytest
 
 from tollway.errors import Code, Refusal
-from tollway.web.json_body import parse_json_object
+from tollway.web.json_body import VALUES_MAX, parse_json_object
 
 UNPARSABLE = {
     "empty": b"",
@@ -75,3 +77,18 @@ def test_accepts_the_deepest_allowed_nesting_and_no_deeper() -> None:
     assert parse_json_object(b'{"a":' * 64 + b"1" + b"}" * 64)
     with pytest.raises(Refusal):
         parse_json_object(b'{"a":{"b":1}}', depth_max=1)
+
+
+def test_accepts_as_many_values_as_a_large_document_has_and_no_more() -> None:
+    most = {"a": [0] * (VALUES_MAX - 1)}  # the two brackets count, and a comma less than there are values
+    assert parse_json_object(json.dumps(most).encode()) == most
+    for one_more in ({"a": [0] * VALUES_MAX}, {"a": [[]] * (VALUES_MAX // 2)}):
+        with pytest.raises(Refusal) as refused:
+            parse_json_object(json.dumps(one_more).encode())
+        assert refused.value.problem.code is Code.INVALID_REQUEST
+
+
+@pytest.mark.parametrize("value", [b"[]", b"{}", b"0", b"null", b'""'])
+def test_a_flood_of_small_values_reaches_no_parser(value: bytes) -> None:
+    with pytest.raises(Refusal, match="values"):
+        parse_json_object(b'{"a":[' + (value + b",") * (VALUES_MAX * 2))

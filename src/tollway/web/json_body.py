@@ -1,5 +1,5 @@
-"""The body of a control-plane request as JSON, parsed so that no input can hurt: bounded nesting, bounded numbers, one
-meaning only. Knows nothing of what a body should say; that is for the rules of the room that asked.
+"""The body of a control-plane request as JSON, parsed so that no input can hurt: bounded nesting, bounded numbers, not
+more values than anybody needs, one meaning only. Knows nothing of what a body should say; that is for the rules of the room that asked.
 """
 
 import json
@@ -13,6 +13,10 @@ DEPTH_MAX = 64
 NUMBER_LENGTH_MAX = 128
 """Characters of one number. Python converts longer ones in quadratic time, and no field means them."""
 
+VALUES_MAX = 131_072
+"""As many as there are in 2 MiB when each takes sixteen bytes; documents of real APIs take more. A value of two bytes costs
+Python a hundred, and time as if it were long."""
+
 # Strings are matched whole, so that a bracket inside one is not counted. An unterminated string matches to the end:
 # otherwise each of its escaped quotes would start the search anew, in quadratic time.
 _STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[\[\]{}]', re.DOTALL)
@@ -22,8 +26,8 @@ _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 def parse_json_object(raw: bytes, *, depth_max: int = DEPTH_MAX) -> dict[str, Any]:
     """The members of a JSON object (RFC 8259, UTF-8 without a byte-order mark).
 
-    Raises `Refusal`: `invalid_request` for what is not JSON, nests deeper than `depth_max`, repeats a member, or holds
-    a number beyond reason; `validation_failed` for JSON that is not an object.
+    Raises `Refusal`: `invalid_request` for what is not JSON, nests deeper than `depth_max`, holds more than `VALUES_MAX`
+    values or a number beyond reason, or repeats a member; `validation_failed` for JSON that is not an object.
     """
     parsed = _parse_json(raw, depth_max=depth_max)
     if not isinstance(parsed, dict):
@@ -33,7 +37,7 @@ def parse_json_object(raw: bytes, *, depth_max: int = DEPTH_MAX) -> dict[str, An
 
 
 def _parse_json(raw: bytes, *, depth_max: int) -> Any:
-    check_depth(raw, depth_max=depth_max)
+    check_shape(raw, depth_max=depth_max)
     try:
         parsed = json.loads(
             raw.decode("utf-8"),
@@ -56,8 +60,11 @@ def _parse_json(raw: bytes, *, depth_max: int) -> Any:
     return parsed
 
 
-def check_depth(raw: bytes, *, depth_max: int = DEPTH_MAX) -> None:
-    """Raises `Refusal` (`invalid_request`) for JSON that nests deeper, before any parser sees it."""
+def check_shape(raw: bytes, *, depth_max: int = DEPTH_MAX) -> None:
+    """Raises `Refusal` (`invalid_request`) for JSON that nests deeper or holds too many values, before any parser sees it."""
+    # What stands inside texts is counted too: to tell it apart would cost what is to be saved.
+    if raw.count(b",") + raw.count(b"[") + raw.count(b"{") > VALUES_MAX:
+        raise _unparsable(f"the body holds more than {VALUES_MAX} values")
     if _is_deeper(raw, depth_max):
         raise _unparsable(f"the body nests deeper than {depth_max} levels")
 
