@@ -53,6 +53,7 @@ from tollway.web.did_routes import did_router
 from tollway.web.discovery_routes import DocumentDesk, discovery_router
 from tollway.web.health_routes import health_router
 from tollway.web.history_routes import history_router, x402_history_router
+from tollway.web.key_directory_routes import key_directory_router
 from tollway.web.listing_routes import ListingDesk, endpoint_judge, listing_router
 from tollway.web.listing_wire import ListingShape
 from tollway.web.load_gauge import LoadGauge
@@ -141,6 +142,12 @@ class Frontage:
                 health_router(rooms.check_ready),
                 ownership_router(self._ownership_desk(wallet)),
                 did_router(authority=self._origin.authority, signers=[one.address for one in self._notaries]),
+                key_directory_router(
+                    self._signer,
+                    authority=self._origin.authority,
+                    now_ms=self._now_ms,
+                    entropy=self._names.take,
+                ),
                 site_router(self._site_desk()),
             ],
             public_url=settings.public_url,

@@ -35,7 +35,8 @@ def listings(count: int, **fields: Any) -> tuple[Listing, ...]:
 def test_the_text_names_every_document_and_what_is_for_sale() -> None:
     text = write_site_text(URL, listings(2, name="Quotes", description="Every symbol"), total=2)
     assert text.startswith("# Tollway gateway\n\n> ")
-    for path in ("/openapi.json", "/.well-known/api-catalog", "/mcp", "/api/v2/apis?q=", "/problems"):
+    keys = "/.well-known/http-message-signatures-directory"
+    for path in ("/openapi.json", "/.well-known/api-catalog", "/mcp", "/api/v2/apis?q=", "/problems", keys):
         assert URL + path in text
     assert f"- [Quotes]({URL}/api/v2/apis/api_0001/llms.txt): " in text
     assert "and more" not in text

@@ -62,7 +62,9 @@ def write_site_text(public_url: str, listings: Sequence[Listing], *, total: int)
         f"- [API catalog]({public_url}/.well-known/api-catalog): every API and its documents\n"
         f"- [MCP]({public_url}/mcp): the same over MCP, revisions {' and '.join(MCP_REVISIONS)}\n"
         f"- [Bazaar]({public_url}/x402/discovery/resources): for x402 clients\n"
-        f"- [Problems]({public_url}/problems): what each error means and what to do\n\n"
+        f"- [Problems]({public_url}/problems): what each error means and what to do\n"
+        f"- [Signing keys]({public_url}/.well-known/http-message-signatures-directory): for providers, under which keys "
+        "the calls that reach them are signed\n\n"
     )
     return head + _list_apis(public_url, listings, total=total, room=TEXT_LENGTH_MAX - len(head))
 

@@ -158,6 +158,12 @@ FILES = (
         "Under which key offers and receipts are signed",
         media_type="application/did+json",
     ),
+    _page(
+        _WELL_KNOWN + "http-message-signatures-directory",
+        "signingKeys",
+        "Under which keys calls are signed that reach the APIs (RFC 9421)",
+        media_type="application/http-message-signatures-directory+json",
+    ),
     SiteOperation(
         method="get",
         path="/healthz",
