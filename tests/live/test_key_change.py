@@ -1,0 +1,187 @@
+"""The secret key changes while two gateways on one PostgreSQL serve: nobody is asked to pay twice, no secret is lost, and
+what was signed can be checked, whichever of the two is asked and whichever keys it has at that moment.
+"""
+
+import contextlib
+import itertools
+import os
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import coincurve
+import pytest
+from tollway_live_hand_payer import MPP, RECEIPTS, V2, HandPayer, Header
+from tollway_live_signed_calls import QUICK
+from tollway_live_street import PRICE_UNITS, plain
+
+from tollway.identifiers import Address, keccak256
+from tollway.payments.offer_receipt import offer_digest, receipt_digest
+from tollway.registry.catalog import Revised
+from tollway.registry.listing import UpstreamAuth
+from tollway.storage.catalog_store import CatalogStore
+from tollway.storage.database import connect_database
+from tollway.storage.sealer import Sealer
+from tollway.testing.authorization_samples import decode_header
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.postgres]
+
+OLD, NEW = (sign * 2 + "00112233445566778899aabbccddee" * 2 for sign in ("1a", "2b"))
+AUTH = UpstreamAuth(location="header", name="X-Key", value="hush-hush")
+_PATHS = (f"/echo/changed-{number}" for number in itertools.count(1))
+
+
+@dataclass
+class Town:
+    """Two gateways that are one, a listing with a secret, and what callers hold from before."""
+
+    street: Any
+    stack: contextlib.AsyncExitStack
+    database_url: str
+    gas_key: str
+    gateways: list[Any] = field(default_factory=list)
+    api_id: str = ""
+    shopper: Any = None
+    keyed: list[Header] = field(default_factory=list)
+    keyed_body: bytes = b""
+    challenged: list[tuple[HandPayer, str, Header]] = field(default_factory=list)
+    receipts: list[dict[str, Any]] = field(default_factory=list)
+
+    async def start(self, *keys: str) -> Any:
+        return await self.stack.enter_async_context(
+            self.street.gateway(
+                database_url=self.database_url,
+                public_url="http://127.0.0.1:1",
+                settings={
+                    **QUICK,
+                    "TOLLWAY_GAS_KEYS_LOCAL": self.gas_key,
+                    "TOLLWAY_SECRET_KEY": "\n".join(keys),
+                },
+            )
+        )
+
+    async def change(self, position: int, *keys: str) -> None:
+        """A rolling restart, one gateway of it."""
+        assert await self.gateways[position].stop() == 0
+        self.gateways[position] = await self.start(*keys)
+        await self.check()
+
+    async def open(self, *keys: str) -> None:
+        self.gateways = [await self.start(*keys), await self.start(*keys)]
+        provider, self.shopper = await self.street.wallets(2)
+        self.api_id = await self.street.publish(self.gateways[0], provider)
+        await self._set_secret(keys[0])
+        tx_hash = await self.street.send_tokens(self.shopper, provider.address, PRICE_UNITS)
+        self.keyed = [*plain(self.shopper, tx_hash), ("Idempotency-Key", "of-before")]
+        reply = await self.street.call(self.gateways[0], self.api_id, "/echo/keyed", headers=self.keyed)
+        assert reply.status == 200, reply.body
+        self.keyed_body = reply.body
+        await self.check()
+
+    async def _set_secret(self, key: str) -> None:
+        """By hand: the sample provider has no https, which a listing with a secret needs."""
+        database = connect_database(self.database_url)
+        await database.open()
+        sealer = Sealer(bytes.fromhex(key), entropy=os.urandom)
+        catalog = CatalogStore(database, sealer=sealer, now_ms=lambda: 1)
+        shelf = await catalog.find(self.api_id)  # type: ignore[arg-type]  # an id
+        assert shelf is not None
+        changed = replace(shelf.listing, upstream_auth=AUTH)
+        assert isinstance(await catalog.revise(changed, expected_revision=shelf.listing.revision), Revised)
+        await database.close()
+
+    async def check(self) -> None:
+        """Everything that callers may expect of either gateway, now and with what they got before."""
+        for payer, path, header in self.challenged:
+            assert (await payer.call(path, [header])).status == 200, "a challenge of before is good"
+            self._check_secret(path)
+        for gateway in self.gateways:
+            reply = await self.street.call(gateway, self.api_id, "/echo/keyed", headers=self.keyed)
+            assert (reply.status, reply.body) == (200, self.keyed_body)
+            assert reply.headers["Idempotency-Replayed"] == "true"
+        assert self.street.provider.count("/echo/keyed", method="GET") == 1
+        published = [await self._read_signers(gateway) for gateway in self.gateways]
+        for asked, paid in (self.gateways, reversed(self.gateways)):
+            await self._trade(asked, paid, published)
+        self.challenged = [await self._take_challenge(gateway) for gateway in self.gateways]
+        for receipt in self.receipts:
+            signer = signer_of(receipt_digest(receipt["payload"]), receipt["signature"])
+            assert all(signer in signers for signers in published)
+
+    async def _trade(self, asked: Any, paid: Any, published: list[set[Address]]) -> None:
+        """A 402 of the one, paid at the other, in both dialects."""
+        payer = HandPayer(street=self.street, gateway=asked, api_id=self.api_id, signer=self.shopper)
+        for dialect in (MPP, V2):
+            path = next(_PATHS)
+            quote = await payer.quote(path)
+            for offer in quote.required["extensions"]["offer-receipt"]["info"]["offers"]:
+                signer = signer_of(offer_digest(offer["payload"]), offer["signature"])
+                assert all(signer in signers for signers in published)
+            reply = await replace(payer, gateway=paid).call(path, [payer.show(quote, dialect)])
+            assert reply.status == 200, reply.body
+            self._check_secret(path)
+            if dialect == V2:
+                told = decode_header(reply.headers[RECEIPTS[V2]].encode())
+                self.receipts.append(told["extensions"]["offer-receipt"]["info"]["receipt"])
+
+    async def _take_challenge(self, gateway: Any) -> tuple[HandPayer, str, Header]:
+        """From this gateway, to be shown to the other one after the next change."""
+        (other,) = (each for each in self.gateways if each is not gateway)
+        payer = HandPayer(street=self.street, gateway=gateway, api_id=self.api_id, signer=self.shopper)
+        path = next(_PATHS)
+        header = payer.show(await payer.quote(path), MPP)
+        return replace(payer, gateway=_Current(self, self.gateways.index(other))), path, header
+
+    def _check_secret(self, path: str) -> None:
+        (seen,) = (seen for seen in self.street.provider.seen if seen.path == path)
+        assert (AUTH.name, AUTH.value) in seen.headers
+
+    async def _read_signers(self, gateway: Any) -> set[Address]:
+        reply = await self.street.send(gateway.base_url + "/.well-known/did.json")
+        accounts = [method["blockchainAccountId"] for method in reply.json["verificationMethod"]]
+        return {Address.parse(account.rpartition(":")[2]) for account in accounts}
+
+
+@dataclass(frozen=True)
+class _Current:
+    """Whichever process has that place now."""
+
+    town: Town
+    position: int
+
+    @property
+    def base_url(self) -> str:
+        return str(self.town.gateways[self.position].base_url)
+
+
+def signer_of(digest: bytes, signature: str) -> Address:
+    raw = bytes.fromhex(signature[2:])
+    recoverable = raw[:64] + bytes((raw[64] - 27,))
+    key = coincurve.PublicKey.from_signature_and_message(recoverable, digest, hasher=None)
+    return Address(keccak256(key.format(compressed=False)[1:])[12:])
+
+
+async def test_the_key_changes_while_two_gateways_serve(street: Any) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        gas = await street.wallet()
+        town = Town(
+            street=street, stack=stack, database_url=await street.make_postgres(), gas_key=gas.private_key
+        )
+        await town.open(OLD)
+        await town.change(0, OLD, NEW)
+        await town.change(1, NEW, OLD)  # beside one that still seals and signs with the old key
+        await town.change(0, NEW, OLD)
+
+        code, told = await street.operate_here(town.gateways[0], "secrets", "status")
+        assert (code, told["listingSecrets"]["older"]) == (0, 1)
+        assert told["storedAnswers"]["older"] >= 1
+        code, told = await street.operate_here(town.gateways[0], "secrets", "reseal")
+        assert (code, told["listingSecrets"]) == (0, {"current": 1, "older": 0, "lost": 0, "lostIds": []})
+        assert told["storedAnswers"]["older"] == told["storedAnswers"]["lost"] == 0
+        await town.check()
+
+        town.receipts.clear()  # who takes the old key out has no word any more for what it has signed
+        await town.change(1, NEW)
+        code, told = await street.operate_here(town.gateways[1], "doctor")
+        (seals,) = [finding for finding in told["findings"] if finding["check"] == "seals"]
+        assert seals["level"] == "ok"
+        assert (await street.audit(town.gateways[0])).is_balanced
