@@ -353,7 +353,7 @@ def failures_told(*, as_json: bool) -> Iterator[None]:
     try:
         yield
     except SettingsInvalid as exc:
-        _complain(exc.problems, exc.problem.code.value, as_json=as_json)
+        _complain(exc.problems, "settings_invalid", as_json=as_json)
         raise typer.Exit(USAGE) from exc
     except CommandFailed as exc:
         _complain([str(exc)], "command_failed", as_json=as_json)
