@@ -160,6 +160,8 @@ async def test_a_gateway_that_is_stopped_leaves_its_settlements_to_the_next(stre
             tasks = [group.create_task(send_or_lose(call, one)) for call in calls]
 
             async def are_sent() -> bool:
+                answered = [task.result() for task in tasks if task.done()]
+                assert not answered, "nothing is mined, so nothing is settled"
                 return len(await find_pending(street, pair.gas.address)) == len(calls)
 
             await poll(are_sent, deadline_s=DEADLINE_S, what="both transactions")
