@@ -41,7 +41,7 @@ def main() -> int:
     started_s = time.monotonic()
     guards = wanted(sys.argv[1:])
     print("| threat | guard | its test | without the guard | what the test said |\n|---|---|---|---|---|")
-    verdicts = judge_all(guards, workers=int(os.environ.get("WORKERS", "2")), show=show)
+    verdicts = judge_all(guards, workers=max(1, int(os.environ.get("WORKERS", "2"))), show=show)
     unnoticed = sorted((one for one in verdicts if not one.is_caught), key=_place)
     caught = len(verdicts) - len(unnoticed)
     print(

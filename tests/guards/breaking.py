@@ -14,12 +14,14 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from compileall import compile_dir
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
 from pathlib import Path
+from py_compile import PycInvalidationMode
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src"
@@ -177,6 +179,8 @@ def open_workshop() -> Iterator[Workshop]:
     with tempfile.TemporaryDirectory(prefix="tollway-breaking-") as folder:
         source = Path(folder) / "src"
         shutil.copytree(SOURCE, source, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+        # By hash, not by time: an edit within the same second must not go unseen.
+        compile_dir(source, quiet=2, invalidation_mode=PycInvalidationMode.CHECKED_HASH)
         where = subprocess.run(
             (sys.executable, "-c", "import tollway; print(tollway.__file__)"),
             env={**os.environ, "PYTHONPATH": str(source)},

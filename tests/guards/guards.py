@@ -1,6 +1,7 @@
 """Every guard that has to prove itself."""
 
+from tests.guards.identity_guards import IDENTITY_GUARDS
 from tests.guards.outbound_guards import OUTBOUND_GUARDS
 from tests.guards.passage_guards import PASSAGE_GUARDS
 
-GUARDS = (*OUTBOUND_GUARDS, *PASSAGE_GUARDS)
+GUARDS = (*OUTBOUND_GUARDS, *PASSAGE_GUARDS, *IDENTITY_GUARDS)
