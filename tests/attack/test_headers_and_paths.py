@@ -42,6 +42,7 @@ CONTROL = (
     "SIGN-IN-WITH-X",
     "Signature",
     "Signature-Input",
+    "Content-Digest",
 )
 NOT_FROM_UPSTREAM = (
     "Tollway-Call-Id",
