@@ -10,6 +10,7 @@ from tollway.chores import Chores, repeat
 from tollway.discovery.ownership_rounds import OwnershipRounds
 from tollway.gateway.breaker import Breaker
 from tollway.gateway.prober import Prober
+from tollway.identity.public_origin import parse_origin
 from tollway.identity.signatures import SignatureJudge
 from tollway.outbound.dialer import Dialer
 from tollway.outbound.name_records import NameRecords
@@ -43,7 +44,6 @@ class Reputation:
         now_ms: Callable[[], int],
     ) -> None:
         self._limits = limits = settings.limits
-        secret, *other_secrets = [key.reveal() for key in settings.secret_keys]
         self.breaker = Breaker(limits=limits)
         self._prober = Prober(self.breaker, knock=dialer.knock)
         self.ownerships = OwnershipStore(database, now_ms=now_ms)
@@ -51,8 +51,7 @@ class Reputation:
             dialer=dialer,
             names=NameRecords(settings.name_servers, deadline_s=limits.dns_deadline_s),
             judge=SignatureJudge(chains, limits=limits),
-            secret=secret,
-            other_secrets=tuple(other_secrets),
+            gateway=str(parse_origin(settings.public_url)),
             limits=limits,
         )
         self._rounds = OwnershipRounds(

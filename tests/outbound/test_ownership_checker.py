@@ -95,8 +95,7 @@ async def scene(request: pytest.FixtureRequest) -> AsyncIterator[Scene]:
             dialer=dialer,
             names=names,
             judge=SignatureJudge(chain, limits=limits),  # type: ignore[arg-type] # only wallets are asked
-            secret=b"s" * 32,
-            other_secrets=(b"o" * 32,),
+            gateway="https://gw.example.com",
             limits=limits,
         )
         scene = Scene(upstream=upstream, names=names, chain=chain, checker=checker)
@@ -109,16 +108,6 @@ async def scene(request: pytest.FixtureRequest) -> AsyncIterator[Scene]:
         upstream.answer = answer
         yield scene
         await dialer.close()
-
-
-async def test_what_was_put_up_before_the_secret_was_changed_still_proves(scene: Scene) -> None:
-    asked_for, (older,) = scene.challenge.content, scene.challenge.older_contents
-    assert asked_for != older
-    for line in (asked_for, older):
-        scene.pages[WELL_KNOWN_PATH] = line.encode()
-        assert (await scene.see())["wellKnown"] == "proved"
-    forgotten = replace(scene.challenge, older_contents=())
-    assert (await scene.see(forgotten))["wellKnown"] == "not_found"
 
 
 async def test_an_origin_that_says_nothing_proves_nothing(scene: Scene) -> None:

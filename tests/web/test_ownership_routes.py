@@ -128,7 +128,7 @@ async def door() -> AsyncIterator[Door]:
                 dialer=dialer,
                 names=names,
                 judge=SignatureJudge(FakeChains(), limits=LIMITS),
-                secret=b"s" * 32,
+                gateway="https://gw.example.com",
                 limits=LIMITS,
             ),
             authenticate=authenticate,

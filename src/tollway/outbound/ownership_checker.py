@@ -48,8 +48,7 @@ class Sights:
 
 
 class OwnershipChecker:
-    """One per process; safe to use from many tasks at once. `secret`: that of all gateways of one public URL.
-    `other_secrets`: a proof that was asked for with one of them counts as well, while the secret is changed."""
+    """One per process; safe to use from many tasks at once. `gateway`: the public origin that proofs are for."""
 
     def __init__(
         self,
@@ -57,14 +56,13 @@ class OwnershipChecker:
         dialer: Dialer,
         names: TextRecords,
         judge: SignatureJudge,
-        secret: bytes,
+        gateway: str,
         limits: Limits,
-        other_secrets: tuple[bytes, ...] = (),
     ) -> None:
         self._dialer = dialer
         self._names = names
         self._judge = judge
-        self._secrets = (secret, *other_secrets)
+        self._gateway = gateway
         self._limits = limits
 
     def challenge(self, stake: Stake) -> Challenge:
@@ -74,9 +72,6 @@ class OwnershipChecker:
         if isinstance(endpoint, Endpoint):
             origin = endpoint.origin
             host = None if is_literal(endpoint.host) else endpoint.host.removesuffix(".")
-        content, *older_contents = [
-            make_content(secret, provider=stake.provider, origin=origin) for secret in self._secrets
-        ]
         return Challenge(
             listing_id=stake.listing_id,
             origin=origin,
@@ -84,8 +79,7 @@ class OwnershipChecker:
             provider=stake.provider,
             pay_to=stake.pay_to,
             networks=stake.networks,
-            content=content,
-            older_contents=tuple(older_contents),
+            content=make_content(self._gateway, provider=stake.provider, origin=origin),
         )
 
     async def look(self, challenge: Challenge) -> Sights:

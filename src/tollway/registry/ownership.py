@@ -6,7 +6,7 @@ it proves nothing for anybody else.
 """
 
 import base64
-import hmac
+import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, Self
@@ -37,8 +37,7 @@ class Challenge:
     """What proves that `origin` is `provider`'s. `host` None: the origin is an address, which has no name to ask about.
     `origin` empty: the endpoint is none by today's rules, and nothing proves it.
 
-    `content`: a line of the file or a text of the name. `older_contents`: what was asked for before the gateway's secret
-    was changed, and counts as well. `networks`: where a contract wallet at `pay_to` may stand.
+    `content`: a line of the file or a text of the name. `networks`: where a contract wallet at `pay_to` may stand.
     """
 
     listing_id: ListingId
@@ -48,7 +47,6 @@ class Challenge:
     pay_to: Address
     networks: tuple[ChainId, ...]
     content: str
-    older_contents: tuple[str, ...] = ()
 
     @property
     def file_url(self) -> str:
@@ -64,13 +62,14 @@ class Challenge:
 
     def is_met_by(self, texts: Iterable[str]) -> bool:
         """Whether one of the lines of a file, or of the texts of a name, is ours. Others may stand beside it."""
-        return any(text.strip() in (self.content, *self.older_contents) for text in texts)
+        return any(text.strip() == self.content for text in texts)
 
 
-def make_content(secret: bytes, *, provider: Address, origin: str) -> str:
-    """The line that a provider puts at an origin; the same from all gateways that share a secret."""
-    message = _PURPOSE + bytes(provider) + origin.encode()
-    token = base64.urlsafe_b64encode(hmac.digest(secret, message, "sha256")).rstrip(b"=")
+def make_content(gateway: str, *, provider: Address, origin: str) -> str:
+    """The line that a provider puts at an origin. `gateway`: its public origin. No secret is in it, so that none has to be
+    kept for it: whoever can put up a line has the origin, and anybody may ask for one about himself."""
+    message = _PURPOSE + f"{gateway}\n{provider}\n{origin}".encode()
+    token = base64.urlsafe_b64encode(hashlib.sha256(message).digest()).rstrip(b"=")
     return _TAG + token.decode()
 
 
