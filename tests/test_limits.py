@@ -32,6 +32,8 @@ HELD_BY = {
     "control_body_bytes_max": "web/test_middleware.py::test_bounds_a_body_in_size_and_slowness",
     "bound_body_bytes_max": "gateway/test_cargo.py::"
     "test_a_bound_body_without_a_promise_has_a_limit_that_names_the_parameter",
+    "held_bodies_bytes_max": "web/test_body_room.py::"
+    "test_bodies_are_held_until_the_room_is_full_and_again_when_one_has_left",
     "buffer_bytes": "gateway/test_cargo.py::test_a_large_or_endless_body_is_streamed_chunk_by_chunk",
     "write_stall_s": "web/test_call_routes.py::test_a_writer_that_is_never_done_is_given_up",
     "connections_max": "test_limits.py::test_no_more_connections_are_served_than_allowed",
@@ -137,6 +139,7 @@ PROMISED = {
     "buffer_bytes": 64 * KIB,
     "connections_max": 10_000,
     "in_flight_per_address_max": 200,
+    "held_bodies_bytes_max": 32 * MIB,
     "in_flight_per_origin_max": 256,
     "dns_deadline_s": 5,
     "connect_deadline_s": 10,

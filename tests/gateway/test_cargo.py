@@ -37,8 +37,12 @@ class Body:
         self.length = sum(map(len, chunks)) if length == -1 else length
         self.is_present = self.length != 0
         self.bytes_read = 0
+        self.held = 0
         self.is_broken = False
         self.is_gone = is_gone
+
+    def hold(self, size: int) -> None:
+        self.held += size
 
     async def read_chunk(self) -> bytes:
         if self.chunks:
@@ -205,6 +209,15 @@ async def test_a_body_that_outlives_its_payment_never_goes_whole(in_time: int, s
     )
     assert isinstance(cargo, Cargo)
     assert cargo.final_hash is None
+
+
+async def test_what_is_kept_whole_is_held_and_what_streams_is_not() -> None:
+    kept, promised, compared, streamed = (Body(b"abcd", b"efgh", length=None) for _ in range(4))
+    await load_promised(kept, None, limits=LIMITS)
+    await load_promised(promised, keccak256(b"abcdefgh"), limits=LIMITS)
+    await load_compared(compared, limits=LIMITS)
+    await load_plain(streamed, limits=LIMITS)
+    assert [body.held for body in (kept, promised, compared, streamed)] == [8, 0, 8, 0]
 
 
 async def test_a_body_that_must_be_whole_has_a_limit() -> None:

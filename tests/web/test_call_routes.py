@@ -16,6 +16,7 @@ from tollway.money import Price
 from tollway.testing.asgi_exchange import Exchange
 from tollway.testing.loopback import Arrived, plain, say_nothing, until
 from tollway.testing.small_gateway import CALLS, SmallGateway, open_gateway
+from tollway.web.body_room import BodyRoom
 from tollway.web.call_routes import IncomingBody
 
 FREE = Price.parse("0")
@@ -81,6 +82,30 @@ async def test_an_address_has_so_many_calls_at_a_time(gate: SmallGateway) -> Non
                 task.cancel()
     assert len(gate.upstream.arrived) == 3
     assert (await gate.ask()).status == 200  # the places are free again
+
+
+async def test_bodies_that_wait_for_their_end_share_a_room() -> None:
+    """Each is all there but for its last byte, and has to be known before its call is looked at."""
+    async with open_gateway(held_bodies_bytes_max=1_600_000) as gate:
+        await gate.publish(methods=("GET", "POST"))
+        proof = gate.bound_proof((await gate.pay()).tx_hash, method="POST")
+        most = [b"x" * 860_000]
+        waiting = [
+            gate.open(
+                "POST", headers=proof, chunks=most, length=860_001, is_open=True, client=f"192.0.2.{one}"
+            )
+            for one in range(2)
+        ]
+        async with asyncio.TaskGroup() as group:
+            for exchange in waiting:
+                group.create_task(gate.run(exchange))
+            await until(lambda: gate.gauge.bodies.taken > 1_500_000)
+            refused = await gate.ask("POST", headers=proof, chunks=[b"x" * 100_000], client="192.0.2.9")
+            assert (refused.status, refused.problem["code"]) == (503, "overloaded")
+            assert (refused.problem["reason"], refused.problem["paymentState"]) == ("bodies", "none")
+            for exchange in waiting:
+                exchange.leave()
+        assert gate.gauge.bodies.taken == 0
 
 
 async def test_a_full_gateway_looks_at_no_call(gate: SmallGateway) -> None:
@@ -192,7 +217,9 @@ async def test_a_writer_that_is_never_done_is_given_up() -> None:
 
 
 def body(
-    *messages: dict[str, Any], headers: tuple[tuple[bytes, bytes], ...] = (), **limits: Any
+    *messages: dict[str, Any],
+    headers: tuple[tuple[bytes, bytes], ...] = (),
+    **limits: Any,
 ) -> IncomingBody:
     inbox = list(messages)
 
@@ -201,7 +228,8 @@ def body(
             await asyncio.Event().wait()
         return inbox.pop(0)
 
-    return IncomingBody(receive, headers, replace(DEFAULT_LIMITS, **limits))  # type: ignore[arg-type]
+    bounds = replace(DEFAULT_LIMITS, **limits)
+    return IncomingBody(receive, headers, bounds, BodyRoom(bounds).open("192.0.2.1"))
 
 
 def part(chunk: bytes, *, is_last: bool = False) -> dict[str, Any]:
@@ -337,7 +365,8 @@ async def test_does_not_read_on_where_a_reader_was_cut_off() -> None:
         reads += 1
         await asyncio.Event().wait()
 
-    incoming = IncomingBody(receive, sized(5), replace(DEFAULT_LIMITS, body_rate_grace_s=0.02))
+    bounds = replace(DEFAULT_LIMITS, body_rate_grace_s=0.02)
+    incoming = IncomingBody(receive, sized(5), bounds, BodyRoom(bounds).open("192.0.2.1"))
     async with asyncio.TaskGroup() as group:
         reading = group.create_task(incoming.read_chunk())
         await asyncio.sleep(0)

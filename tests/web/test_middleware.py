@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 
+from tollway.errors import Code, Refusal
 from tollway.limits import Limits
+from tollway.testing.loopback import until
+from tollway.web.body_room import BodyRoom
 from tollway.web.middleware import (
     BodyLimits,
     HeadCheck,
@@ -37,6 +40,7 @@ def make_scope(**more: Any) -> dict[str, Any]:
         "query_string": b"",
         "headers": [],
         "client": ("127.0.0.1", "1"),
+        "state": {"client_address": "127.0.0.1"},
         **more,
     }
 
@@ -128,8 +132,9 @@ async def test_lets_a_head_pass(more: dict[str, Any]) -> None:
     assert wire.sent[0]["status"] == 422
 
 
-def bounded(app: Any) -> BodyLimits:
-    return BodyLimits(app, limits=LIMITS, clock=lambda: asyncio.get_running_loop().time())
+def bounded(app: Any, room: BodyRoom | None = None) -> BodyLimits:
+    clock = asyncio.get_running_loop().time
+    return BodyLimits(app, limits=LIMITS, clock=clock, room=room or BodyRoom(LIMITS))
 
 
 def posting(length: int | None = None, **more: Any) -> dict[str, Any]:
@@ -138,8 +143,6 @@ def posting(length: int | None = None, **more: Any) -> dict[str, Any]:
 
 
 async def run(app: Any, scope: dict[str, Any], wire: Wire) -> str:
-    from tollway.errors import Refusal
-
     try:
         await bounded(app)(scope, wire.receive, wire.send)
     except Refusal as refusal:
@@ -186,6 +189,30 @@ async def test_clears_up_after_an_answer_that_came_early(
     assert await run(answer_app, scope, wire) == "answered"
     assert (b"connection" not in wire.headers) is stays_open
     assert len(wire.script) == left
+
+
+async def test_bodies_share_one_room_until_their_requests_are_over() -> None:
+    room = BodyRoom(Limits(held_bodies_bytes_max=1_600, buffer_bytes=0))
+    is_over = asyncio.Event()
+
+    async def waiting_app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await is_over.wait()
+
+    def begin(group: asyncio.TaskGroup, address: str) -> asyncio.Task[None]:
+        scope, wire = posting(900, state={"client_address": address}), Wire(b"x" * 800)
+        return group.create_task(bounded(waiting_app, room)(scope, wire.receive, wire.send))
+
+    async with asyncio.TaskGroup() as group:
+        for address in ("192.0.2.1", "192.0.2.2"):
+            begin(group, address)
+        await until(lambda: room.taken == 1_600)
+        scope, wire = posting(900, state={"client_address": "192.0.2.3"}), Wire(b"x")
+        with pytest.raises(Refusal) as refused:
+            await bounded(waiting_app, room)(scope, wire.receive, wire.send)
+        assert (refused.value.problem.code, refused.value.problem.reason) == (Code.OVERLOADED, "bodies")
+        is_over.set()
+    assert room.taken == 0
 
 
 async def test_a_body_in_time_and_in_full_keeps_the_connection() -> None:

@@ -136,6 +136,7 @@ async def load_compared(body: RequestBody, *, limits: Limits) -> Cargo:
         if size > limits.bound_body_bytes_max:
             kept = None
         elif kept is not None:
+            body.hold(len(chunk))
             kept += chunk
     content = None if kept is None else bytes(kept)
     return Cargo(content=content, length=size, body_hash=digest.digest(), is_spent=kept is None)
@@ -148,6 +149,7 @@ async def _read_whole(body: RequestBody, bytes_max: int) -> bytes | None:
         size += len(chunk)
         if size > bytes_max:
             return None
+        body.hold(len(chunk))
         chunks.append(chunk)
     return b"".join(chunks)
 

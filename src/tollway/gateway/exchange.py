@@ -43,6 +43,10 @@ class RequestBody(Protocol):
         """The next bytes; b"" once, at the end. Raises CallerGone, and BodyRefused when it comes too slowly."""
         ...
 
+    def hold(self, size: int) -> None:
+        """So many bytes of it are kept until the call is over. Raises BodyRefused where too much is held already."""
+        ...
+
     async def has_left(self) -> bool:
         """Whether the caller is known to be gone; False while the body is not wholly here, which tells by itself."""
         ...

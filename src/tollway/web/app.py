@@ -55,7 +55,7 @@ def build_app(
     app: ASGIApp = plane  # from the inside out:
     app = HeadCheck(app, limits=limits, public_url=public_url)
     app = Crowd(app, gauge=gauge, public_url=public_url)
-    app = BodyLimits(app, limits=limits, clock=clock)
+    app = BodyLimits(app, limits=limits, clock=clock, room=gauge.bodies)
     app = HeadWithoutBody(app)
     app = AnswerHeaders(app)
     app = LastResort(app, public_url=public_url)

@@ -31,6 +31,7 @@ from tollway.gateway.target import split_target
 from tollway.identifiers import ListingId
 from tollway.ledger.call import Delivery
 from tollway.limits import Limits
+from tollway.web.body_room import HeldBody
 from tollway.web.load_gauge import LoadGauge
 from tollway.web.middleware import BROKEN_OFF, check_request_line
 from tollway.web.problems import instance_of, render_problem
@@ -72,7 +73,8 @@ class CallRoutes:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = self._request_id_of(scope)
         client_address = self._client_address_of(scope)
-        body = IncomingBody(receive, scope["headers"], self._limits)
+        held = self._gauge.bodies.open(client_address)
+        body = IncomingBody(receive, scope["headers"], self._limits, held)
         problem = self._gauge.enter(client_address)
         if problem is not None:
             await self._decline(scope, body, send, request_id, Declined(problem=problem))
@@ -81,6 +83,7 @@ class CallRoutes:
             await self._handle(scope, body, send, request_id, client_address)
         finally:
             self._gauge.leave(client_address)
+            held.close()
 
     async def _handle(
         self, scope: Scope, body: "IncomingBody", send: Send, request_id: str, client_address: str
@@ -252,6 +255,7 @@ class IncomingBody:
 
     __slots__ = (
         "_awaits_continue",
+        "_held",
         "_is_reading",
         "_limits",
         "_receive",
@@ -263,8 +267,11 @@ class IncomingBody:
         "length",
     )
 
-    def __init__(self, receive: Receive, headers: Iterable[tuple[bytes, bytes]], limits: Limits) -> None:
+    def __init__(
+        self, receive: Receive, headers: Iterable[tuple[bytes, bytes]], limits: Limits, held: HeldBody
+    ) -> None:
         self._receive = receive
+        self._held = held
         self._limits = limits
         self._waited_s = 0.0
         self._awaits_continue = False
@@ -298,6 +305,10 @@ class IncomingBody:
             if chunk:
                 return chunk
         return b""
+
+    def hold(self, size: int) -> None:
+        if problem := self._held.hold(size):
+            raise BodyRefused(problem)
 
     async def drop_rest(self) -> bool:
         """Reads what is left of a refused body and drops it, so that the refusal is not lost to a reset.

@@ -9,6 +9,7 @@ from pathlib import Path
 from tollway.errors import Code, Problem
 from tollway.limits import Limits
 from tollway.rates import name_crowd
+from tollway.web.body_room import BodyRoom
 
 SHED_AT_PERCENT = 95
 """Requests are refused while there is still something left for those that run to end well."""
@@ -36,6 +37,7 @@ class LoadGauge:
         self, *, limits: Limits, clock: Callable[[], float], read_memory_bytes: Callable[[], int]
     ) -> None:
         """`clock`: a monotonic one, in seconds."""
+        self.bodies = BodyRoom(limits)
         self._limits = limits
         self._clock = clock
         self._read_memory_bytes = read_memory_bytes

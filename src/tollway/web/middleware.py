@@ -17,6 +17,7 @@ from tollway.errors import Code, FieldError, Problem, Refusal
 from tollway.gateway.headers import EXPOSED_HEADERS, check_control_headers, is_chunked_alone
 from tollway.limits import Limits
 from tollway.telemetry import Metrics, bind_request, unbind_request
+from tollway.web.body_room import BodyRoom, HeldBody
 from tollway.web.load_gauge import LoadGauge
 from tollway.web.problems import NO_CONTENT, instance_of, render_problem, request_id_of
 
@@ -264,19 +265,22 @@ async def send_problem(problem: Problem, scope: Scope, send: Send, *, public_url
 
 
 class BodyLimits:
-    """Bounds a request body in size and in slowness, and clears up after an answer that came before its end.
+    """Bounds a request body in size and in slowness, all of them together in what they hold, and clears up after an
+    answer that came before its end.
 
     The refusals surface where the body is read, as `Refusal`. What nobody read is read and dropped up to
     `refused_body_bytes_max`, so that the answer is not lost to a reset; beyond that the connection closes.
     """
 
-    def __init__(self, app: ASGIApp, *, limits: Limits, clock: Callable[[], float]) -> None:
+    def __init__(self, app: ASGIApp, *, limits: Limits, clock: Callable[[], float], room: BodyRoom) -> None:
         self._app = app
         self._limits = limits
         self._clock = clock
+        self._room = room
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = _BoundedBody(scope, receive, limits=self._limits, clock=self._clock)
+        held = self._room.open(scope["state"]["client_address"])
+        body = _BoundedBody(scope, receive, limits=self._limits, clock=self._clock, held=held)
 
         async def clearing_send(message: Message) -> None:
             if message["type"] == "http.response.start" and not await body.clear():
@@ -284,11 +288,16 @@ class BodyLimits:
                 message = {**message, "headers": headers}
             await send(message)
 
-        await self._app(scope, body.receive, clearing_send)
+        try:
+            await self._app(scope, body.receive, clearing_send)
+        finally:
+            held.close()
 
 
 class _BoundedBody:
-    def __init__(self, scope: Scope, receive: Receive, *, limits: Limits, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, scope: Scope, receive: Receive, *, limits: Limits, clock: Callable[[], float], held: HeldBody
+    ) -> None:
         headers = dict(scope["headers"])
         codings = [value for name, value in scope["headers"] if name == b"transfer-encoding"]
         self._declared = _parse_length(headers.get(b"content-length", b"0"))
@@ -299,6 +308,7 @@ class _BoundedBody:
         self._receive = receive
         self._limits = limits
         self._clock = clock
+        self._held = held
         self._started: float | None = None
         self._bytes = 0
 
@@ -311,6 +321,8 @@ class _BoundedBody:
         message = await self._receive_in_time()
         if self._bytes > most:
             raise _too_large(most)
+        if problem := self._held.hold(len(message.get("body", b""))):
+            raise Refusal(problem)
         return message
 
     async def clear(self) -> bool:
