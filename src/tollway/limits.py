@@ -26,7 +26,7 @@ class Limits:
     upload_bytes_max: int = 32 * MIB  # request body on its way to an upstream
     control_body_bytes_max: int = 2 * MIB  # request body of the control plane
     bound_body_bytes_max: int = 1 * MIB  # read ahead when a bound signature gives no bodyHash
-    held_bodies_bytes_max: int = 32 * MIB  # of bodies read whole, together; the first 64 KiB of each not counted
+    held_bodies_bytes_max: int = 32 * MIB  # all bodies read whole; the first 64 KiB of each are free
     buffer_bytes: int = 64 * KIB  # per connection, each way
     write_stall_s: float = 30.0  # a caller that takes no byte for this long is cut off
 
