@@ -1,0 +1,305 @@
+"""Passing off as the gateway at a provider's API, tried in every way that a caller, another provider and a listener on the
+line have: against a production process, and judged by the provider's verifier and by one of other people.
+"""
+
+import asyncio
+import importlib.util
+import json
+import os
+import secrets
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+import tollway_attack_attacked_gateway as attacked_gateway
+from eth_account import Account
+
+from tollway.client.forwarded import ForwardedRefused, ForwardedVerifier
+from tollway.client.wallet import Wallet
+from tollway.gateway.upstream_signature import UpstreamSigner, cover_body, format_digest
+from tollway.testing.loopback import LoopbackUpstream, run_upstream
+
+CLIENTS = Path(__file__).parent.parent / "clients"
+LONG = os.environ.get("ATTACK") == "long"
+FORGERIES = 2_000 if LONG else 300
+LARGE = b"x" * 150_000
+OLD, NEW = secrets.token_hex(32), secrets.token_hex(32)
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+def _load_stock_clients() -> ModuleType:
+    name = "tollway_stock_clients"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, CLIENTS / "stock_clients.py")
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
+
+stock = _load_stock_clients()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """A request as it stands before the provider."""
+
+    method: str
+    target: str
+    headers: tuple[tuple[str, str], ...]
+    body: bytes = b""
+
+    def changed(self, name: str, value: str) -> "Shown":
+        return replace(
+            self, headers=tuple((one, value if one.lower() == name else text) for one, text in self.headers)
+        )
+
+    def find(self, name: str) -> str:
+        return next(text for one, text in self.headers if one.lower() == name)
+
+
+@dataclass
+class Scene:
+    gateway: Any
+    upstream: LoopbackUpstream
+    api_id: str
+    thief_id: str
+    later_s: float = 0.0
+    arrived: dict[str, Shown] = field(default_factory=dict)
+
+    def verifier(self, **options: Any) -> ForwardedVerifier:
+        given = {"endpoint": self.upstream.url + "/base", "api_ids": [self.api_id], **options}
+        return ForwardedVerifier(self.gateway.url, ticks_s=lambda: time.monotonic() + self.later_s, **given)
+
+    async def call(self, rest: str, *, method: str = "GET", api_id: str | None = None, **more: Any) -> Shown:
+        """One call through the gateway, and what arrived of it."""
+        begun = len(self.upstream.arrived)
+        async with httpx.AsyncClient(trust_env=False, timeout=30) as http:
+            url = f"{self.gateway.url}/api/v2/gateway/{api_id or self.api_id}{rest}"
+            answer = await http.request(method, url, **more)
+        assert answer.status_code == 200, answer.text
+        (arrived,) = self.upstream.arrived[begun:]
+        return Shown(
+            method=arrived.method, target=arrived.target, headers=arrived.headers, body=bytes(arrived.body)
+        )
+
+
+def start(folder: Path, port: int, *keys: str) -> Any:
+    return attacked_gateway.AttackedGateway(
+        folder,
+        host="127.0.0.1",
+        port=port,
+        public_url=f"http://127.0.0.1:{port}",
+        environment={
+            "TOLLWAY_ALLOW_PRIVATE_ENDPOINTS": "true",
+            "TOLLWAY_SECRET_KEY": "\n".join(keys),
+        },
+    )
+
+
+async def publish(gateway: Any, endpoint: str) -> str:
+    wallet = Wallet.from_key(Account.create().key)
+    names = ["Signature", "Content-Digest"]
+    body, headers = gateway.sign_create(
+        wallet, attacked_gateway.free_listing(endpoint, forwardHeaders=["X-Own"])
+    )
+    async with httpx.AsyncClient(trust_env=False) as http:
+        for name in names:
+            reserved = attacked_gateway.free_listing(endpoint, forwardHeaders=[name])
+            refused_body, refused = gateway.sign_create(wallet, reserved)
+            told = await http.post(gateway.url + "/api/v2/apis", content=refused_body, headers=refused)
+            assert told.status_code == 422, told.text
+        answer = await http.post(gateway.url + "/api/v2/apis", content=body, headers=headers)
+    assert answer.status_code == 201, answer.text
+    return str(answer.json()["id"])
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def scene(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Scene]:
+    folder, port = tmp_path_factory.mktemp("forwarded"), attacked_gateway.find_free_port()
+    gateway = start(folder, port, OLD)
+    scene: Scene | None = None
+    try:
+        await asyncio.to_thread(gateway.wait_up)
+        async with run_upstream() as upstream:
+            endpoint = upstream.url + "/base"
+            own, thief = await publish(gateway, endpoint), await publish(gateway, endpoint)
+            scene = Scene(gateway=gateway, upstream=upstream, api_id=own, thief_id=thief)
+            scene.arrived = {
+                "bare": await scene.call("/q?x=1"),
+                "short body": await scene.call("/q", method="POST", content=b'{"a":1}'),
+                "long body": await scene.call("/q", method="PUT", content=LARGE),
+                "given digest": await scene.call(
+                    "/q", method="PUT", content=LARGE, headers={"Content-Digest": format_digest(LARGE)}
+                ),
+                "thief's": await scene.call("/q?x=1", api_id=thief),
+            }
+            yield scene
+    finally:
+        await asyncio.to_thread((scene.gateway if scene else gateway).stop)
+
+
+def refusal(verifier: ForwardedVerifier, shown: Shown) -> str:
+    """Why; empty where the verifier was taken in."""
+    try:
+        verifier.verify(shown.method, shown.target, shown.headers, shown.body)
+    except ForwardedRefused as refused:
+        return refused.reason
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("name", "covers"),
+    [("bare", "nothing"), ("short body", "digest"), ("long body", "length"), ("given digest", "digest")],
+)
+async def test_what_came_through_the_gateway_is_known_by_its_signature(
+    scene: Scene, name: str, covers: str
+) -> None:
+    shown = scene.arrived[name]
+    forwarded = scene.verifier().verify(shown.method, shown.target, shown.headers, shown.body)
+    assert (forwarded.api_id, forwarded.payer, forwarded.covers) == (scene.api_id, None, covers)
+    assert forwarded.call_id.startswith("call_")
+
+
+async def test_what_was_overheard_counts_once(scene: Scene) -> None:
+    verifier, shown = scene.verifier(), scene.arrived["bare"]
+    assert refusal(verifier, shown) == ""
+    assert {refusal(verifier, shown) for _ in range(50)} == {"replayed"}
+
+
+async def test_nothing_that_was_overheard_can_be_changed(scene: Scene) -> None:
+    """Each covered value, and single characters of whatever is signed or says so: none is taken."""
+    verifier, shown = scene.verifier(), scene.arrived["short body"]
+    changes = [
+        replace(shown, method="PUT"),
+        replace(shown, target=shown.target + "?x"),
+        replace(shown, target=shown.target + "/"),
+        replace(shown, target="/base/other"),
+        replace(shown, body=b'{"a":2}'),
+        replace(shown, body=b""),
+        shown.changed("content-digest", format_digest(b"")),
+        shown.changed("tollway-call-id", "call_0"),
+        shown.changed("tollway-api-id", scene.thief_id),
+        replace(shown, headers=(*shown.headers, ("Tollway-Payer", "0x" + "11" * 20))),
+        *_scratch(shown),
+    ]
+    taken_in = [one for one in changes if refusal(verifier, one) == ""]
+    assert taken_in == []
+    assert len(changes) == FORGERIES + 10
+
+
+def _scratch(shown: Shown) -> Iterator[Shown]:
+    """Of the last character of a signature some bits are beyond its bytes, so that one stays as it is."""
+    names = ("signature", "signature-input", "content-digest", "tollway-call-id", "tollway-api-id")
+    for number in range(FORGERIES):
+        name = names[number % len(names)]
+        text = shown.find(name)
+        place = number * 7919 % (len(text) - 4)
+        other = secrets.choice([one for one in 'Az09+/=:;"(), ' if one != text[place]])
+        yield shown.changed(name, text[:place] + other + text[place + 1 :])
+
+
+async def test_a_listing_of_somebody_else_that_leads_here_is_told_apart(scene: Scene) -> None:
+    """It is free, or its price goes to him: forwarded by the gateway all the same, and signed."""
+    shown = scene.arrived["thief's"]
+    assert refusal(scene.verifier(), shown) == "wrong_listing"
+    assert refusal(scene.verifier(), shown.changed("tollway-api-id", scene.api_id)) == "bad_signature"
+    assert refusal(scene.verifier(api_ids=[scene.thief_id]), shown) == ""
+
+
+async def test_what_was_signed_for_one_host_counts_at_no_other(scene: Scene) -> None:
+    elsewhere = scene.verifier(endpoint="https://victim.example")
+    assert refusal(elsewhere, scene.arrived["bare"].changed("host", "victim.example")) == "bad_signature"
+
+
+async def test_a_gateway_of_ones_own_signs_for_nobody_else(scene: Scene) -> None:
+    forger = UpstreamSigner.derive([secrets.token_bytes(32)])
+    headers = forger.sign(
+        method="GET",
+        authority=scene.upstream.url.removeprefix("http://"),
+        target="/base/q",
+        api_id=scene.api_id,
+        call_id="call_1",
+        payer=None,
+        body=cover_body(None, length=0, given=None),
+        created_s=int(time.time()),
+        nonce=secrets.token_hex(16),
+    )
+    shown = Shown(method="GET", target="/base/q", headers=tuple(headers))
+    assert refusal(scene.verifier(), shown) == "unknown_key"
+    named = shown.changed(
+        "signature-input",
+        shown.find("signature-input").replace(
+            forger.keys[0].keyid, scene.arrived["bare"].find("signature-input").split('keyid="')[1][:43]
+        ),
+    )
+    assert refusal(scene.verifier(), named) == "bad_signature"
+
+
+async def test_what_a_caller_makes_up_arrives_nowhere(scene: Scene) -> None:
+    forged = {
+        "Signature": "tollway=:" + "A" * 86 + "==:",
+        "Signature-Input": scene.arrived["bare"].find("signature-input"),
+        "Tollway-Call-Id": "forged",
+        "Tollway-Api-Id": scene.thief_id,
+        "Tollway-Payer": "0x" + "11" * 20,
+        "Content-Digest": format_digest(b"forged"),
+        "Trailer": "Signature",
+    }
+    shown = await scene.call("/forged", headers=forged)
+    assert refusal(scene.verifier(), shown) == ""
+    assert not [value for _, value in shown.headers if value in forged.values()]
+
+
+async def test_a_stranger_is_a_stranger(scene: Scene) -> None:
+    bare = Shown(method="GET", target="/base/q?x=1", headers=(("Host", "127.0.0.1"), ("Accept", "*/*")))
+    assert refusal(scene.verifier(), bare) == "signature_missing"
+
+
+async def test_a_verifier_of_other_people_says_the_same(scene: Scene) -> None:
+    """The npm package http-message-signatures, with the keys that the gateway publishes."""
+    good = [scene.arrived[name] for name in ("bare", "short body", "long body", "given digest")]
+    bad = [
+        replace(good[0], method="POST"),
+        replace(good[0], target="/base/q?x=2"),
+        good[0].changed("tollway-call-id", "call_0"),
+        good[1].changed("content-digest", format_digest(b"")),
+        good[2].changed("content-length", "7"),
+    ]
+    requests = [
+        {"method": one.method, "url": scene.upstream.url + one.target, "headers": dict(one.headers)}
+        for one in (*good, *bad)
+    ]
+    told = await stock.run_script(
+        "verify_forwarded.mjs", scene.gateway.url, env={"REQUESTS": json.dumps(requests)}
+    )
+    assert told["verified"] == [True] * len(good) + [False] * len(bad)
+
+
+async def test_a_key_that_takes_anothers_place_refuses_nobody(scene: Scene) -> None:
+    """Last: the gateway is another process afterwards. One verifier sees the steps of a change, a minute apart."""
+    verifier, folder = scene.verifier(), scene.gateway.log.parent
+    port = int(scene.gateway.url.rpartition(":")[2])
+    steps = [[OLD, NEW], [NEW, OLD], *([[NEW]] if LONG else [])]
+    key_ids = []
+    assert refusal(verifier, await scene.call("/q")) == ""
+    for keys in steps:
+        await asyncio.to_thread(scene.gateway.stop)
+        scene.gateway = start(folder, port, *keys)
+        await asyncio.to_thread(scene.gateway.wait_up)
+        scene.later_s += 60
+        shown = await scene.call("/q")
+        assert refusal(verifier, shown) == ""
+        key_ids.append(shown.find("signature-input").split('keyid="')[1][:43])
+    old = scene.arrived["bare"].find("signature-input").split('keyid="')[1][:43]
+    assert key_ids[0] == old
+    assert old not in key_ids[1:]
