@@ -356,6 +356,35 @@ async def test_the_nodes_that_must_agree_reach_the_reader(tmp_path: Path) -> Non
         House(replace(settings(tmp_path), networks=(replace(network, agreement_min=2),)))
 
 
+OLD_KEY, NEW_KEY = (sign * 2 + "00112233445566778899aabbccddee" * 2 for sign in ("1a", "2b"))
+
+
+async def test_while_the_secret_key_changes_every_key_opens_and_is_published_and_the_first_is_in_use(
+    tmp_path: Path,
+) -> None:
+    seals: list[bytes] = []
+
+    async def serve(*keys: str) -> tuple[list[str], list[str]]:
+        """Which keys are published, the first of them first: of offers and receipts, of forwarded calls."""
+        async with House(settings(tmp_path, SECRET_KEY=" ".join(keys))) as house:
+            assert all(house.sealer.open(seal, label=b"a") == b"secret" for seal in seals)
+            seals.append(house.sealer.seal(b"secret", label=b"a"))
+            signers = (await ask(house, "GET", "/.well-known/did.json")).json()["verificationMethod"]
+            forwarding = await ask(house, "GET", "/.well-known/http-message-signatures-directory")
+            return (
+                [signer["blockchainAccountId"] for signer in signers],
+                [key["kid"] for key in forwarding.json()["keys"]],
+            )
+
+    old, both, swapped = await serve(OLD_KEY), await serve(OLD_KEY, NEW_KEY), await serve(NEW_KEY, OLD_KEY)
+    del seals[:2]  # what the old key has sealed is sealed anew before it goes
+    new = await serve(NEW_KEY)
+    for kind in (0, 1):
+        assert len(old[kind]) == len(new[kind]) == 1
+        assert both[kind] == [*old[kind], *new[kind]]
+        assert swapped[kind] == [*new[kind], *old[kind]]
+
+
 async def test_makes_its_own_secret_key_for_its_owner_alone(tmp_path: Path) -> None:
     House(settings(tmp_path))
     (key,) = tmp_path.glob("*.key")

@@ -1,7 +1,8 @@
 """Every guard that has to prove itself."""
 
 from tests.guards.identity_guards import IDENTITY_GUARDS
+from tests.guards.key_guards import KEY_GUARDS
 from tests.guards.outbound_guards import OUTBOUND_GUARDS
 from tests.guards.passage_guards import PASSAGE_GUARDS
 
-GUARDS = (*OUTBOUND_GUARDS, *PASSAGE_GUARDS, *IDENTITY_GUARDS)
+GUARDS = (*OUTBOUND_GUARDS, *PASSAGE_GUARDS, *IDENTITY_GUARDS, *KEY_GUARDS)
