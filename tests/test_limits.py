@@ -78,6 +78,9 @@ HELD_BY = {
     "free_calls_per_minute": "gateway/test_meters.py::test_free_calls_count_per_address_and_listing",
     "registrations_per_hour": "web/test_listing_routes.py::"
     "test_a_wallet_creates_its_share_an_hour_and_only_created_ones_count",
+    "edits_per_hour": "web/test_listing_routes.py::test_a_wallet_edits_so_often_an_hour_and_only_what_is_written_counts",
+    "signed_requests_per_minute": "identity/test_authenticator.py::"
+    "test_a_wallet_and_an_address_sign_so_many_requests_and_no_more",
     "creation_keys_max": "contracts/test_creations.py::test_a_wallet_has_so_many_keys_and_no_more",
     "ownership_checks_per_hour": "web/test_ownership_routes.py::test_a_wallet_has_so_many_checks_an_hour",
     "nonces_per_minute": "web/test_signin_routes.py::test_is_metered_per_client",
@@ -136,10 +139,10 @@ PROMISED = {
     "upload_bytes_max": 32 * MIB,
     "control_body_bytes_max": 2 * MIB,
     "bound_body_bytes_max": 1 * MIB,
+    "held_bodies_bytes_max": 32 * MIB,
     "buffer_bytes": 64 * KIB,
     "connections_max": 10_000,
     "in_flight_per_address_max": 200,
-    "held_bodies_bytes_max": 32 * MIB,
     "in_flight_per_origin_max": 256,
     "dns_deadline_s": 5,
     "connect_deadline_s": 10,

@@ -112,7 +112,12 @@ class Frontage:
     def build(self) -> ASGIApp:
         rooms, settings, limits = self._rooms, self._settings, self._limits
         authenticator = Authenticator(
-            rooms.sessions, rooms.desk, origin=self._origin, limits=limits, now_ms=self._now_ms
+            rooms.sessions,
+            rooms.desk,
+            origin=self._origin,
+            limits=limits,
+            now_ms=self._now_ms,
+            rates=rooms.rates,
         )
         wallet = wallet_dependency(authenticator, body_bytes_max=limits.control_body_bytes_max)
         nonce_meter = NonceMeter(limits=limits, rates=rooms.rates)

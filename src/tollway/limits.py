@@ -85,7 +85,9 @@ class Limits:
         100  # per wallet; only created listings count. Per address: five wallets' share
     )
     creation_keys_max: int = 1_000  # idempotency keys of created listings, per wallet
-    ownership_checks_per_hour: int = 60  # asked for by a wallet
+    edits_per_hour: int = 600  # of listings, per wallet. Per address: five wallets' share
+    ownership_checks_per_hour: int = 60  # asked for by a wallet. Per address: five wallets' share
+    signed_requests_per_minute: int = 300  # to the control plane, per wallet. Per address: five wallets' share
     nonces_per_minute: int = 60  # sign-in nonces per client address
     failed_calls_per_window: int = 20  # per wallet and per address, on one listing; running ones too
     failed_calls_window_s: int = 600

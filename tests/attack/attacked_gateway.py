@@ -49,6 +49,8 @@ class AttackedGateway:
             "TOLLWAY_ADMIN_LISTEN": "off",
             "TOLLWAY_LIMIT_FREE_CALLS_PER_MINUTE": MANY,
             "TOLLWAY_LIMIT_REGISTRATIONS_PER_HOUR": MANY,
+            "TOLLWAY_LIMIT_EDITS_PER_HOUR": MANY,
+            "TOLLWAY_LIMIT_SIGNED_REQUESTS_PER_MINUTE": MANY,
         }
         kept = {name: value for name, value in os.environ.items() if not name.startswith("TOLLWAY_")}
         with self.log.open("wb") as log:

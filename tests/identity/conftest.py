@@ -16,6 +16,7 @@ from tollway.identity.http_signature import SignedRequest, signature_headers
 from tollway.identity.public_origin import parse_origin
 from tollway.identity.signatures import SignatureJudge
 from tollway.limits import DEFAULT_LIMITS
+from tollway.rates import Rates
 from tollway.testing.memory_sessions import MemorySessions
 
 CHAIN = ChainId(84532)
@@ -149,5 +150,7 @@ def door(chain: FakeChain) -> Door:
         now_ms=clock,
         entropy=entropy,
     )
-    authenticator = Authenticator(store, desk, origin=origin, limits=DEFAULT_LIMITS, now_ms=clock)
+    authenticator = Authenticator(
+        store, desk, origin=origin, limits=DEFAULT_LIMITS, now_ms=clock, rates=Rates()
+    )
     return Door(store, chain, meter, clock, desk, authenticator)

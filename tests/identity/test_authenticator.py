@@ -8,9 +8,12 @@ import pytest
 from tollway.chain.reader import ContractAnswer
 from tollway.errors import ChainUnavailable, Code, Refusal
 from tollway.identifiers import Address, ChainId
-from tollway.identity.authenticator import Identity, SignedRequest
+from tollway.identity.authenticator import Authenticator, Identity, SignedRequest
+from tollway.identity.public_origin import parse_origin
 from tollway.identity.signatures import eip191_digest
 from tollway.identity.signin import SignInMessage, format_moment, format_sign_in
+from tollway.limits import Limits
+from tollway.rates import Rates
 
 CHAIN = ChainId(84532)
 CREATE_URI = "https://gw.example.com/api/v2/apis"
@@ -66,6 +69,33 @@ async def test_nothing_shown_is_authentication_required(door) -> None:
     for scheme in ("Basic abc", "Payment id=x", "Bearerx abc"):
         request = plus(BARE, ("authorization", scheme))
         assert await refusal_of(door, request) == (Code.AUTHENTICATION_REQUIRED, None)
+
+
+async def test_a_wallet_and_an_address_sign_so_many_requests_and_no_more(door, wallet, other_wallet) -> None:
+    """Each leaves a row behind. What is refused, for whatever reason, leaves none and is not counted."""
+    door.authenticator = Authenticator(
+        door.store,
+        door.desk,
+        origin=parse_origin("https://gw.example.com"),
+        limits=Limits(signed_requests_per_minute=2),
+        now_ms=door.clock,
+        rates=Rates(),
+    )
+    forged = door.signed(other_wallet, address=wallet.address, nonce="forged")
+    for _ in range(5):
+        assert await refusal_of(door, forged) == (Code.INVALID_SIGNATURE, "signature_mismatch")
+    for number in range(2):
+        await door.authenticator.authenticate(door.signed(wallet, nonce=f"nonce-{number}"))
+    one_more = replace(door.signed(wallet, nonce="one-more"), client_address="192.0.2.7")
+    with pytest.raises(Refusal) as caught:
+        await door.authenticator.authenticate(one_more)
+    problem = caught.value.problem
+    assert (problem.code, problem.members["rateLimit"]["policy"]) == (Code.RATE_LIMITED, "signed-requests")
+    assert problem.retry_after_s is not None
+    assert await door.store.prune(now_ms=10**15) == 2, "the rows of the two that counted"
+    session = plus(BARE, ("authorization", await session_of(door, wallet)))
+    assert (await door.authenticator.authenticate(session)).method == "session"
+    await door.authenticator.authenticate(door.signed(other_wallet))
 
 
 class TestSignedRequest:

@@ -190,6 +190,8 @@ class Street:
             "TOLLWAY_ALLOW_PRIVATE_ENDPOINTS": "true",
             "TOLLWAY_LIMIT_LOOKUPS_PER_MINUTE": "100000",
             "TOLLWAY_LIMIT_FAILED_CALLS_PER_WINDOW": "100000",
+            "TOLLWAY_LIMIT_EDITS_PER_HOUR": "100000",
+            "TOLLWAY_LIMIT_SIGNED_REQUESTS_PER_MINUTE": "100000",
             **(settings or {}),
         }
 

@@ -144,7 +144,7 @@ async def door(request: pytest.FixtureRequest) -> AsyncIterator[Door]:
                 assets=ASSETS,
                 confirmations_for=lambda asset, units: 3 if asset.token is None else 1,
             ),
-            limits=Limits(registrations_per_hour=3),
+            limits=Limits(registrations_per_hour=3, edits_per_hour=40),
             authenticate=authenticate,
             probe=probe,
             is_blocked=lambda wallet: wallet in door.blocked,
@@ -415,7 +415,21 @@ async def test_what_is_looked_up_for_a_draft_is_counted_whatever_becomes_of_it(d
     assert len(door.probed) == 30
 
 
-async def test_an_edit_that_looks_nothing_up_is_not_counted(door: Door) -> None:
+async def test_a_wallet_edits_so_often_an_hour_and_only_what_is_written_counts(door: Door) -> None:
+    created = await door.publish()
+    place = f"{APIS}/{created['id']}"
+    for number in range(45):
+        assert (await door.send("PUT", place, {})).status_code == 422
+        if number < 40:
+            assert (await door.send("PUT", place, {**BODY, "name": f"Weather {number}"})).status_code == 200
+    answer = await door.send("PUT", place, BODY)
+    assert (answer.status_code, code_of(answer)) == (429, "rate_limited")
+    assert answer.headers["ratelimit-policy"] == '"edits";q=40;w=3600'
+    assert 0 < int(answer.headers["retry-after"]) <= 3600
+    assert (await door.send("GET", place)).json()["name"] == "Weather 39"
+
+
+async def test_an_edit_that_looks_nothing_up_is_no_look(door: Door) -> None:
     created = await door.publish()
     for number in range(35):
         answer = await door.send("PUT", f"{APIS}/{created['id']}", {**BODY, "name": f"Weather {number}"})

@@ -22,6 +22,7 @@ from tollway.outbound.dialer import Dialer
 from tollway.outbound.ownership_checker import OwnershipChecker
 from tollway.rates import Rates
 from tollway.registry.listing import Listing
+from tollway.shares import WALLETS_PER_ADDRESS
 from tollway.testing.listing_samples import sample_listing
 from tollway.testing.loopback import Arrived, LoopbackUpstream, plain, run_upstream
 from tollway.testing.memory_catalog import MemoryCatalog
@@ -315,6 +316,21 @@ async def test_a_wallet_has_so_many_checks_an_hour(door: Door) -> None:
     assert answer.headers["ratelimit-policy"].startswith('"ownership-checks";q=5;w=3600')
     assert len(door.upstream.arrived) == asked
     assert (await door.get()).status_code == 200
+
+
+async def test_checks_count_by_address_too_with_however_many_wallets(door: Door) -> None:
+    """Listings and wallets cost nothing, and each check calls a server that somebody has named."""
+    codes = []
+    for number in range(WALLETS_PER_ADDRESS + 1):
+        wallet, api_id = Address(bytes([number + 1]) * 20), f"api_{number + 2}"
+        await door.publish(id=ListingId(api_id), provider=wallet, endpoint="http://[::1]:1/")
+        path = f"/api/v2/apis/{api_id}/ownership"
+        for _ in range(LIMITS.ownership_checks_per_hour):
+            answer = await door.check(wallet=wallet, path=path)
+            codes.append(answer.status_code)
+    most = LIMITS.ownership_checks_per_hour * WALLETS_PER_ADDRESS
+    assert codes == [200] * most + [429] * LIMITS.ownership_checks_per_hour
+    assert answer.headers["ratelimit-policy"] == f'"ownership-checks-address";q={most};w=3600'
 
 
 async def test_the_answers_are_what_the_contract_of_the_site_says(door: Door) -> None:

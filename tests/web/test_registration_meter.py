@@ -4,8 +4,10 @@ import pytest
 
 from tollway.errors import Code, Problem, Refusal
 from tollway.identifiers import Address
+from tollway.limits import Limits
 from tollway.rates import Rates
-from tollway.web.registration_meter import LOOKS_PER_LISTING, WALLETS_PER_ADDRESS, RegistrationMeter
+from tollway.shares import WALLETS_PER_ADDRESS
+from tollway.web.registration_meter import LOOKS_PER_LISTING, RegistrationMeter
 
 PER_HOUR = 2
 HERE, ELSEWHERE = "192.0.2.7", "192.0.2.8"
@@ -17,7 +19,7 @@ def wallet(number: int) -> Address:
 
 @pytest.fixture
 def meter() -> RegistrationMeter:
-    return RegistrationMeter(per_hour=PER_HOUR, rates=Rates())
+    return RegistrationMeter(limits=Limits(registrations_per_hour=PER_HOUR, edits_per_hour=1), rates=Rates())
 
 
 async def refusal_of(meter: RegistrationMeter, number: int, address: str) -> Problem:
@@ -75,3 +77,11 @@ async def test_looks_are_counted_by_address(meter: RegistrationMeter) -> None:
     rate = rate_of(refused.value.problem)
     assert rate == {"policy": "endpoint-looks", "limit": most, "windowSeconds": 3600}
     await meter.charge_look(ELSEWHERE)
+
+
+async def test_edits_have_a_share_of_their_own(meter: RegistrationMeter) -> None:
+    await meter.charge_edit(wallet(1), client_address=HERE)
+    with pytest.raises(Refusal) as refused:
+        await meter.charge_edit(wallet(1), client_address=ELSEWHERE)
+    assert rate_of(refused.value.problem) == {"policy": "edits", "limit": 1, "windowSeconds": 3600}
+    await meter.charge(wallet(1), client_address=HERE)

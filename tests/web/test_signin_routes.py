@@ -76,7 +76,9 @@ def app(store: MemorySessions) -> FastAPI:
         now_ms=lambda: NOW_MS,
         entropy=lambda size: next(numbers).to_bytes(size, "big"),
     )
-    authenticator = Authenticator(store, desk, origin=ORIGIN, limits=LIMITS, now_ms=lambda: NOW_MS)
+    authenticator = Authenticator(
+        store, desk, origin=ORIGIN, limits=LIMITS, now_ms=lambda: NOW_MS, rates=Rates()
+    )
     meter = NonceMeter(limits=LIMITS, rates=Rates())
     app = FastAPI(redirect_slashes=False)
     wallet = wallet_dependency(authenticator, body_bytes_max=LIMITS.control_body_bytes_max)

@@ -227,7 +227,13 @@ def make_settings(folder: Path, *, port: int, rpc_url: str, gas_key: str) -> Set
         networks=(parse_network(network),),
         allow_private_endpoints=True,
         registration="open",
-        limits=replace(DEFAULT_LIMITS, registrations_per_hour=UNLIMITED, drain_deadline_s=DRAIN_DEADLINE_S),
+        limits=replace(
+            DEFAULT_LIMITS,
+            registrations_per_hour=UNLIMITED,
+            edits_per_hour=UNLIMITED,
+            signed_requests_per_minute=UNLIMITED,
+            drain_deadline_s=DRAIN_DEADLINE_S,
+        ),
         log_level="error",
     )
 

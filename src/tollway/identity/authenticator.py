@@ -19,6 +19,8 @@ from tollway.identity.public_origin import PublicOrigin
 from tollway.identity.sessions import Session, SessionStore
 from tollway.identity.signin import SignInProof, read_siwx
 from tollway.limits import Limits
+from tollway.rates import Rates
+from tollway.shares import Share
 
 __all__ = ["Authenticator", "Identity", "SignedRequest"]
 
@@ -53,18 +55,27 @@ class Authenticator:
         origin: PublicOrigin,
         limits: Limits,
         now_ms: Callable[[], int],
+        rates: Rates,
     ) -> None:
         self._store = store
         self._desk = desk
         self._origin = origin
         self._limits = limits
         self._now_ms = now_ms
+        # Each leaves a row behind until its nonce has expired.
+        self._signed = Share(
+            "signed-requests",
+            "signed requests (a session has no such limit)",
+            amount=limits.signed_requests_per_minute,
+            every="minute",
+            rates=rates,
+        )
 
     async def authenticate(self, request: SignedRequest) -> Identity:
         """The wallet behind a request.
 
         Raises `Refusal` (a 401 code, `invalid_request` for a header that stands twice, `rate_limited` for too many
-        questions to chains), `ChainUnavailable` when only a chain could tell, and `StorageUnavailable`.
+        questions to chains or signed requests), `ChainUnavailable` when only a chain could tell, and `StorageUnavailable`.
         """
         now_ms = self._now_ms()
         https = _accepted(read_http_proofs(request, origin=self._origin, limits=self._limits, now_ms=now_ms))
@@ -112,6 +123,8 @@ class Authenticator:
     async def _spend(
         self, request: SignedRequest, https: tuple[HttpProof, ...], siwx: SignInProof | None, *, now_ms: int
     ) -> None:
+        if https:
+            await self._signed.charge(https[0].address, client_address=request.client_address)
         for proof in https:
             if not await self._store.remember_signature_nonce(
                 proof.keyid, proof.nonce, expires_ms=proof.expires_ms + REMEMBERED_LONGER_MS

@@ -121,7 +121,7 @@ class ListingRoutes:
         self._desk = desk
         fetch = desk.fetch_document
         self._documents = None if fetch is None else ProviderDocuments(fetch)
-        self._meter = RegistrationMeter(per_hour=desk.limits.registrations_per_hour, rates=desk.rates)
+        self._meter = RegistrationMeter(limits=desk.limits, rates=desk.rates)
 
     async def list_page(self, request: Request) -> Response:
         raw: bytes = request.scope["query_string"]
@@ -179,11 +179,13 @@ class ListingRoutes:
 
     async def update(self, request: Request) -> Response:
         provider = (await self._desk.authenticate(request)).address
-        for _ in range(EDITS_MAX):
+        for turn in range(EDITS_MAX):
             previous = await self._find_own(request, provider)
             if self._desk.is_blocked(provider):
                 raise Refusal(BLOCKED)
             draft = await self._read_draft(request, provider, previous=previous)
+            if turn == 0:
+                await self._meter.charge_edit(provider, client_address=client_address_of(request))
             listing = edit_listing(draft, previous, now_ms=self._desk.now_ms())
             outcome = await self._desk.catalog.revise(listing, expected_revision=previous.revision)
             if isinstance(outcome, Revised):

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from limits import RateLimitItemPerHour
 
-from tollway.errors import Code, FieldError, Problem, Refusal, describe_rate
+from tollway.errors import Code, FieldError, Problem, Refusal
 from tollway.identifiers import Address, ListingId
 from tollway.limits import Limits
 from tollway.outbound.ownership_checker import OwnershipChecker
@@ -19,6 +18,8 @@ from tollway.registry.catalog import Catalog
 from tollway.registry.listing import Listing
 from tollway.registry.moderation import BLOCKED
 from tollway.registry.ownership import DOCUMENT_MEMBERS, Challenge, Ownership, Ownerships, Stake
+from tollway.shares import Share
+from tollway.web.authentication import client_address_of
 from tollway.web.json_body import parse_json_object
 from tollway.web.listing_finder import find_listing, find_shown_listing
 from tollway.web.listing_routes import HasAddress
@@ -59,7 +60,15 @@ class OwnershipRoutes:
 
     def __init__(self, desk: OwnershipDesk) -> None:
         self._desk = desk
-        self._meter = CheckMeter(per_hour=desk.limits.ownership_checks_per_hour, rates=desk.rates)
+        # Each calls a server that somebody has named.
+        self._share = Share(
+            "ownership-checks",
+            "ownership checks",
+            amount=desk.limits.ownership_checks_per_hour,
+            every="hour",
+            rates=desk.rates,
+            namespace="ownership",
+        )
 
     async def show(self, request: Request) -> Response:
         Query(request.scope["query_string"], known=()).finish()
@@ -74,7 +83,7 @@ class OwnershipRoutes:
         await self._find_own(request, provider)
         Query(request.scope["query_string"], known=()).finish()
         _refuse_members(await request.body())
-        await self._meter.charge(provider)
+        await self._share.charge(provider, client_address=client_address_of(request))
         for _ in range(CHECKS_MAX):
             listing = await self._find_own(request, provider)
             challenge = desk.checker.challenge(Stake.of(listing))
@@ -97,28 +106,6 @@ class OwnershipRoutes:
         if self._desk.is_blocked(provider):
             raise Refusal(BLOCKED)
         return listing
-
-
-class CheckMeter:
-    """Checks asked for by a wallet in a sliding hour: each calls a server that somebody has named."""
-
-    def __init__(self, *, per_hour: int, rates: Rates) -> None:
-        self._per_hour = per_hour
-        self._rates = rates
-        self._item = RateLimitItemPerHour(per_hour, namespace="ownership")
-
-    async def charge(self, wallet: Address) -> None:
-        """Counts one. Raises Refusal (429) when the wallet has had its share."""
-        wait_s = await self._rates.hit(self._item, wallet.hex())
-        if wait_s is not None:
-            raise Refusal(
-                Problem(
-                    code=Code.RATE_LIMITED,
-                    detail=f"A wallet may ask for {self._per_hour} ownership checks an hour.",
-                    retry_after_s=wait_s,
-                    members=describe_rate("ownership-checks", limit=self._per_hour, window_s=3600),
-                )
-            )
 
 
 def ownership_json(challenge: Challenge, known: Ownership | None) -> dict[str, Any]:

@@ -1,0 +1,66 @@
+"""So much for a wallet, from wherever it asks; so much for an address, with however many wallets; and each is told which."""
+
+import pytest
+
+from tollway.errors import Code, Problem, Refusal
+from tollway.identifiers import Address
+from tollway.rates import Rates
+from tollway.shares import WALLETS_PER_ADDRESS, Share
+
+AMOUNT = 2
+HERE, ELSEWHERE = "192.0.2.7", "192.0.2.8"
+
+
+def wallet(number: int) -> Address:
+    return Address(number.to_bytes(20, "big"))
+
+
+def make(rates: Rates | None = None, policy: str = "looks") -> Share:
+    return Share(policy, "looks at it", amount=AMOUNT, every="minute", rates=rates or Rates())
+
+
+async def refusal_of(share: Share, number: int, address: str) -> Problem:
+    with pytest.raises(Refusal) as refused:
+        await share.charge(wallet(number), client_address=address)
+    return refused.value.problem
+
+
+async def test_a_wallet_has_its_share_from_wherever_it_asks() -> None:
+    share = make()
+    for address in (HERE, ELSEWHERE):
+        await share.charge(wallet(1), client_address=address)
+    problem = await refusal_of(share, 1, "192.0.2.9")
+    assert problem.code is Code.RATE_LIMITED
+    assert problem.detail == "A wallet may have 2 looks at it a minute."
+    assert problem.retry_after_s is not None
+    assert 0 < problem.retry_after_s <= 60
+    assert problem.members["rateLimit"] == {"policy": "looks", "limit": AMOUNT, "windowSeconds": 60}
+    await share.charge(wallet(2), client_address=HERE)
+
+
+async def test_an_address_has_its_share_with_however_many_wallets() -> None:
+    share, most = make(), AMOUNT * WALLETS_PER_ADDRESS
+    for number in range(most):
+        await share.charge(wallet(number), client_address=f"2001:db8::{number + 1:x}")
+    problem = await refusal_of(share, 1_000, "2001:db8::ffff")
+    assert problem.detail == f"One address may have {most} looks at it a minute."
+    assert problem.members["rateLimit"] == {"policy": "looks-address", "limit": most, "windowSeconds": 60}
+    for _ in range(AMOUNT):  # what the address was refused did not cost the wallet
+        await share.charge(wallet(1_000), client_address=ELSEWHERE)
+
+
+async def test_what_a_wallet_was_refused_does_not_cost_its_address() -> None:
+    share = make()
+    for _ in range(AMOUNT):
+        await share.charge(wallet(1), client_address=HERE)
+    for _ in range(AMOUNT * WALLETS_PER_ADDRESS):
+        await refusal_of(share, 1, HERE)
+    await share.charge(wallet(2), client_address=HERE)
+
+
+async def test_things_do_not_mix() -> None:
+    rates = Rates()
+    one, other = make(rates), make(rates, "others")
+    for _ in range(AMOUNT):
+        await one.charge(wallet(1), client_address=HERE)
+    await other.charge(wallet(1), client_address=HERE)
