@@ -27,6 +27,7 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src"
 RUN_DEADLINE_S = 300
 TEST_DEADLINE_S = 30
+DID_NOT_END = 124  # what `timeout` says
 _LONG_FORMS = ("ATTACK", "TORTURE")
 _TOO_MUCH = ("NameError", "UnboundLocalError", "SyntaxError", "ImportError", "ModuleNotFoundError")
 """A test that fails so says nothing of the guard: the edit is wrong."""
@@ -139,7 +140,7 @@ class Workshop:
                 timeout=RUN_DEADLINE_S,
             )
         except subprocess.TimeoutExpired:
-            return Run(code=-1, output="it did not end")
+            return Run(code=DID_NOT_END, output="it did not end")
         return Run(code=told.returncode, output=told.stdout + told.stderr)
 
     def judge(self, breakage: Breakage) -> Verdict:
@@ -166,6 +167,8 @@ def _conclude(breakage: Breakage, run: Run) -> Verdict:
     failure = run.failure if run.code == 1 else None
     if failure is not None and not failure.startswith(_TOO_MUCH):
         return Verdict(breakage=breakage, is_caught=True, said=failure)
+    if run.code < 0:  # a signal: recursion without end takes the whole process along
+        return Verdict(breakage=breakage, is_caught=True, said=f"the process died of signal {-run.code}")
     if failure is not None:
         said = f"{_MORE}: {failure}"
     else:
