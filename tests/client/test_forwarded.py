@@ -1,8 +1,12 @@
 """The provider's verifier: takes what the gateway signed for his listings, refuses everything else and says why."""
 
 import base64
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from http.server import ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -458,3 +462,36 @@ def test_whatever_is_no_signature_is_refused_and_never_fails(desk: Desk, headers
 
 def test_a_target_that_is_no_bytes_is_refused(desk: Desk) -> None:
     assert refusal(desk, "POST", "/v1/€", sign(), BODY).reason == "malformed"
+
+
+# ---- As the documentation has it.
+
+
+def read_example() -> str:
+    page = (Path(__file__).parents[2] / "docs" / "providers.md").read_text()
+    section = page.split("\n## Refuse what the gateway did not forward\n")[1]
+    return section.split("```python\n")[1].split("```")[0]
+
+
+def test_the_example_in_the_documentation_runs_and_refuses_strangers() -> None:
+    example: dict[str, Any] = {"__name__": "example"}
+    exec(compile(read_example(), "docs/providers.md", "exec"), example)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), example["Api"])
+    authority = f"127.0.0.1:{server.server_port}"
+    example["Api"].log_message = lambda *told: None
+    example["verifier"] = open_desk(endpoint=f"http://{authority}/v1").verifier
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        with httpx.Client(base_url=f"http://{authority}", trust_env=False) as http:
+            headers = sign(authority=authority)
+            served = http.post(TARGET, content=BODY, headers=headers)
+            again = http.post(TARGET, content=BODY, headers=headers)
+            stranger = http.post(TARGET, content=BODY)
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    assert (served.status_code, served.headers["x-served"]) == (204, f"call_1 of {PAYER}")
+    assert (again.status_code, stranger.status_code) == (401, 401)
+    assert (again.reason_phrase, stranger.reason_phrase) == ("replayed", "signature_missing")

@@ -19,6 +19,7 @@ from tollway.client.failures import (
     PaymentRefused,
     PriceAboveMax,
 )
+from tollway.client.forwarded import Forwarded, ForwardedRefused, ForwardedVerifier
 from tollway.client.reply import CallResponse, PaymentInfo
 from tollway.client.transfer import Patience
 from tollway.client.wallet import KeyUnusable, Wallet, create_key_file
@@ -30,6 +31,9 @@ __all__ = [
     "CallResponse",
     "CallerFailure",
     "CannotPay",
+    "Forwarded",
+    "ForwardedRefused",
+    "ForwardedVerifier",
     "GatewayRefused",
     "GatewayUnreachable",
     "KeyUnusable",
