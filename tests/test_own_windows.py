@@ -1,8 +1,11 @@
 """Windows of this process, on a clock moved by hand."""
 
-from limits import RateLimitItemPerMinute
+import sys
+import tracemalloc
 
-from tollway.own_windows import SWEEP_AFTER, OwnStanding, OwnWindows
+from limits import RateLimitItemPerDay, RateLimitItemPerMinute
+
+from tollway.own_windows import GRAINS_MAX, SWEEP_AFTER, OwnStanding, OwnWindows
 
 TWICE = RateLimitItemPerMinute(2)
 
@@ -49,3 +52,33 @@ def test_windows_that_have_emptied_are_forgotten() -> None:
     play.hit("last")
     assert len(play.windows) == 1
     assert play.hit("0", times=3) == [True, True, False]
+
+
+def test_however_much_a_window_allows_it_takes_little_memory() -> None:
+    """A provider may allow a million calls a day, and be the one who makes them."""
+    play, item = Play(), RateLimitItemPerDay(1_000_000)
+    tracemalloc.start()
+    try:
+        for _ in range(100_000):
+            assert play.windows.hit(item, "a")
+            play.now_s += 0.8
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert taken < (GRAINS_MAX + 2) * 4 * sys.getsizeof(1.0)
+    assert play.windows.look(item, "a").left == 1_000_000 - 100_000
+
+
+def test_what_is_counted_together_leaves_together_and_hardly_too_early() -> None:
+    play, item = Play(), RateLimitItemPerMinute(1_000)
+    for _ in range(1_000):
+        assert play.windows.hit(item, "a")
+        play.now_s += 0.01
+    assert not play.windows.hit(item, "a")
+    began_s, left, early = play.now_s - 10.0, 0, 60.0 / GRAINS_MAX / 0.01 + 1
+    while left < 1_000:
+        play.now_s += 0.01
+        now_left = play.windows.look(item, "a").left
+        due = (play.now_s - began_s - 60.0) / 0.01  # how many of them have had their minute
+        assert due - 1 <= now_left <= max(0.0, due + early), play.now_s
+        left = now_left

@@ -1,5 +1,6 @@
 """Sliding windows in the memory of this process, on a clock that nobody sets: they are as long as they say, also when the
-time of day jumps. Bounded by what is in them: a window that has emptied is forgotten.
+time of day jumps. Bounded by what is in them: a window that has emptied is forgotten, and however much is allowed in
+one, it takes so many grains of memory at most.
 """
 
 import time
@@ -12,6 +13,9 @@ from limits import RateLimitItem
 SWEEP_AFTER = 10_000
 """So many windows more than were left by the last sweep, and those that have emptied are looked for again."""
 
+GRAINS_MAX = 500
+"""What came within this part of a window leaves it together, with the first of it: at most so much too early."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnStanding:
@@ -21,12 +25,43 @@ class OwnStanding:
     wait_s: float
 
 
+class _Grain:
+    __slots__ = ("count", "leaves_s")
+
+    def __init__(self, leaves_s: float) -> None:
+        self.count = 1
+        self.leaves_s = leaves_s
+
+
+class _Window:
+    """`grains`: the oldest first."""
+
+    __slots__ = ("count", "grains")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.grains: deque[_Grain] = deque()
+
+    def add(self, now_s: float, length_s: float) -> None:
+        self.count += 1
+        leaves_s = now_s + length_s
+        if self.grains and leaves_s - self.grains[-1].leaves_s < length_s / GRAINS_MAX:
+            self.grains[-1].count += 1
+        else:
+            self.grains.append(_Grain(leaves_s))
+
+    def forget(self, now_s: float) -> None:
+        """What has left it."""
+        while self.grains and self.grains[0].leaves_s <= now_s:
+            self.count -= self.grains.popleft().count
+
+
 class OwnWindows:
     """Used from one event loop. `clock`: monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._windows: dict[str, deque[float]] = {}  # when each entry leaves, the oldest first
+        self._windows: dict[str, _Window] = {}
         self._sweep_at = SWEEP_AFTER
 
     def __len__(self) -> int:
@@ -36,9 +71,9 @@ class OwnWindows:
         """Whether one more was within the limit, and so counted."""
         now_s, name = self._clock(), item.key_for(*key)
         window = self._open(name, now_s)
-        if len(window) >= item.amount:
+        if window.count >= item.amount:
             return False
-        window.append(now_s + item.get_expiry())
+        window.add(now_s, item.get_expiry())
         if name not in self._windows:
             self._windows[name] = window
             self._sweep(now_s)
@@ -48,20 +83,21 @@ class OwnWindows:
         """Counts nothing."""
         now_s = self._clock()
         window = self._open(item.key_for(*key), now_s)
-        return OwnStanding(left=item.amount - len(window), wait_s=window[0] - now_s if window else 0.0)
+        wait_s = window.grains[0].leaves_s - now_s if window.grains else 0.0
+        return OwnStanding(left=item.amount - window.count, wait_s=wait_s)
 
-    def _open(self, name: str, now_s: float) -> deque[float]:
+    def _open(self, name: str, now_s: float) -> _Window:
         """The window without what has left it."""
         window = self._windows.get(name)
         if window is None:
-            return deque()
-        while window and window[0] <= now_s:
-            window.popleft()
+            return _Window()
+        window.forget(now_s)
         return window
 
     def _sweep(self, now_s: float) -> None:
         if len(self._windows) < self._sweep_at:
             return
-        for name in [name for name, window in self._windows.items() if not window or window[-1] <= now_s]:
-            del self._windows[name]
+        for name, window in list(self._windows.items()):
+            if not window.grains or window.grains[-1].leaves_s <= now_s:
+                del self._windows[name]
         self._sweep_at = len(self._windows) + SWEEP_AFTER

@@ -158,6 +158,19 @@ async def test_free_calls_have_a_rate_by_address_and_listing() -> None:
     assert await desk.check_free(call(), replace(LISTING, id=ListingId("api_others"))) is None
 
 
+async def test_a_providers_own_rate_holds_for_free_calls_by_address() -> None:
+    desk, limited = customers(), replace(LISTING, rate_limit=RateLimit(calls=1, per_s=3_600))
+    assert await desk.check_free(call("2001:db8::1"), limited) is None
+    problem = await desk.check_free(call("2001:db8::2"), limited)
+    assert problem is not None
+    assert (problem.code, problem.payment_state) == (Code.RATE_LIMITED, "none")
+    assert problem.members["rateLimit"] == {"policy": "listing", "limit": 1, "windowSeconds": 3_600}
+    assert problem.retry_after_s is not None
+    assert 60 < problem.retry_after_s <= 3_600
+    assert await desk.check_free(call(), limited) is None
+    assert await check(desk, listing=limited) is None  # whoever pays is counted by himself
+
+
 async def test_a_call_that_runs_counts_until_its_visit_ends() -> None:
     desk = customers()
     with desk.receive(call(), LISTING) as one, desk.receive(call(), LISTING) as two:

@@ -17,7 +17,7 @@ from tollway.identifiers import Address
 from tollway.limits import Limits
 from tollway.money import Asset, Price
 from tollway.rates import name_crowd
-from tollway.registry.listing import Listing
+from tollway.registry.listing import Listing, RateLimit
 
 _UNSETTLED = frozenset({Code.PAYMENT_OUTCOME_UNKNOWN, Code.PAYMENT_SETTLEMENT_FAILED})
 
@@ -49,7 +49,13 @@ class Customers:
         return Visit(self._desk, call, listing, is_settled_here=is_settled_here)
 
     async def check_free(self, call: IncomingCall, listing: Listing) -> Problem | None:
-        wait_s = await self._desk.meters.charge_free_call(call.client_address, listing.id)
+        """Why this address may not make this free call now. A pass counts, also against the listing's own rate."""
+        meters, rate = self._desk.meters, listing.rate_limit
+        if rate is not None:
+            wait_s = await meters.charge_free_listing(rate, listing.id, call.client_address)
+            if wait_s is not None:
+                return _say_too_often(rate, wait_s, payment_state="none")
+        wait_s = await meters.charge_free_call(call.client_address, listing.id)
         if wait_s is None:
             return None
         most = self._desk.limits.free_calls_per_minute
@@ -140,10 +146,14 @@ class Visit:
         )
         if rate is None or wait_s is None:
             return None
-        return Problem(
-            code=Code.RATE_LIMITED,
-            detail=f"The provider allows {rate.calls} calls in {rate.per_s} seconds.",
-            retry_after_s=wait_s,
-            payment_state="released",
-            members=describe_rate("listing", limit=rate.calls, window_s=rate.per_s),
-        )
+        return _say_too_often(rate, wait_s, payment_state="released")
+
+
+def _say_too_often(rate: RateLimit, wait_s: int, *, payment_state: str) -> Problem:
+    return Problem(
+        code=Code.RATE_LIMITED,
+        detail=f"The provider allows {rate.calls} calls in {rate.per_s} seconds.",
+        retry_after_s=wait_s,
+        payment_state=payment_state,
+        members=describe_rate("listing", limit=rate.calls, window_s=rate.per_s),
+    )

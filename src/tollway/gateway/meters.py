@@ -3,7 +3,7 @@
 Rates protect the gateway and providers; nothing about money depends on them.
 """
 
-from limits import RateLimitItemPerMinute, RateLimitItemPerSecond
+from limits import RateLimitItem, RateLimitItemPerMinute, RateLimitItemPerSecond
 
 from tollway.identifiers import Address, ListingId
 from tollway.limits import Limits
@@ -30,5 +30,14 @@ class Meters:
         return await self.rates.hit(self._free, name_crowd(client_address), listing_id)
 
     async def charge_listing(self, rate: RateLimit, listing_id: ListingId, payer: Address) -> int | None:
-        item = RateLimitItemPerSecond(rate.calls, rate.per_s, namespace="listing")
-        return await self.rates.hit(item, listing_id, str(payer))
+        return await self.rates.hit(_item_of(rate), listing_id, str(payer))
+
+    async def charge_free_listing(
+        self, rate: RateLimit, listing_id: ListingId, client_address: str
+    ) -> int | None:
+        """Nobody pays for a free call, so whoever makes it is known by his address."""
+        return await self.rates.hit(_item_of(rate), listing_id, f"address:{name_crowd(client_address)}")
+
+
+def _item_of(rate: RateLimit) -> RateLimitItem:
+    return RateLimitItemPerSecond(rate.calls, rate.per_s, namespace="listing")
