@@ -14,6 +14,7 @@ from tollway_live_hand_payer import MPP, RECEIPTS, V2, HandPayer, Header
 from tollway_live_signed_calls import QUICK
 from tollway_live_street import PRICE_UNITS, plain
 
+from tollway.client.forwarded import ForwardedVerifier
 from tollway.identifiers import Address, keccak256
 from tollway.payments.offer_receipt import offer_digest, receipt_digest
 from tollway.registry.catalog import Revised
@@ -26,6 +27,8 @@ from tollway.testing.authorization_samples import decode_header
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.postgres]
 
 OLD, NEW = (sign * 2 + "00112233445566778899aabbccddee" * 2 for sign in ("1a", "2b"))
+PUBLIC_URL = "http://127.0.0.1:1"
+"""Nobody is there: both gateways are asked where they listen."""
 AUTH = UpstreamAuth(location="header", name="X-Key", value="hush-hush")
 _PATHS = (f"/echo/changed-{number}" for number in itertools.count(1))
 
@@ -45,12 +48,13 @@ class Town:
     keyed_body: bytes = b""
     challenged: list[tuple[HandPayer, str, Header]] = field(default_factory=list)
     receipts: list[dict[str, Any]] = field(default_factory=list)
+    directories: list[bytes] = field(default_factory=list)
 
     async def start(self, *keys: str) -> Any:
         return await self.stack.enter_async_context(
             self.street.gateway(
                 database_url=self.database_url,
-                public_url="http://127.0.0.1:1",
+                public_url=PUBLIC_URL,
                 settings={
                     **QUICK,
                     "TOLLWAY_GAS_KEYS_LOCAL": self.gas_key,
@@ -91,9 +95,10 @@ class Town:
 
     async def check(self) -> None:
         """Everything that callers may expect of either gateway, now and with what they got before."""
+        self.directories = [await self._read_directory(gateway) for gateway in self.gateways]
         for payer, path, header in self.challenged:
             assert (await payer.call(path, [header])).status == 200, "a challenge of before is good"
-            self._check_secret(path)
+            self._check_forwarded(path)
         for gateway in self.gateways:
             reply = await self.street.call(gateway, self.api_id, "/echo/keyed", headers=self.keyed)
             assert (reply.status, reply.body) == (200, self.keyed_body)
@@ -118,7 +123,7 @@ class Town:
                 assert all(signer in signers for signers in published)
             reply = await replace(payer, gateway=paid).call(path, [payer.show(quote, dialect)])
             assert reply.status == 200, reply.body
-            self._check_secret(path)
+            self._check_forwarded(path)
             if dialect == V2:
                 told = decode_header(reply.headers[RECEIPTS[V2]].encode())
                 self.receipts.append(told["extensions"]["offer-receipt"]["info"]["receipt"])
@@ -131,9 +136,24 @@ class Town:
         header = payer.show(await payer.quote(path), MPP)
         return replace(payer, gateway=_Current(self, self.gateways.index(other))), path, header
 
-    def _check_secret(self, path: str) -> None:
+    def _check_forwarded(self, path: str) -> None:
+        """It has the listing's secret, and the provider knows by either gateway's keys that it was forwarded."""
         (seen,) = (seen for seen in self.street.provider.seen if seen.path == path)
         assert (AUTH.name, AUTH.value) in seen.headers
+        for directory in self.directories:
+            verifier = ForwardedVerifier(
+                PUBLIC_URL,
+                endpoint=self.street.provider.base_url,
+                api_ids=[self.api_id],
+                fetch=lambda _, directory=directory: directory,  # type: ignore[misc]
+            )
+            forwarded = verifier.verify(seen.method, seen.target, seen.headers)
+            assert forwarded.payer == str(self.shopper.address)
+
+    async def _read_directory(self, gateway: Any) -> bytes:
+        reply = await self.street.send(gateway.base_url + "/.well-known/http-message-signatures-directory")
+        assert reply.status == 200
+        return bytes(reply.body)
 
     async def _read_signers(self, gateway: Any) -> set[Address]:
         reply = await self.street.send(gateway.base_url + "/.well-known/did.json")
