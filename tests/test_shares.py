@@ -64,3 +64,19 @@ async def test_things_do_not_mix() -> None:
     for _ in range(AMOUNT):
         await one.charge(wallet(1), client_address=HERE)
     await other.charge(wallet(1), client_address=HERE)
+
+
+async def test_a_look_counts_nothing_and_what_is_noted_counts_for_both() -> None:
+    share = make()
+    for _ in range(20):
+        await share.look(wallet(1), client_address=HERE)
+    for number in range(AMOUNT * WALLETS_PER_ADDRESS):
+        share.note(wallet(number // AMOUNT), client_address=HERE)
+    for number, address, policy in ((1, ELSEWHERE, "looks"), (1_000, HERE, "looks-address")):
+        with pytest.raises(Refusal) as refused:
+            await share.look(wallet(number), client_address=address)
+        rate = refused.value.problem.members["rateLimit"]
+        assert isinstance(rate, dict)
+        assert rate["policy"] == policy
+        assert refused.value.problem.retry_after_s is not None
+    await share.look(wallet(1_000), client_address=ELSEWHERE)

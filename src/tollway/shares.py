@@ -48,6 +48,19 @@ class Share:
             raise self._refuse("A wallet", self._policy, self._by_wallet, wait_s)
         self._rates.note(self._by_address, crowd)
 
+    async def look(self, wallet: Address, *, client_address: str) -> None:
+        """Counts nothing. Raises Refusal (429) where one more would be too much; several who look at once may all go on."""
+        named = (("One address", f"{self._policy}-address", self._by_address, name_crowd(client_address)),)
+        for who, policy, item, key in (*named, ("A wallet", self._policy, self._by_wallet, wallet.hex())):
+            room = await self._rates.look(item, key)
+            if room.wait_s is not None:
+                raise self._refuse(who, policy, item, room.wait_s)
+
+    def note(self, wallet: Address, *, client_address: str) -> None:
+        """Counts one that was looked for before."""
+        self._rates.note(self._by_wallet, wallet.hex())
+        self._rates.note(self._by_address, name_crowd(client_address))
+
     def _refuse(self, who: str, policy: str, item: RateLimitItem, wait_s: int) -> Refusal:
         return Refusal(
             Problem(

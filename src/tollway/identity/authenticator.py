@@ -124,7 +124,7 @@ class Authenticator:
         self, request: SignedRequest, https: tuple[HttpProof, ...], siwx: SignInProof | None, *, now_ms: int
     ) -> None:
         if https:
-            await self._signed.charge(https[0].address, client_address=request.client_address)
+            await self._signed.look(https[0].address, client_address=request.client_address)
         for proof in https:
             if not await self._store.remember_signature_nonce(
                 proof.keyid, proof.nonce, expires_ms=proof.expires_ms + REMEMBERED_LONGER_MS
@@ -136,6 +136,8 @@ class Authenticator:
                         reason="nonce_reused",
                     )
                 )
+            # Only now: whoever repeats what somebody else has signed must not use up that wallet's share.
+            self._signed.note(proof.address, client_address=request.client_address)
         if siwx is not None:
             uris = None if request.method in _READS else (f"{self._origin}{CREATE_PATH}",)
             await self._desk.spend(siwx.message, uris=uris, now_ms=now_ms)
