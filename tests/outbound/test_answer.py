@@ -298,6 +298,39 @@ def test_noise_is_read_in_one_way_and_is_no_answer(noise: bytes, at: int, method
         assert (once.status, once.is_whole) == (None, False)
 
 
+@pytest.mark.parametrize(
+    ("first", "more"),
+    [
+        (b"", b"0"),
+        (b"5;a=", b"b"),
+        (b"3\r\nabc\r\n0\r\n", b"T: 1\r\n"),
+        (b"3\r\nabc\r\n0\r\nT: ", b"1"),
+    ],
+    ids=["a size", "an extension", "trailers", "a trailer"],
+)
+def test_what_stands_between_chunks_has_the_limit_of_a_head(first: bytes, more: bytes) -> None:
+    answer = Answer("GET", LIMITS)
+    answer.feed(CHUNKED + first)
+    body = answer.take()
+    piece = more * (LIMITS.head_bytes // 4 // len(more))
+    for _ in range(3):
+        answer.feed(piece)
+    with pytest.raises(AnswerMalformed):
+        answer.feed(piece * 2)
+    assert (body, answer.buffered, answer.is_whole) == (b"abc" if b"abc" in first else b"", 0, False)
+
+
+def test_each_chunk_may_have_a_long_extension() -> None:
+    answer = Answer("GET", LIMITS)
+    answer.feed(CHUNKED)
+    extension = b"a" * (LIMITS.head_bytes // 2)
+    for _ in range(5):
+        answer.feed(b"1;x=" + extension)
+        answer.feed(b"\r\nd\r\n")
+    answer.feed(b"0\r\n\r\n")
+    assert (answer.take(), answer.is_whole) == (b"ddddd", True)
+
+
 @given(st.binary(max_size=60), st.integers(0, 120), st.integers(0, 20))
 def test_noise_in_chunks_never_makes_a_whole_body_of_a_cut_one(noise: bytes, at: int, length: int) -> None:
     """A whole one ends with the last chunk; without it there is none."""

@@ -21,6 +21,7 @@ class Answer:
 
     __slots__ = (
         "_begun",
+        "_between",
         "_chunked",
         "_head_bytes",
         "_limits",
@@ -38,6 +39,7 @@ class Answer:
         self._limits = limits
         self._begun = b""  # of a head that is not whole
         self._head_bytes = 0
+        self._between = 0  # bytes since the last one of a chunked body: sizes, extensions, trailers
         self._pieces: list[bytes] = []
         self._remaining: int | None = 0  # bytes of a body that has a length
         self._chunked: ChunkedBody | None = None
@@ -114,8 +116,13 @@ class Answer:
 
     def _take_body(self, data: bytes) -> None:
         if self._chunked is not None:
-            for piece in self._chunked.feed(data):
+            pieces = self._chunked.feed(data)
+            for piece in pieces:
                 self._put(piece)
+            self._between = 0 if pieces else self._between + len(data)
+            # No piece wakes a reader, so nobody else would end this before the deadline for the next one.
+            if self._between > self._limits.head_bytes:
+                raise AnswerMalformed("there is too much between two chunks")
             self.is_whole = self._chunked.is_whole
             self.has_leftover = self._chunked.has_leftover
             return
