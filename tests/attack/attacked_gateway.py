@@ -99,11 +99,12 @@ class AttackedGateway:
 
     def sign_body(self, wallet: Wallet, method: str, path: str, body: bytes) -> dict[str, str]:
         """The headers of a request with just that body, whatever it is."""
+        raw_path, _, query = path.encode().partition(b"?")
         headers = {"Content-Type": "application/json"} if body else {}
         request = SignedRequest(
             method=method,
-            raw_path=path.encode(),
-            query=b"",
+            raw_path=raw_path,
+            query=query,
             headers=[(name.lower().encode(), value.encode()) for name, value in headers.items()],
             body=body,
         )
