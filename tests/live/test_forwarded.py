@@ -1,0 +1,103 @@
+"""What a provider gets from two gateways that are one: paid calls of every kind, each under the gateway's signature, checked
+with the keys that either gateway publishes.
+"""
+
+import asyncio
+import contextlib
+import itertools
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from tollway_live_hand_payer import DIALECTS, HandPayer
+from tollway_live_signed_calls import QUICK
+from tollway_live_street import PRICE_UNITS, bound, plain
+
+from tollway.client.forwarded import Forwarded, ForwardedVerifier
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.postgres]
+
+_PATHS = (f"/echo/forwarded-{number}" for number in itertools.count(1))
+
+
+class Shop:
+    """A provider with a listing, a caller with money, two gateways on one database."""
+
+    def __init__(self, street: Any, gateways: list[Any]) -> None:
+        self.street = street
+        self.gateways = gateways
+        self.api_id = ""
+        self.shopper: Any = None
+        self.provider: Any = None
+
+    async def open(self) -> None:
+        self.provider, self.shopper = await self.street.wallets(2)
+        self.api_id = await self.street.publish(self.gateways[0], self.provider)
+        # Each verifier has its keys from another gateway, and hears of calls through both.
+        self.verifiers = [
+            ForwardedVerifier(gateway.base_url, endpoint=self.street.provider.base_url, api_ids=[self.api_id])
+            for gateway in self.gateways
+        ]
+
+    async def judge(self, path: str, body: bytes = b"") -> list[Forwarded]:
+        (seen,) = (seen for seen in self.street.provider.seen if seen.path == path)
+        return [
+            await asyncio.to_thread(verifier.verify, seen.method, seen.target, seen.headers, body)
+            for verifier in self.verifiers
+        ]
+
+    def check(self, judged: list[Forwarded], reply: Any) -> None:
+        assert reply.status == 200, reply.body
+        for forwarded in judged:
+            assert forwarded.call_id == reply.headers["Tollway-Call-Id"]
+            assert (forwarded.api_id, forwarded.payer) == (self.api_id, str(self.shopper.address))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shop(street: Any) -> Any:
+    async with contextlib.AsyncExitStack() as stack:
+        gas = await street.wallet()
+        options = {
+            "database_url": await street.make_postgres(),
+            "settings": {**QUICK, "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key},
+        }
+        first = await stack.enter_async_context(street.gateway(**options))
+        second = street.gateway(**options, public_url=first.public_url)
+        shop = Shop(street, [first, await stack.enter_async_context(second)])
+        await shop.open()
+        yield shop
+
+
+@pytest.mark.parametrize("position", [0, 1])
+async def test_a_call_paid_by_a_transaction(shop: Shop, position: int) -> None:
+    tx_hash = await shop.street.send_tokens(shop.shopper, shop.provider.address, 2 * PRICE_UNITS)
+    gateway, path = shop.gateways[position], next(_PATHS)
+    rest, chain_id = f"{path}?x=%20", shop.street.driver.chain_id
+    headers = bound(shop.shopper, tx_hash, gateway, shop.api_id, rest, chain_id=chain_id)
+    reply = await shop.street.call(gateway, shop.api_id, rest, headers=headers)
+    shop.check(await shop.judge(path), reply)
+
+
+@pytest.mark.parametrize("position", [0, 1])
+async def test_a_body_that_was_read_first(shop: Shop, position: int) -> None:
+    tx_hash = await shop.street.send_tokens(shop.shopper, shop.provider.address, PRICE_UNITS)
+    path, body = next(_PATHS), b'{"order": 1}'
+    reply = await shop.street.call(
+        shop.gateways[position],
+        shop.api_id,
+        path,
+        method="POST",
+        headers=plain(shop.shopper, tx_hash),
+        content=body,
+    )
+    judged = await shop.judge(path, body)
+    shop.check(judged, reply)
+    assert {forwarded.covers for forwarded in judged} == {"digest"}
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_a_call_paid_by_an_authorisation(shop: Shop, dialect: str) -> None:
+    path = next(_PATHS)
+    payer = HandPayer(street=shop.street, gateway=shop.gateways[0], api_id=shop.api_id, signer=shop.shopper)
+    reply = await payer.call(path, [payer.show(await payer.quote(path), dialect)])
+    shop.check(await shop.judge(path), reply)
