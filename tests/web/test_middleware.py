@@ -209,7 +209,8 @@ async def test_bodies_share_one_room_until_their_requests_are_over() -> None:
         await until(lambda: room.taken == 1_600)
         scope, wire = posting(900, state={"client_address": "192.0.2.3"}), Wire(b"x")
         with pytest.raises(Refusal) as refused:
-            await bounded(waiting_app, room)(scope, wire.receive, wire.send)
+            async with asyncio.timeout(5):
+                await bounded(waiting_app, room)(scope, wire.receive, wire.send)
         assert (refused.value.problem.code, refused.value.problem.reason) == (Code.OVERLOADED, "bodies")
         is_over.set()
     assert room.taken == 0
