@@ -4,10 +4,8 @@ import asyncio
 import os
 from dataclasses import replace
 
-import pytest
 from sqlalchemy import select, update
 
-from tollway.errors import StorageUnavailable
 from tollway.identifiers import Address, CallId, ListingId
 from tollway.ledger.kept_answers import StoredAnswer
 from tollway.registry.catalog import Revised
@@ -119,8 +117,10 @@ async def test_a_seal_put_into_another_row_is_lost_not_sealed_anew(database: Dat
     gateway = Gateway(database, NEW, OLD)
     assert await gateway.keeper.reseal() == 1
     assert (await gateway.keeper.survey()).secrets == SealCount(current=1, lost=1, lost_ids=("api_2",))
-    with pytest.raises(StorageUnavailable):
-        await gateway.catalog.find(ListingId("api_2"))
+    shelf = await gateway.catalog.find(ListingId("api_2"))
+    assert shelf is not None
+    assert shelf.listing.upstream_auth is not None
+    assert shelf.listing.upstream_auth.value is None
 
 
 async def test_a_doctor_looks_at_some_answers_only(database: Database) -> None:

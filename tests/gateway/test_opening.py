@@ -15,13 +15,14 @@ from tollway.identifiers import ListingId
 from tollway.limits import DEFAULT_LIMITS
 from tollway.money import Price
 from tollway.outbound.policy import Endpoint
-from tollway.registry.listing import Operation, Shelf
+from tollway.registry.listing import Operation, Shelf, UpstreamAuth
 from tollway.testing.loopback import LoopbackUpstream
 from tollway.testing.small_gateway import NOW_MS, SmallGateway
 
 LISTING = SmallGateway(LoopbackUpstream(), limits=DEFAULT_LIMITS).sample("api_quotes")
 CITY = Operation(method="GET", path="/v1/cities/{city}", price=Price.parse("0.02"))
 FREE = Operation(method="GET", path="/v1/cities/{city}", price=Price.parse("0"))
+LOST = UpstreamAuth(location="header", name="X-Key", value=None)
 HIDDEN = {"endpoint": "http://169.254.169.254/latest"}
 
 
@@ -62,6 +63,8 @@ def opened(found: Opening | Problem) -> Opening:
     ("changes", "code"),
     [
         ({"status": "paused", "methods": ("POST",), **HIDDEN}, Code.API_PAUSED),
+        ({"status": "paused", "upstream_auth": LOST}, Code.API_PAUSED),
+        ({"upstream_auth": LOST, "wait_s": 3, "methods": ("POST",), **HIDDEN}, Code.STORAGE_UNAVAILABLE),
         ({"wait_s": 3, "methods": ("POST",), "other_paths": "refuse"}, Code.UPSTREAM_UNAVAILABLE),
         ({"methods": ("POST",), "other_paths": "refuse", **HIDDEN}, Code.METHOD_NOT_ALLOWED),
         ({"other_paths": "refuse", **HIDDEN}, Code.ROUTE_NOT_FOUND),

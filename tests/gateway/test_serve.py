@@ -7,7 +7,7 @@ import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -887,6 +887,22 @@ async def test_sends_what_the_list_allows_and_no_proof(gate: SmallGateway) -> No
     assert (bytes(arrived.body), arrived.find("content-length")) == (b"{}", "2")
     (call,) = await gate.history()
     assert call.idempotency_key == "k1"
+
+
+@pytest.mark.parametrize("place", ["header", "query"])
+async def test_without_its_secret_a_listing_is_neither_called_nor_paid_for(
+    gate: SmallGateway, place: Literal["header", "query"]
+) -> None:
+    """The gateway's key was changed without it: nobody is asked for money, and the provider sees no call that is not his."""
+    await gate.publish(upstream_auth=UpstreamAuth(location=place, name="X-Key", value=None))
+    payment = await gate.pay()
+    for headers in ((), gate.plain_proof(payment.tx_hash)):
+        answer = await gate.ask(headers=headers)
+        assert (answer.status, answer.problem["code"]) == (503, "storage_unavailable")
+        assert "retry-after" in answer.headers
+        assert "payment" not in answer.problem
+    assert gate.upstream.arrived == []
+    assert await gate.history() == ()
 
 
 async def test_injects_the_secret_as_a_header_and_never_shows_it(gate: SmallGateway) -> None:

@@ -72,6 +72,22 @@ KEY_GUARDS = (
     ),
     guard(
         "K8",
+        "a listing whose secret is lost is neither called nor sold",
+        "gateway/refusals.py",
+        "if listing.upstream_auth is not None and listing.upstream_auth.value is None:",
+        "if False:",
+        test="gateway/test_opening.py::test_says_what_is_closed_in_the_order_of_the_contract",
+    ),
+    guard(
+        "K8",
+        "a secret that does not open outlives an edit",
+        "storage/catalog_store.py",
+        "return {}  # it stays as it is stored: the key that opens it may come back",
+        'return {"auth_sealed": None}',
+        test="storage/test_catalog_store.py::test_a_secret_that_does_not_open_outlives_every_edit_but_one_that_sets_another",
+    ),
+    guard(
+        "K8",
         "a challenge of an older secret is ours",
         "payments/mpp.py",
         "for secret in (self.secret, *self.other_secrets)",

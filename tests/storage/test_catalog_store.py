@@ -9,11 +9,12 @@ from typing import Any, Literal
 
 import pytest
 from sqlalchemy import Connection, event, text
+from structlog.testing import capture_logs
 
 from tollway.errors import StorageUnavailable
 from tollway.identifiers import Address, ChainId
 from tollway.money import Price
-from tollway.registry.catalog import ListingQuery
+from tollway.registry.catalog import ListingQuery, Revised
 from tollway.registry.listing import UpstreamAuth
 from tollway.storage.catalog_search import find_page
 from tollway.storage.catalog_store import CatalogStore
@@ -22,6 +23,7 @@ from tollway.storage.migrate import upgrade
 from tollway.storage.sealer import Sealer
 from tollway.testing.listing_samples import sample_listing
 
+AUTH = UpstreamAuth(location="header", name="X-Key", value="hush-hush-hush")
 LISTING = sample_listing(
     provider=Address(b"\xaa" * 20),
     name="weather",
@@ -29,7 +31,7 @@ LISTING = sample_listing(
     price=Price.parse("1"),
     networks=(ChainId(1),),
     tags=("t",),
-    upstream_auth=UpstreamAuth(location="header", name="X-Key", value="hush-hush-hush"),
+    upstream_auth=AUTH,
     created_ms=0,
 )
 
@@ -90,9 +92,34 @@ async def test_a_secret_is_sealed_on_disk(cellar: Cellar, tmp_path: Path) -> Non
 async def test_another_key_does_not_open_it(cellar: Cellar) -> None:
     await cellar.store.publish(LISTING)
     other = cellar.open_store(b"o" * 32)
-    with pytest.raises(StorageUnavailable):
-        await other.find(LISTING.id)
+    with capture_logs() as logs:
+        shelf = await other.find(LISTING.id)
+    assert shelf is not None
+    assert shelf.listing.upstream_auth == replace(AUTH, value=None)
+    assert shelf.listing == replace(LISTING, upstream_auth=replace(AUTH, value=None))
+    assert [(entry["event"], entry["listing"]) for entry in logs] == [("listing_secret_lost", LISTING.id)]
     assert (await other.search(ListingQuery())).total == 1  # lists need no secret
+
+
+async def test_a_secret_that_does_not_open_outlives_every_edit_but_one_that_sets_another(
+    cellar: Cellar,
+) -> None:
+    await cellar.store.publish(LISTING)
+    other = cellar.open_store(b"o" * 32)
+    lost = replace(LISTING, upstream_auth=replace(AUTH, value=None))
+    renamed = await other.revise(replace(lost, name="Renamed"), expected_revision=1)
+    assert isinstance(renamed, Revised)
+    assert renamed.listing.upstream_auth == lost.upstream_auth
+    cellar.now_ms += 10_000
+    kept = await cellar.store.find(LISTING.id)
+    assert kept is not None
+    assert (kept.listing.name, kept.listing.upstream_auth) == ("Renamed", AUTH)
+
+    fresh = replace(AUTH, value="another")
+    await other.revise(replace(lost, upstream_auth=fresh), expected_revision=2)
+    found = await other.find(LISTING.id)
+    assert found is not None
+    assert found.listing.upstream_auth == fresh
 
 
 async def test_a_busy_listing_costs_one_read_in_half_a_second(cellar: Cellar) -> None:

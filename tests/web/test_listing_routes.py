@@ -16,8 +16,9 @@ from tollway.limits import Limits
 from tollway.money import Asset
 from tollway.outbound.policy import Endpoint
 from tollway.rates import Rates
+from tollway.registry.catalog import Revised
 from tollway.registry.draft_rules import DraftRules
-from tollway.registry.listing import Listing
+from tollway.registry.listing import Listing, UpstreamAuth
 from tollway.registry.standing import Quality, Standing
 from tollway.testing.memory_catalog import MemoryCatalog
 from tollway.web.app import build_app
@@ -304,6 +305,21 @@ async def test_nobody_ever_sees_the_secret(door: Door) -> None:
     kept = (await door.stored(listing_id)).upstream_auth
     assert kept is not None
     assert kept.value == "hush-hush"
+
+
+async def test_a_secret_that_is_lost_is_told_and_set_again(door: Door) -> None:
+    secret = {"in": "header", "name": "X-Key", "value": "hush-hush"}
+    listing_id = (await door.send("POST", APIS, {**BODY, "upstreamAuth": secret})).json()["id"]
+    stored = await door.stored(listing_id)
+    lost = replace(stored, upstream_auth=UpstreamAuth(location="header", name="X-Key", value=None))
+    assert isinstance(await door.catalog.revise(lost, expected_revision=stored.revision), Revised)
+    url = f"{APIS}/{listing_id}"
+    shown = {"in": "header", "name": "X-Key", "set": False}
+    assert (await door.send("GET", url)).json()["upstreamAuth"] == shown
+    assert (await door.send("PUT", url, BODY)).json()["upstreamAuth"] == shown
+    again = await door.send("PUT", url, {**BODY, "upstreamAuth": secret})
+    assert again.json()["upstreamAuth"] == {**shown, "set": True}
+    assert (await door.send("DELETE", url)).status_code == 204
 
 
 UNREADABLE = {

@@ -127,9 +127,7 @@ _DETAILS: Mapping[str, Schema] = {
     "chargeOn": {"enum": ["success", "answered"]},
     "timeoutSeconds": WHOLE,
     "forwardHeaders": listed(TEXT),
-    "upstreamAuth": {
-        "oneOf": [answered({"in": TEXT, "name": TEXT, "set": {"const": True}}), {"type": "null"}]
-    },
+    "upstreamAuth": {"oneOf": [answered({"in": TEXT, "name": TEXT, "set": YES_NO}), {"type": "null"}]},
     "signature": {"enum": ["any", "bound"]},
     "rateLimit": {"oneOf": [ref("RateLimit"), {"type": "null"}]},
     "status": {"enum": ["active", "paused"]},

@@ -67,7 +67,7 @@ def build_target(call: IncomingCall, listing: Listing, endpoint: Endpoint) -> st
     """Path and query for the upstream, byte for byte, with the listing's secret parameter when it has one."""
     query, auth = call.target.query, listing.upstream_auth
     if auth is not None and auth.location == "query":
-        query = add_query_secret(query, name=auth.name, value=auth.value)
+        query = add_query_secret(query, name=auth.name, value=auth.reveal())
     return build_upstream_target(endpoint, call.target.rest, query)
 
 
@@ -149,7 +149,7 @@ class Passage:
             shipment.call.headers,
             gateway_name=self._name,
             forward_headers=listing.forward_headers,
-            secret=(auth.name, auth.value) if auth is not None and auth.location == "header" else None,
+            secret=(auth.name, auth.reveal()) if auth is not None and auth.location == "header" else None,
         )
         return UpstreamRequest(
             method=shipment.call.method,

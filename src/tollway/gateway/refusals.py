@@ -48,6 +48,12 @@ def find_closed(
             retry_after_s=60,
             payment_state="none",
         )
+    if listing.upstream_auth is not None and listing.upstream_auth.value is None:
+        return Problem(
+            code=Code.STORAGE_UNAVAILABLE,
+            detail="The secret that the provider's API asks for cannot be opened; nothing was sent.",
+            payment_state="none",
+        )
     wait_s = find_wait_s(listing)
     if wait_s is not None:
         return Problem(

@@ -44,11 +44,17 @@ class Operation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpstreamAuth:
-    """A secret that each upstream call carries. Written once, never shown again."""
+    """A secret that each upstream call carries. Written once, never shown again. `value` None: it is stored, and opens with
+    none of the gateway's keys; without it nothing may be called."""
 
     location: Literal["header", "query"]
     name: str
-    value: str = field(repr=False)
+    value: str | None = field(repr=False)
+
+    def reveal(self) -> str:
+        """Of a listing that is served."""
+        assert self.value is not None
+        return self.value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

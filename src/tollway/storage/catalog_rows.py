@@ -53,11 +53,8 @@ def listing_values(listing: Listing) -> dict[str, Any]:
     }
 
 
-def read_listing(row: Row[Any], *, secret: str | None, openapi: Mapping[str, Any] | None) -> Listing:
-    """The listing of a row. `secret`: the opened value; without it the listing comes without its `upstream_auth`."""
-    auth = None
-    if secret is not None:
-        auth = UpstreamAuth(location=row.auth_location, name=row.auth_name, value=secret)
+def read_listing(row: Row[Any], *, auth: UpstreamAuth | None, openapi: Mapping[str, Any] | None) -> Listing:
+    """The listing of a row. `auth`: with the opened secret, which is not here."""
     limit = None
     if row.rate_calls is not None:
         limit = RateLimit(calls=row.rate_calls, per_s=row.rate_per_s)

@@ -3,10 +3,12 @@
 It decides nothing about what may be listed. Secrets are sealed before they reach a row and opened only for `find`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
-from sqlalchemy import Connection, delete, exists, insert, select, update
+import structlog
+from sqlalchemy import Connection, Row, delete, exists, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from tollway.errors import StorageUnavailable
@@ -20,7 +22,7 @@ from tollway.registry.catalog import (
     Stale,
 )
 from tollway.registry.creation import Begun, CreationAnswer
-from tollway.registry.listing import Listing, Shelf, Terms
+from tollway.registry.listing import Listing, Shelf, Terms, UpstreamAuth
 from tollway.registry.standing import UNKNOWN_STANDING, Standing
 from tollway.registry.words import fold, matched_fields, query_words
 from tollway.storage.catalog_rows import (
@@ -49,6 +51,11 @@ from tollway.storage.shelf_cache import ShelfCache
 from tollway.storage.standing_rows import find_standings, has_standings
 
 ID_LENGTH_MAX = 64
+
+_log = structlog.get_logger(__name__)
+
+_Sealed = Mapping[str, bytes | None]
+"""The column of the sealed secret; without it, it is left as it is."""
 
 
 class CatalogStore:
@@ -181,11 +188,14 @@ class CatalogStore:
         finally:
             self._cache.forget(listing.id)
 
-    def _seal(self, listing: Listing) -> bytes | None:
+    def _seal(self, listing: Listing) -> _Sealed:
         auth = listing.upstream_auth
         if auth is None:
-            return None
-        return self._sealer.seal(auth.value.encode(), label=secret_label(listing.id, auth.location, auth.name))
+            return {"auth_sealed": None}
+        if auth.value is None:
+            return {}  # it stays as it is stored: the key that opens it may come back
+        label = secret_label(listing.id, auth.location, auth.name)
+        return {"auth_sealed": self._sealer.seal(auth.value.encode(), label=label)}
 
     def _load(self, connection: Connection, listing_id: ListingId, since_ms: int) -> tuple[Shelf, int] | None:
         listing = listing_table.c
@@ -197,13 +207,21 @@ class CatalogStore:
         ).one_or_none()
         if row is None:
             return None
-        secret = None
-        if row.auth_sealed is not None:
-            label = secret_label(listing_id, row.auth_location, row.auth_name)
-            secret = self._sealer.open(row.auth_sealed, label=label).decode()
-        record = read_listing(row, secret=secret, openapi=read_document(row.openapi))
+        record = read_listing(row, auth=self._open_auth(row), openapi=read_document(row.openapi))
         versions = _load_terms(connection, row.seq, since_ms)
         return Shelf(listing=record, versions=versions), len(row.openapi or "")
+
+    def _open_auth(self, row: Row[Any]) -> UpstreamAuth | None:
+        """One that does not open is told, and not called with; its provider can set another."""
+        if row.auth_sealed is None:
+            return None
+        label = secret_label(row.id, row.auth_location, row.auth_name)
+        try:
+            value = self._sealer.open(row.auth_sealed, label=label).decode()
+        except StorageUnavailable:
+            _log.error("listing_secret_lost", listing=row.id, advice="tollway secrets status")
+            value = None
+        return UpstreamAuth(location=row.auth_location, name=row.auth_name, value=value)
 
 
 def _is_plausible(listing_id: ListingId) -> bool:
@@ -216,8 +234,8 @@ def secret_label(listing_id: ListingId, location: str, name: str) -> bytes:
     return f"{listing_id}\n{location}\n{name}".encode()
 
 
-def _publish(connection: Connection, listing: Listing, sealed: bytes | None) -> None:
-    values = {**listing_values(listing), "auth_sealed": sealed}
+def _publish(connection: Connection, listing: Listing, sealed: _Sealed) -> None:
+    values = {**listing_values(listing), **sealed}
     seq = connection.scalar(insert(listing_table).values(values).returning(listing_table.c.seq))
     assert seq is not None
     _write_document(connection, seq, listing)
@@ -227,9 +245,9 @@ def _publish(connection: Connection, listing: Listing, sealed: bytes | None) -> 
 
 
 def _revise(
-    connection: Connection, listing: Listing, sealed: bytes | None, expected_revision: int
+    connection: Connection, listing: Listing, sealed: _Sealed, expected_revision: int
 ) -> Revised | Stale:
-    values = {**listing_values(listing), "auth_sealed": sealed, "revision": expected_revision + 1}
+    values = {**listing_values(listing), **sealed, "revision": expected_revision + 1}
     found = select(listing_table.c.seq, listing_table.c.revision, listing_table.c.is_shown)
     row = connection.execute(found.where(listing_table.c.id == listing.id).with_for_update()).one_or_none()
     if row is None:
@@ -250,8 +268,7 @@ def _revise(
     if is_shown(listing):
         _show(connection, row.seq, listing)
     stored = connection.execute(select(listing_table).where(listing_table.c.seq == row.seq)).one()
-    secret = listing.upstream_auth.value if listing.upstream_auth else None
-    return Revised(listing=read_listing(stored, secret=secret, openapi=listing.openapi))
+    return Revised(listing=read_listing(stored, auth=listing.upstream_auth, openapi=listing.openapi))
 
 
 def _write_document(connection: Connection, seq: int, listing: Listing) -> None:
@@ -315,7 +332,7 @@ def _find_revision(connection: Connection, listing_id: ListingId) -> int | None:
 def _search(connection: Connection, query: ListingQuery, *, are_known: bool = True) -> ListingPage:
     seqs, total, is_lower_bound = find_page(connection, query)
     rows = connection.execute(select(listing_table).where(listing_table.c.seq.in_(seqs))) if seqs else ()
-    listings = {row.seq: read_listing(row, secret=None, openapi=None) for row in rows}
+    listings = {row.seq: read_listing(row, auth=None, openapi=None) for row in rows}
     standings = find_standings(connection, listing_table.c.seq.in_(seqs)) if seqs and are_known else {}
     words = query_words(query.words) if query.words is not None else ()
     found = tuple(

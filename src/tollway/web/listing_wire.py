@@ -69,7 +69,9 @@ class ListingShape:
             "chargeOn": listing.charge_on.value,
             "timeoutSeconds": listing.timeout_s,
             "forwardHeaders": list(listing.forward_headers),
-            "upstreamAuth": {"in": auth.location, "name": auth.name, "set": True} if auth else None,
+            "upstreamAuth": {"in": auth.location, "name": auth.name, "set": auth.value is not None}
+            if auth
+            else None,
             "signature": listing.signature,
             "rateLimit": {"calls": limit.calls, "perSeconds": limit.per_s} if limit else None,
             "status": listing.status,
