@@ -25,7 +25,10 @@ PROBES_DEADLINE_S = 60.0
 PROBES_SEEN = 3
 """A name that was probed so often after it had turned was not left alone after its first refusal."""
 PORTS = (1, 22, 25, 53, 111, 143, 445, 587, 993, 1023)
+CANARIES = ("canary.street.test", "lure.street.test")
+"""The first stands in documents, the second where redirects lead: nobody has a reason to ask where they are."""
 REDIRECTS = (
+    f"http://{CANARIES[1]}:8080/",
     "http://169.254.169.254/latest",
     "http://127.0.0.1:6379/",
     "http://[::1]:8080/",
@@ -39,9 +42,6 @@ NAMES = ("mixed", "chain", "embedded", "private")
 
 FACILITATOR = ("facilitator.street.test", "11.22.33.44", 8080)
 """The operator's own choice: dialled, and followed nowhere."""
-CANARY = "canary.street.test"
-"""Stands in documents only: nobody has a reason to ask where it is."""
-
 SETTINGS = f"""
 [[networks]]
 preset = "base"
@@ -184,7 +184,7 @@ class Errands:
 
     async def _read_references(self) -> None:
         """A document that names others, read for its tools and for the check of an argument."""
-        there = f"http://{CANARY}:6379/schema.json"
+        there = f"http://{CANARIES[0]}:6379/schema.json"
         schema = {"$schema": there, "$id": there, "$ref": f"{there}#/one", "type": "object"}
         operation = {
             "operationId": "one",
@@ -195,7 +195,7 @@ class Errands:
         document = {
             "openapi": "3.1.0",
             "info": {"title": "x", "version": "1"},
-            "servers": [{"url": f"http://{CANARY}:6379/"}],
+            "servers": [{"url": f"http://{CANARIES[0]}:6379/"}],
             "paths": {"/one": {"post": operation}, "/two": {"$ref": there}},
         }
         answer = await self._create("http://good-4.street.test/", openapi=document)

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 from attacked_gateway import AttackedGateway, free_listing
-from errands import CANARY, ENVIRONMENT, FACILITATOR, PORTS, REDIRECTS, Errands, redirects, write_settings
+from errands import CANARIES, ENVIRONMENT, FACILITATOR, PORTS, REDIRECTS, Errands, redirects, write_settings
 from eth_account import Account
 from name_server import Answer, NameServer
 from wire_tap import WireTap
@@ -390,7 +390,7 @@ async def main(folder: Path) -> dict[str, Any]:
         "counts": counts,
         "dialled": [[address, port, times] for (address, port), times in sorted(tap.dialled.items())],
         "asked": [[address, port, times] for (address, port), times in sorted(tap.asked.items())],
-        "canary": names.asked[CANARY],
+        "canaries": [names.asked[name] for name in CANARIES],
         "facilitator": list(FACILITATOR[1:]),
         "some": len(errands.some),
         "redirects": len(REDIRECTS),

@@ -127,4 +127,9 @@ def test_no_reference_in_a_document_is_followed_not_even_to_its_name(report):
     assert references.pop("201") == 1
     assert references.pop("tools") > 0
     assert references == {}
-    assert report["canary"] == 0
+    assert report["canaries"][0] == 0
+
+
+def test_no_redirect_is_followed_not_even_to_its_name(report):
+    assert of(report, "import redirect")["422"] == of(report, "ownership redirect").popitem()[1] > 1
+    assert report["canaries"][1] == 0
