@@ -120,7 +120,17 @@ class Workshop:
 
     def run(self, tests: Sequence[str]) -> Run:
         """Their short forms, with the package taken from the copy."""
-        options = ("-q", "-x", "--tb=short", "-rf", "-p", "no:cacheprovider", f"--timeout={TEST_DEADLINE_S}")
+        options = (
+            "-q",
+            "-x",
+            "--tb=short",
+            "-rf",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:schemathesis",
+            f"--timeout={TEST_DEADLINE_S}",
+        )
         kept = {name: value for name, value in os.environ.items() if name not in _LONG_FORMS}
         try:
             told = subprocess.run(
