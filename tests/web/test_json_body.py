@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tollway.errors import Code, Refusal
-from tollway.web.json_body import VALUES_MAX, parse_json_object
+from tollway.web.json_body import UNKNOWN_MAX, VALUES_MAX, find_unknown, parse_json_object
 
 UNPARSABLE = {
     "empty": b"",
@@ -92,3 +92,12 @@ def test_accepts_as_many_values_as_a_large_document_has_and_no_more() -> None:
 def test_a_flood_of_small_values_reaches_no_parser(value: bytes) -> None:
     with pytest.raises(Refusal, match="values"):
         parse_json_object(b'{"a":[' + (value + b",") * (VALUES_MAX * 2))
+
+
+def test_members_that_nobody_knows_are_told_up_to_a_few() -> None:
+    many = {"known": 1, **{f"a/{number}~" + "x" * 100: 0 for number in range(10_000)}}
+    errors = find_unknown(many, ("known",))
+    assert len(errors) == UNKNOWN_MAX
+    assert errors[0].code == "unknown"
+    assert errors[0].pointer == "/a~10~0" + "x" * 60
+    assert find_unknown({"known": 1}, ("known",)) == ()

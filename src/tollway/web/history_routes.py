@@ -17,7 +17,7 @@ from tollway.ledger.statement import HistoryQuery, HistoryStatus, Statement
 from tollway.money import Asset
 from tollway.payments.sighting import Sighting
 from tollway.web.authentication import Wallet, wallet_of_x402_client
-from tollway.web.json_body import parse_json_object
+from tollway.web.json_body import find_unknown, parse_json_object
 from tollway.web.problems import status_of
 from tollway.web.wire import Query, format_time, parse_time
 
@@ -322,11 +322,7 @@ async def find_call(statement: Statement, call_id: str, caller: Identity) -> Cal
 
 def _read_outcome(raw: bytes) -> CallState:
     body = parse_json_object(raw)
-    errors = [
-        FieldError(code="unknown", detail="there is no such member", pointer="/" + name[:64])
-        for name in body
-        if name != "outcome"
-    ]
+    errors = list(find_unknown(body, ("outcome",)))
     outcome = body.get("outcome")
     if outcome not in ("released", "consumed"):
         detail = "must be released or consumed"

@@ -5,6 +5,8 @@ more values than anybody needs, one meaning only. Knows nothing of what a body s
 import json
 import math
 import re
+from collections.abc import Container, Iterable
+from itertools import islice
 from typing import Any
 
 from tollway.errors import Code, FieldError, Problem, Refusal
@@ -16,6 +18,9 @@ NUMBER_LENGTH_MAX = 128
 VALUES_MAX = 131_072
 """As many as there are in 2 MiB when each takes sixteen bytes; documents of real APIs take more. A value of two bytes costs
 Python a hundred, and time as if it were long."""
+
+UNKNOWN_MAX = 20
+"""Of members that nobody knows so many are told."""
 
 # Strings are matched whole, so that a bracket inside one is not counted. An unterminated string matches to the end:
 # otherwise each of its escaped quotes would start the search anew, in quadratic time.
@@ -58,6 +63,20 @@ def _parse_json(raw: bytes, *, depth_max: int) -> Any:
     except RecursionError as exc:
         raise _unparsable("the body nests too deep") from exc
     return parsed
+
+
+def find_unknown(members: Iterable[str], known: Container[str]) -> tuple[FieldError, ...]:
+    """What is wrong with the members that nobody knows: the first of them, for there may be as many as bytes."""
+    unknown = (name for name in members if name not in known)
+    return tuple(
+        FieldError(code="unknown", detail="there is no such member", pointer="/" + _escape(name))
+        for name in islice(unknown, UNKNOWN_MAX)
+    )
+
+
+def _escape(name: str) -> str:
+    """As a JSON pointer writes it (RFC 6901 §3), where it is short enough to be told."""
+    return name[:64].replace("~", "~0").replace("/", "~1")
 
 
 def check_shape(raw: bytes, *, depth_max: int = DEPTH_MAX) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from tollway.errors import Code, FieldError, Problem, Refusal
+from tollway.errors import Code, Problem, Refusal
 from tollway.identifiers import Address, ListingId
 from tollway.limits import Limits
 from tollway.outbound.ownership_checker import OwnershipChecker
@@ -20,7 +20,7 @@ from tollway.registry.moderation import BLOCKED
 from tollway.registry.ownership import DOCUMENT_MEMBERS, Challenge, Ownership, Ownerships, Stake
 from tollway.shares import Share
 from tollway.web.authentication import client_address_of
-from tollway.web.json_body import parse_json_object
+from tollway.web.json_body import find_unknown, parse_json_object
 from tollway.web.listing_finder import find_listing, find_shown_listing
 from tollway.web.listing_routes import HasAddress
 from tollway.web.listing_wire import render_json
@@ -152,12 +152,10 @@ def _refuse_members(raw: bytes) -> None:
     """A check has nothing to be told. An empty object is what some clients send for that."""
     given = parse_json_object(raw) if raw.strip() else {}
     if given:
-        errors = tuple(
-            FieldError(code="unknown", detail="there is no such member", pointer=f"/{name}")
-            for name in list(given)[:20]
+        problem = Problem(
+            code=Code.VALIDATION_FAILED, detail="A check takes no members.", errors=find_unknown(given, ())
         )
-        detail = "A check takes no members."
-        raise Refusal(Problem(code=Code.VALIDATION_FAILED, detail=detail, errors=errors))
+        raise Refusal(problem)
 
 
 _OVERTAKEN = Problem(

@@ -12,7 +12,7 @@ from tollway.identity.authenticator import read_bearer
 from tollway.identity.front_desk import FrontDesk
 from tollway.limits import Limits
 from tollway.web.authentication import client_address_of, read_body, to_signed_request
-from tollway.web.json_body import parse_json_object
+from tollway.web.json_body import find_unknown, parse_json_object
 from tollway.web.nonce_meter import NonceMeter
 from tollway.web.problems import describe_errors
 from tollway.web.wire import format_time
@@ -98,18 +98,10 @@ async def _charge(meter: NonceMeter, kind: str, request: Request) -> None:
 async def _read_members(request: Request, *, limits: Limits, known: tuple[str, ...]) -> dict[str, Any]:
     body = await read_body(request, bytes_max=limits.control_body_bytes_max)
     members = parse_json_object(body) if body else {}
-    unknown = tuple(
-        FieldError(code="unknown", detail="there is no such member", pointer="/" + _escape(name))
-        for name in members
-        if name not in known
-    )
+    unknown = find_unknown(members, known)
     if unknown:
         raise Refusal(Problem(code=Code.VALIDATION_FAILED, detail=describe_errors(unknown), errors=unknown))
     return members
-
-
-def _escape(name: str) -> str:
-    return name[:64].replace("~", "~0").replace("/", "~1")
 
 
 class _Members:
