@@ -6,6 +6,7 @@ from tests.guards.limit_guards import LIMIT_GUARDS
 from tests.guards.outbound_guards import OUTBOUND_GUARDS
 from tests.guards.passage_guards import PASSAGE_GUARDS
 from tests.guards.setting_guards import SETTING_GUARDS
+from tests.guards.signature_guards import SIGNATURE_GUARDS
 from tests.guards.text_guards import TEXT_GUARDS
 
 GUARDS = (
@@ -16,4 +17,5 @@ GUARDS = (
     *LIMIT_GUARDS,
     *KEY_GUARDS,
     *SETTING_GUARDS,
+    *SIGNATURE_GUARDS,
 )
