@@ -3,12 +3,16 @@ way that it promises; anything else that it raises is a finding. Pure, and used 
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from types import MappingProxyType
 from urllib.parse import unquote_to_bytes
 
+from pydantic_core import to_json
+
 from tollway.chain.answers import Unusable, parse_batch
 from tollway.chain.rlp_items import decode_item
+from tollway.client.forwarded import ForwardedRefused, ForwardedVerifier
+from tollway.client.key_directory import read_directory
 from tollway.client.quote import read_offers
 from tollway.client.x402_offer import read_receipt, read_x402_offers
 from tollway.discovery.plain_words import clean_prose
@@ -16,6 +20,7 @@ from tollway.discovery.sold_operations import list_sold_operations
 from tollway.errors import Problem, Refusal
 from tollway.gateway.headers import check_control_headers
 from tollway.gateway.target import Target, build_upstream_target, split_target
+from tollway.gateway.upstream_signature import Cover, UpstreamSigner, cover_body
 from tollway.identifiers import Address
 from tollway.identity.http_signature import SignedRequest, read_http_proofs
 from tollway.identity.public_origin import parse_origin
@@ -43,6 +48,7 @@ from tollway.web.listing_routes import endpoint_judge
 
 NOW_S = 1_795_239_000
 ORIGIN = parse_origin("https://gw.example.com")
+SIGNER = UpstreamSigner.derive([b"\x07" * 32])
 CHALLENGER = Challenger(secret=b"\x01" * 32, realm="gw.example.com")
 ROUTE = Route(api_id="api_quotes", method="GET", target="/quote")
 RULES = DraftRules(
@@ -288,6 +294,42 @@ def offers(raw: bytes) -> None:
     read_x402_offers({"payment-required": text}, told)
 
 
+def forwarded(raw: bytes) -> None:
+    """What a provider's verifier is shown, under keys that it knows: refused, for nobody here can sign."""
+    verifier = ForwardedVerifier(
+        "https://gw.example.com",
+        endpoint=ENDPOINT,
+        api_ids=["api_1"],
+        fetch=lambda url: to_json(SIGNER.describe()),
+        now_s=lambda: NOW_S,
+    )
+    target, _, head = raw.partition(b"\n")
+    try:
+        told = verifier.verify("GET", target, _headers(head))
+    except ForwardedRefused:
+        return
+    check(told.call_id == "call_1", "only what was signed is taken")
+
+
+def key_directories(raw: bytes) -> None:
+    try:
+        keys = read_directory(raw)
+    except ValueError:
+        return
+    check(all(len(name) == 43 for name in keys), "a key is named by its thumbprint")
+
+
+def given_digests(raw: bytes) -> None:
+    """A caller's Content-Digest: signed as it stands, or not at all."""
+    cover = cover_body(_pieces(), length=7, given=raw)
+    check(cover == Cover(length=7) or cover.digest == raw.decode("latin-1").strip(" \t"), "as it was given")
+    check("\n" not in (cover.digest or "") and "\r" not in (cover.digest or ""), "one line")
+
+
+async def _pieces() -> AsyncIterator[bytes]:
+    yield b""
+
+
 TARGETS: Mapping[str, Callable[[bytes], None]] = MappingProxyType(
     {
         one.__name__: one
@@ -295,6 +337,7 @@ TARGETS: Mapping[str, Callable[[bytes], None]] = MappingProxyType(
             *(proofs, bindings, signatures, credentials, control_headers, sign_in, siwx, signed_requests),
             *(listings, queries, documents, yaml_documents, words),
             *(answer_heads, chunks, targets, endpoints, addresses, node_answers, rlp, offers),
+            *(forwarded, key_directories, given_digests),
         )
     }
 )
