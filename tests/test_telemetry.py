@@ -35,7 +35,7 @@ def _restore_logging() -> Iterator[None]:
 
 @pytest.mark.parametrize(
     "name",
-    ["secret_key", "password", "private_key", "token", "access_token", "Authorization", "X-Signature", "cookie", "upstream_auth"],
+    ["secret_key", "other_secret_keys", "password", "private_key", "token", "access_token", "Authorization", "X-Signature", "cookie", "upstream_auth"],
 )  # fmt: skip
 def test_masks_by_name(name: str) -> None:
     assert redact_entry(None, "info", {name: "hush"}) == {name: MASK}

@@ -40,7 +40,7 @@ SETTLEMENT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 20
 MASK = "****"
 
 _SECRET_NAME = re.compile(
-    r"(?i)(^|_)(secret|secret_key|private_key|password|passwd|token|access_token|authorization|cookie|signature"
+    r"(?i)(^|_)(secret|secret_keys?|private_key|password|passwd|token|access_token|authorization|cookie|signature"
     r"|x_signature|api_key|upstream_auth|mnemonic|raw_transaction)$"
 )
 _URL_PASSWORD = re.compile(r"(?<=://)[^/\s:@]*:[^/\s@]+(?=@)")
