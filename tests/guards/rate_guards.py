@@ -1,0 +1,78 @@
+"""Guards of rates, and of the settings file (threats X5, K4): who has had his share, and of what."""
+
+from tests.guards.guard import guard
+
+AUTHENTICATOR, CHECKS, CUSTOMERS = (
+    "identity/authenticator.py",
+    "web/ownership_routes.py",
+    "gateway/customers.py",
+)
+SIGNED = "identity/test_authenticator.py::test_a_wallet_and_an_address_sign_so_many_requests_and_no_more"
+FILE = "settings_file.py"
+
+RATE_GUARDS = (
+    guard(
+        "X5",
+        "a signed request that left a row counts",
+        AUTHENTICATOR,
+        "            self._signed.note(proof.address, client_address=request.client_address)\n",
+        "",
+        test=SIGNED,
+    ),
+    guard(
+        "X5",
+        "ownership checks have a rate",
+        CHECKS,
+        "        await self._share.charge(provider, client_address=client_address_of(request))\n",
+        "",
+        test="web/test_ownership_routes.py::test_a_wallet_has_so_many_checks_an_hour",
+    ),
+    guard(
+        "X5",
+        "ownership checks count by address, with however many wallets",
+        CHECKS,
+        "self._share.charge(provider, client_address=client_address_of(request))",
+        "self._share.charge(provider, client_address=str(provider))",
+        test="web/test_ownership_routes.py::test_checks_count_by_address_too_with_however_many_wallets",
+    ),
+    guard(
+        "X5",
+        "a provider's own rate holds for free calls",
+        CUSTOMERS,
+        "        if rate is not None:\n            wait_s = await meters.charge_free_listing(",
+        "        if rate is not None and False:\n            wait_s = await meters.charge_free_listing(",
+        test="gateway/test_customers.py::test_a_providers_own_rate_holds_for_free_calls_by_address",
+    ),
+    guard(
+        "X5",
+        "a window takes little memory",
+        "own_windows.py",
+        "        if self.grains and ",
+        "        if False and ",
+        test="test_own_windows.py::test_however_much_a_window_allows_it_takes_little_memory",
+    ),
+    guard(
+        "K4",
+        "a settings file that everybody can read holds no secret",
+        FILE,
+        "if mode & stat.S_IROTH else ()",
+        "if False else ()",
+        test="test_settings_file.py::test_a_file_that_everybody_can_read_holds_no_secret",
+    ),
+    guard(
+        "K4",
+        "a key in the URL of a node is a secret",
+        FILE,
+        "_has_password(url) or _has_key(url)",
+        "_has_password(url)",
+        test="test_settings_file.py::test_what_is_secret_is_known_by_its_setting",
+    ),
+    guard(
+        "O6",
+        "a facilitator's redirect is not followed",
+        "outbound/facilitator_line.py",
+        "allow_redirects=False",
+        "allow_redirects=True",
+        test="outbound/test_facilitator_line.py::test_follows_no_redirect_and_keeps_no_cookie",
+    ),
+)
