@@ -3,6 +3,7 @@
 import pytest
 
 from tollway.errors import EndpointNotAllowed, Refusal, TollwayError, UpstreamBadResponse, UpstreamTimeout
+from tollway.web.json_reader import JsonReader
 from tollway.web.provider_documents import ProviderDocuments
 
 URL = "https://api.example.com/openapi"
@@ -15,7 +16,7 @@ def documents(answer: bytes | TollwayError) -> ProviderDocuments:
             raise answer
         return answer
 
-    return ProviderDocuments(fetch)
+    return ProviderDocuments(fetch, JsonReader())
 
 
 @pytest.mark.parametrize(

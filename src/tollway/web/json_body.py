@@ -22,9 +22,11 @@ Python a hundred, and time as if it were long."""
 UNKNOWN_MAX = 20
 """Of members that nobody knows so many are told."""
 
-# Strings are matched whole, so that a bracket inside one is not counted. An unterminated string matches to the end:
+# Strings are taken out whole, so that a bracket inside one is not counted. An unterminated string matches to the end:
 # otherwise each of its escaped quotes would start the search anew, in quadratic time.
-_STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[\[\]{}]', re.DOTALL)
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+_OPENING = frozenset(b"[{")
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -82,22 +84,22 @@ def _escape(name: str) -> str:
 def check_shape(raw: bytes, *, depth_max: int = DEPTH_MAX) -> None:
     """Raises `Refusal` (`invalid_request`) for JSON that nests deeper or holds too many values, before any parser sees it."""
     # What stands inside texts is counted too: to tell it apart would cost what is to be saved.
-    if raw.count(b",") + raw.count(b"[") + raw.count(b"{") > VALUES_MAX:
+    openings = raw.count(b"[") + raw.count(b"{")
+    if raw.count(b",") + openings > VALUES_MAX:
         raise _unparsable(f"the body holds more than {VALUES_MAX} values")
-    if _is_deeper(raw, depth_max):
+    if openings > depth_max and _is_deeper(raw, depth_max):
         raise _unparsable(f"the body nests deeper than {depth_max} levels")
 
 
 def _is_deeper(raw: bytes, depth_max: int) -> bool:
     depth = 0
-    for match in _STRING_OR_BRACKET.finditer(raw):
-        token = match[0]
-        if token in (b"{", b"["):
-            depth += 1
-            if depth > depth_max:
-                return True
-        elif token in (b"}", b"]"):
+    for bracket in _STRING.sub(b"", raw).translate(None, _NO_BRACKETS):
+        if bracket not in _OPENING:
             depth -= 1
+        elif depth == depth_max:
+            return True
+        else:
+            depth += 1
     return False
 
 
