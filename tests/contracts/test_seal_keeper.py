@@ -19,6 +19,7 @@ from tollway.storage.sealer import Sealer
 from tollway.testing.book_samples import NOW_MS, PAYER
 from tollway.testing.listing_samples import sample_listing
 
+DAY_MS = 86_400_000
 OLD, NEW = b"k" * 32, b"n" * 32
 PROVIDER = Address(b"\x02" * 20)
 ANSWER = StoredAnswer(status=200, headers=(), body=b"x" * 1000)
@@ -172,3 +173,23 @@ async def test_providers_who_change_their_secret_meanwhile_have_the_last_word(da
         auth = shelf.listing.upstream_auth
         assert auth is not None
         assert auth.value == f"{'secret' if number % 2 else 'other'} {number}"
+
+
+async def test_answers_come_and_go_while_they_are_sealed_anew(database: Database) -> None:
+    """Kept again, dropped and resealed at once: nobody waits for long, what is there opens."""
+    old, changing = Gateway(database, OLD, NEW), Gateway(database, NEW, OLD)
+    await old.keep(*range(40))
+    another = StoredAnswer(status=201, headers=(), body=b"another")
+    async with asyncio.TaskGroup() as group:
+        for number in range(0, 40, 2):
+            group.create_task(old.answers.keep(call(number), PAYER, another, now_ms=NOW_MS + 1))
+        for _ in range(3):
+            group.create_task(changing.keeper.reseal())
+        group.create_task(old.answers.prune(now_ms=NOW_MS + DAY_MS))
+    while (await changing.keeper.survey()).older:
+        await changing.keeper.reseal()
+    last = Gateway(database, NEW)
+    assert (await last.keeper.survey()).answers.lost == 0
+    for number in range(0, 40, 2):
+        found = await last.answers.find(call(number), now_ms=NOW_MS + 1)
+        assert found == another
