@@ -43,6 +43,7 @@ torture: install ## the worst days, long form, less than ten minutes on two quie
 FUZZ_SECONDS ?= 120
 attack: install  ## hostile providers, callers and text, long form, then fuzzing (options: FUZZ_SECONDS=3600 ARGS="-k framing")
 	ATTACK=long $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --timeout=1200 tests/attack $(ARGS)
+	@cat $(STAMPS)/exhaustion.md 2>/dev/null || true
 	$(BIN)/python tests/fuzz/run.py --seconds $(FUZZ_SECONDS)
 
 mutants: install ## five deliberate breakages, each caught by its named test
