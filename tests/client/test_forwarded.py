@@ -305,6 +305,21 @@ def test_a_listing_of_somebody_else_that_leads_here_is_refused(desk: Desk) -> No
 
 
 @pytest.mark.parametrize(
+    ("signed", "shown"),
+    [
+        ("/v1/q?x=1", "https://api.example.com/v1/q?x=1"),
+        ("/v1/q?u=http://a/b", "/v1/q?u=http://a/b"),
+        ("/v1/q?u=http://a/b", "http://any.example/v1/q?u=http://a/b"),
+        ("/", "https://api.example.com"),
+        ("/?x", "https://api.example.com?x"),
+        ("/http://a/b", "/http://a/b"),
+    ],
+)
+def test_a_whole_url_counts_as_its_path_and_query(desk: Desk, signed: str, shown: str) -> None:
+    assert desk.verifier.verify("POST", shown, sign(target=signed), BODY)
+
+
+@pytest.mark.parametrize(
     ("endpoint", "authority"),
     [
         ("https://API.example.com/v1", "api.example.com"),

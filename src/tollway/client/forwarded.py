@@ -133,7 +133,7 @@ class ForwardedVerifier:
         self._directory = KeyDirectory(gateway, fetch=fetch, ticks_s=ticks_s)
 
     def verify(self, method: str, target: Text, headers: Headers, body: bytes | None = b"") -> Forwarded:
-        """`target`: path and query as they stand in the request line, not decoded. `headers`: all of them, as a mapping or
+        """`target`: path and query as they stand in the request line, not decoded; or the whole URL. `headers`: all of them, as a mapping or
         as pairs. `body` None: it comes later, for `check_body`. Raises ForwardedRefused."""
         try:
             fields = gather(headers)
@@ -155,7 +155,7 @@ class ForwardedVerifier:
 
     def _derive(self, method: str, target: str) -> dict[str, str]:
         """RFC 9421 §2.2."""
-        path, _, query = target.partition("?")
+        path, _, query = _cut_origin(target).partition("?")
         return {
             "@method": method,
             "@authority": self._authority,
@@ -198,6 +198,15 @@ class ForwardedVerifier:
             _told=values.get(f"content-{covers}", ""),
             _is_streamed_taken=self._is_streamed_taken,
         )
+
+
+def _cut_origin(target: str) -> str:
+    """Of a whole URL what a request line would hold; whose host it names decides nothing."""
+    if target.startswith("/") or "://" not in target:
+        return target
+    rest = target.partition("://")[2]
+    place = min((at for at in (rest.find("/"), rest.find("?")) if at >= 0), default=len(rest))
+    return rest[place:] if rest[place:].startswith("/") else f"/{rest[place:]}"
 
 
 def _read_authority(endpoint: str) -> str:

@@ -26,7 +26,7 @@ REFRESH_S = 3_600.0
 """So long after its end a key that the gateway has given up counts on."""
 KEPT_S = 86_400.0
 """So long the last directory is believed when no newer one can be had."""
-BETWEEN_FETCHES_S = 30.0
+BETWEEN_FETCHES_S = 10.0
 AFTER_FAILURE_S = 5.0
 
 Keys = dict[str, Ed25519PublicKey]
