@@ -78,7 +78,7 @@ class Errands:
         self._http = http
         self._denied = denied
         self.some = range(0, len(denied), 1 if IS_LONG else 3)  # numbers of denied addresses
-        self._spelt = tuple(spelt) if IS_LONG else tuple(spelt)[::3]
+        self._spelt = tuple(spelt) if IS_LONG else tuple(spelt)[::10]
         self._asked = asked
         self._wallet = Wallet.from_key(Account.create().key)
         self.counts: Counter[str] = Counter()

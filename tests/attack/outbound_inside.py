@@ -380,7 +380,7 @@ async def main(folder: Path) -> dict[str, Any]:
             await asyncio.gather(asyncio.to_thread(gateway.wait_up), asyncio.to_thread(runner.wait_up))
             tap.start()
             attack = Attack(gateway, http)
-            errands = Errands(runner, errands_http, denied=DENIED, spelt=spellings()[:60], asked=names.asked)
+            errands = Errands(runner, errands_http, denied=DENIED, spelt=spellings(), asked=names.asked)
             await asyncio.gather(attack.run(), errands.run())
             counts = {**attack.counts, **errands.counts}
     finally:
