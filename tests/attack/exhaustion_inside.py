@@ -42,7 +42,10 @@ CALLERS = 8
 CREDIT_UNITS = 50_000_000
 PRICE = "0.0001"
 SAMPLE_S = 0.05
-STANDING = ("slow_heads", "slow_bodies", "patient_bodies", "held_bodies", "slow_readers")
+STANDING = ("slow_readers", "patient_bodies", "slow_heads", "slow_bodies", "held_bodies")
+ENDED = ("slow_heads", "slow_bodies")
+"""By the gateway, sooner or later: they are waited for, because a busy machine is late."""
+PATIENCE_S = 60.0
 FLOODS = (
     *("header_floods", "bombs", "upstream_floods", "json_bombs", "tool_floods", "pipelines", "nonces"),
     "junk_hashes",
@@ -155,7 +158,10 @@ class Attack:
             async with self.weighed(name, self._count(name)) as outcomes:
                 outcomes.update(await (self._stand(name) if name in STANDING else self._do(name)))
         async with self.weighed("all at once", self.form.count) as outcomes, asyncio.TaskGroup() as group:
-            standing = {name: group.create_task(self._stand(name)) for name in STANDING}
+            standing = {}
+            for name in STANDING:  # one after another: who has dialled and says nothing yet is on the clock
+                standing[name] = group.create_task(self._stand(name))
+                await asyncio.sleep(self.form.rest_s)
             for name in self.form.together:
                 found = await self._do(name)
                 outcomes.update({f"{name}: {told}": times for told, times in found.items()})
@@ -180,7 +186,8 @@ class Attack:
         move: Callable[..., Awaitable[Outcomes]] = getattr(moves, name)
         async with asyncio.TaskGroup() as group:
             standing = group.create_task(move(self.arena, self.form.count, until))
-            await asyncio.wait((standing,), timeout=self.form.hold_s)
+            hold_s = PATIENCE_S if name in ENDED else self.form.hold_s
+            await asyncio.wait((standing,), timeout=hold_s)
             until.set()
         return standing.result()
 

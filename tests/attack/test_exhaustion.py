@@ -99,7 +99,7 @@ def test_slow_heads_are_ended(report):
 def test_slow_bodies_are_ended_with_a_reason(report):
     outcomes = of(report, "slow_bodies")
     assert sum(outcomes.values()) >= 60
-    assert kinds(outcomes) <= {"ended with 400"}
+    assert kinds(outcomes) <= {"ended with 400", "ended with 503"}  # 503: more than 256 at one origin
 
 
 def test_what_is_just_fast_enough_is_let(report):
