@@ -150,6 +150,7 @@ NETWORKED_BY: dict[str, tuple[str, str]] = {
         "asyncio.open_connection socket",
         "its own door: listens there, and knocks to see that it is open",
     ),
+    "web/caller_lines.py": ("socket", "looks at the callers' own sockets, and opens none"),
     "sandbox/anvil.py": ("aiohttp", "the demo's chain node"),
     "sandbox/chain_driver.py": ("aiohttp", "the demo's chain node"),
     "sandbox/provider.py": ("aiohttp", "the demo's provider, a server"),

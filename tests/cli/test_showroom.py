@@ -10,6 +10,7 @@ import pytest
 from tollway.cli.invitation import describe_sandbox, print_invitation
 from tollway.cli.showroom import (
     PORT_DEFAULT,
+    UNLIMITED,
     DemoFailed,
     _clear_way,
     _explain,
@@ -80,7 +81,9 @@ def test_a_gateway_for_play_is_loopback_open_and_unlimited(tmp_path: Path) -> No
     assert settings.admin_listen is None
     assert settings.allow_private_endpoints
     assert settings.registration == "open"
-    assert settings.limits.registrations_per_hour > 1_000_000
+    limits = settings.limits
+    assert limits.registrations_per_hour == limits.edits_per_hour == UNLIMITED > 1_000_000
+    assert limits.signed_requests_per_minute == UNLIMITED
     (network,) = settings.networks
     assert network.rules.chain_id == CHAIN
     assert network.rules.confirmations == ((0, 1),)
