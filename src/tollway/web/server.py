@@ -21,6 +21,7 @@ from starlette.types import ASGIApp
 
 from tollway.errors import SettingsInvalid
 from tollway.limits import Limits
+from tollway.web.open_files import raise_open_files
 
 HEAD_BUFFER_BYTES = 64 * 1024
 """Parser buffer: holds a whole request head, whose own limit (32 KiB) the application enforces."""
@@ -39,6 +40,7 @@ class HttpServer:
         self._host = host
         self._port = port
         self._limits = limits
+        raise_open_files()
         self._server = GranianServer(
             app,
             address=host,
