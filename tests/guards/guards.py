@@ -5,6 +5,7 @@ from tests.guards.key_guards import KEY_GUARDS
 from tests.guards.limit_guards import LIMIT_GUARDS
 from tests.guards.outbound_guards import OUTBOUND_GUARDS
 from tests.guards.passage_guards import PASSAGE_GUARDS
+from tests.guards.payment_guards import PAYMENT_GUARDS
 from tests.guards.rate_guards import RATE_GUARDS
 from tests.guards.setting_guards import SETTING_GUARDS
 from tests.guards.signature_guards import SIGNATURE_GUARDS
@@ -16,6 +17,7 @@ GUARDS = (
     *IDENTITY_GUARDS,
     *TEXT_GUARDS,
     *LIMIT_GUARDS,
+    *PAYMENT_GUARDS,
     *KEY_GUARDS,
     *SETTING_GUARDS,
     *SIGNATURE_GUARDS,

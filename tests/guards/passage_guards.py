@@ -229,6 +229,14 @@ PASSAGE_GUARDS = (
     ),
     guard(
         "T1",
+        "a Location that is none is dropped",
+        HEADERS,
+        "            if location is None:\n",
+        "            if False:\n",
+        test=DECEIVING,
+    ),
+    guard(
+        "T1",
         "proxied answers run nothing in the site's name",
         HEADERS,
         "    returned.extend(_GUARDS)\n",
