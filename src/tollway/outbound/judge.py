@@ -4,18 +4,15 @@ A name whose answer holds one denied record is refused whole. The resolver is as
 factory for each address that is dialled, literal ones included; no socket to an upstream is made anywhere else.
 """
 
-import asyncio
 import socket
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 from aiohappyeyeballs import AddrInfoType
 
+from tollway.outbound.name_lookups import NameLookups
 from tollway.outbound.policy import Denied, Endpoint, is_dialable_port, is_literal, judge_address
 
 RECORDS_MAX = 16  # of one DNS answer; more is no honest server
-RESOLVER_THREADS_MAX = 32
 _EVERY_LOCAL = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, never bound
 
 
@@ -42,41 +39,16 @@ class Judge:
         self._own_origins = own_origins
         self._own_addresses = own_addresses
         self._own_listeners = own_listeners
-        self._dns_deadline_s = dns_deadline_s
-        self._lookup = lookup
-        # Threads of its own: a slow name server must not starve what else runs in the default pool.
-        self._threads = ThreadPoolExecutor(RESOLVER_THREADS_MAX, thread_name_prefix="resolver")
-        self._lookups: dict[tuple[str, int], asyncio.Future[list[str]]] = {}
+        self._names = NameLookups(lookup, deadline_s=dns_deadline_s)
 
     async def resolve(self, host: str, port: int) -> list[str]:
         """Every address of `host`, all of them judged. Raises OSError when there is none or one is denied."""
-        ips = await self._look_up(host, port)
+        ips = await self._names.look_up(host, port)
         if not 0 < len(ips) <= RECORDS_MAX:
             raise OSError("name resolution gave no usable answer")
         for ip in ips:
             self.judge(ip, port)
         return ips
-
-    async def _look_up(self, host: str, port: int) -> list[str]:
-        # Calls that need the same name at once share one look-up; nothing is remembered after it.
-        key = (host, port)
-        lookup = self._lookups.get(key)
-        if lookup is None:
-            loop = asyncio.get_running_loop()
-            lookup = self._lookups[key] = loop.run_in_executor(self._threads, self._lookup, host, port)
-            lookup.add_done_callback(partial(self._forget, key))
-        try:
-            async with asyncio.timeout(self._dns_deadline_s):
-                return await asyncio.shield(lookup)
-        except TimeoutError as exc:
-            raise OSError("name resolution timed out") from exc
-        except (OSError, UnicodeError) as exc:
-            raise OSError("name resolution failed") from exc
-
-    def _forget(self, key: tuple[str, int], lookup: asyncio.Future[list[str]]) -> None:
-        self._lookups.pop(key, None)
-        if not lookup.cancelled():
-            lookup.exception()  # seen, although whoever waited may have given up before it came
 
     def open_socket(self, addr_info: AddrInfoType) -> socket.socket:
         """A socket for an address that may be dialled. Raises OSError for any other."""
@@ -115,4 +87,4 @@ class Judge:
 
     def stop(self) -> None:
         """Lets the threads go; a look-up that hangs ends by itself."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._names.stop()
