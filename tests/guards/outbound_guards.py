@@ -97,8 +97,8 @@ OUTBOUND_GUARDS = (
     guard(
         "O2",
         "a look-up has a deadline",
-        JUDGE,
-        "async with asyncio.timeout(self._dns_deadline_s):",
+        "outbound/name_lookups.py",
+        "async with asyncio.timeout(self._deadline_s):",
         "async with asyncio.timeout(30):",
         test="outbound/test_judge.py::test_resolution_has_a_deadline",
     ),
@@ -113,8 +113,8 @@ OUTBOUND_GUARDS = (
     guard(
         "O3",
         "a look-up is forgotten once it has answered",
-        JUDGE,
-        "            lookup.add_done_callback(partial(self._forget, key))\n",
+        "outbound/name_lookups.py",
+        "            running.add_done_callback(partial(self._forget, host))\n",
         "",
         test="outbound/test_dialer.py::test_a_name_is_judged_again_on_every_new_connection",
     ),
