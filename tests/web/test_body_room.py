@@ -1,10 +1,12 @@
 """Bodies that are held whole share one room: a table of numbers."""
 
+import asyncio
+
 import pytest
 
 from tollway.errors import Code
 from tollway.limits import Limits
-from tollway.web.body_room import BodyRoom
+from tollway.web.body_room import PACE_S, BodyRoom
 
 
 def room(most: int = 100) -> BodyRoom:
@@ -54,3 +56,19 @@ def test_it_does_not_matter_in_how_many_pieces_a_body_comes(pieces: list[int]) -
     body.close()
     body.close()
     assert one.taken == 0
+
+
+def test_long_bodies_have_their_turns_at_a_pace() -> None:
+    one = room()
+    assert [one.find_delay_s(50.0) for _ in range(3)] == pytest.approx([0, PACE_S, 2 * PACE_S])
+    assert one.find_delay_s(50.0 + PACE_S) == pytest.approx(2 * PACE_S)
+    assert one.find_delay_s(60.0) == 0
+
+
+async def test_a_short_body_waits_for_nobody() -> None:
+    one = room()
+    one.find_delay_s(1_000.0)
+    short = one.open("a")
+    short.hold(10)
+    async with asyncio.timeout(5):
+        await short.wait_turn(0.0)  # at that time a long one would wait for a quarter of an hour

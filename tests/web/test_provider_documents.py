@@ -3,7 +3,6 @@
 import pytest
 
 from tollway.errors import EndpointNotAllowed, Refusal, TollwayError, UpstreamBadResponse, UpstreamTimeout
-from tollway.web.json_reader import JsonReader
 from tollway.web.provider_documents import ProviderDocuments
 
 URL = "https://api.example.com/openapi"
@@ -16,7 +15,7 @@ def documents(answer: bytes | TollwayError) -> ProviderDocuments:
             raise answer
         return answer
 
-    return ProviderDocuments(fetch, JsonReader())
+    return ProviderDocuments(fetch)
 
 
 @pytest.mark.parametrize(

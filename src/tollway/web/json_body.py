@@ -15,9 +15,9 @@ DEPTH_MAX = 64
 NUMBER_LENGTH_MAX = 128
 """Characters of one number. Python converts longer ones in quadratic time, and no field means them."""
 
-VALUES_MAX = 131_072
-"""As many as there are in 2 MiB when each takes sixteen bytes; documents of real APIs take more. A value of two bytes costs
-Python a hundred, and time as if it were long."""
+VALUES_MAX = 65_536
+"""As many as there are in 1 MiB when each takes sixteen bytes; in documents of real APIs it takes more. A value of two bytes
+costs Python a hundred, and time as if it were long."""
 
 UNKNOWN_MAX = 20
 """Of members that nobody knows so many are told."""

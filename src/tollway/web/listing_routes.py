@@ -27,7 +27,7 @@ from tollway.registry.ownership import HELD_BY_ANOTHER, NOT_SHOWN_YET
 from tollway.registry.standing import UNKNOWN_STANDING, Standing
 from tollway.web.authentication import client_address_of
 from tollway.web.creation_desk import CreationDesk, lost_key
-from tollway.web.json_reader import JsonReader
+from tollway.web.json_body import parse_json_object
 from tollway.web.listing_finder import find_listing, find_shown_listing
 from tollway.web.listing_query import parse_listing_query
 from tollway.web.listing_wire import (
@@ -120,8 +120,7 @@ class ListingRoutes:
     def __init__(self, desk: ListingDesk) -> None:
         self._desk = desk
         fetch = desk.fetch_document
-        self._reader = JsonReader()
-        self._documents = None if fetch is None else ProviderDocuments(fetch, self._reader)
+        self._documents = None if fetch is None else ProviderDocuments(fetch)
         self._meter = RegistrationMeter(limits=desk.limits, rates=desk.rates)
 
     async def list_page(self, request: Request) -> Response:
@@ -236,8 +235,7 @@ class ListingRoutes:
     async def _read_draft(self, request: Request, provider: Address, *, previous: Listing | None) -> Draft:
         """The body, judged whole: its form, then its endpoint, then its document."""
         _check_media_type(request)
-        members = await self._reader.read(await request.body())
-        parsed = parse_draft(members, self._desk.rules, previous=previous)
+        parsed = parse_draft(parse_json_object(await request.body()), self._desk.rules, previous=previous)
         if isinstance(parsed, tuple):
             raise Refusal(_describe(parsed))
         if previous is None or previous.endpoint != parsed.endpoint:  # a dead name must not stop other edits

@@ -14,7 +14,7 @@ from starlette.types import Message, Receive, Scope, Send
 from tollway.errors import Code, Problem
 from tollway.web.authentication import client_address_of, read_body
 from tollway.web.inner_call import Visit
-from tollway.web.json_reader import JsonReader
+from tollway.web.json_body import check_shape
 from tollway.web.mcp_desk import McpDesk
 from tollway.web.problems import FORBIDDEN, instance_of, render_problem, request_id_of
 
@@ -40,7 +40,6 @@ class McpDoor:
         self._desk = desk
         self._server: McpServer | None = None
         self._loading = asyncio.Lock()
-        self._reader = JsonReader()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
@@ -50,9 +49,7 @@ class McpDoor:
             await self._refuse_origin(scope, send)
             return
         body = await read_body(request, bytes_max=self._desk.body_bytes_max)
-        await self._reader.check(
-            body
-        )  # the SDK's parser trusts a guard of Python's that a library of ours lifts
+        check_shape(body)  # the SDK's parser trusts a guard of Python's that a library of ours lifts
         visit = Visit(
             request=request,
             request_id=request_id_of(scope),

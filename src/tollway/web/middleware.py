@@ -323,6 +323,8 @@ class _BoundedBody:
             raise _too_large(most)
         if problem := self._held.hold(len(message.get("body", b""))):
             raise Refusal(problem)
+        if not message.get("more_body", False):
+            await self._held.wait_turn(self._clock())
         return message
 
     async def clear(self) -> bool:

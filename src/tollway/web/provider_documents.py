@@ -19,16 +19,15 @@ from tollway.errors import (
 )
 from tollway.registry.upstream_rules import find_document_fault
 from tollway.registry.yaml_document import YamlRefused, parse_yaml_object
-from tollway.web.json_reader import JsonReader
+from tollway.web.json_body import parse_json_object
 
 
 class ProviderDocuments:
     """Safe to call from many tasks at once."""
 
-    def __init__(self, fetch: Callable[[str], Awaitable[bytes]], reader: JsonReader) -> None:
+    def __init__(self, fetch: Callable[[str], Awaitable[bytes]]) -> None:
         """`fetch` bounds what it reads; it raises `EndpointNotAllowed` and the failures of an upstream."""
         self._fetch = fetch
-        self._reader = reader
         self._yaml_turn = asyncio.Semaphore(1)
 
     async def read(self, url: str) -> Mapping[str, Any]:
@@ -46,7 +45,7 @@ class ProviderDocuments:
     async def _parse(self, raw: bytes) -> Mapping[str, Any]:
         if raw.lstrip()[:1] in (b"{", b"["):
             try:
-                return await self._reader.read(raw)
+                return parse_json_object(raw)
             except Refusal as exc:
                 raise refuse_document("could not be read as a JSON object") from exc
         # A long YAML text takes the better part of a second: beside the loop, and one at a time.
