@@ -204,6 +204,8 @@ class Errands:
             return
         api_id = answer.json()["id"]
         listed = await self._use_tools(api_id, "tools/list")
+        if "result" not in listed.text:
+            raise RuntimeError(f"no tools: {listed.status_code} {listed.text[:300]}")
         tools = listed.json()["result"]["tools"]
         self.counts["references: tools"] = len(tools)
         for tool in tools:
