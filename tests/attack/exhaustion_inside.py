@@ -73,7 +73,7 @@ class Form:
 ALONE = ("bombs", "json_bombs")
 SHORT = Form(
     count=60,
-    bombs=30,
+    bombs=28,
     junk=300,
     hold_s=12.0,
     quiet_s=2.0,
@@ -85,7 +85,7 @@ LONG = Form(
     count=1_000,
     bombs=120,
     junk=10_000,
-    hold_s=40.0,
+    hold_s=25.0,
     quiet_s=20.0,
     rest_s=2.0,
     alone=(*FLOODS, *STANDING),
