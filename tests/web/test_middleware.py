@@ -216,6 +216,26 @@ async def test_bodies_share_one_room_until_their_requests_are_over() -> None:
     assert room.taken == 0
 
 
+@pytest.mark.parametrize(("size", "is_told"), [(10, True), (11, False)])
+async def test_a_long_body_waits_for_its_turn_and_a_short_one_does_not(size: int, is_told: bool) -> None:
+    room, heard = BodyRoom(Limits(buffer_bytes=10)), asyncio.Event()
+    room.find_delay_s(asyncio.get_running_loop().time() + 1_000)  # the last turn is as late as that
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        while (await receive())["more_body"]:
+            pass
+        heard.set()
+
+    scope, wire = posting(size), Wire(b"x" * size)
+    async with asyncio.TaskGroup() as group:
+        request = group.create_task(bounded(app, room)(scope, wire.receive, wire.send))
+        await until(lambda: not wire.script)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert heard.is_set() is is_told
+        request.cancel()
+
+
 async def test_a_body_in_time_and_in_full_keeps_the_connection() -> None:
     wire = Wire(b"x" * 100)
     await run(reading_app, posting(100), wire)
