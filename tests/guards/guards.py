@@ -1,5 +1,6 @@
 """Every guard that has to prove itself."""
 
+from tests.guards.exhaustion_guards import EXHAUSTION_GUARDS
 from tests.guards.identity_guards import IDENTITY_GUARDS
 from tests.guards.key_guards import KEY_GUARDS
 from tests.guards.limit_guards import LIMIT_GUARDS
@@ -17,6 +18,7 @@ GUARDS = (
     *IDENTITY_GUARDS,
     *TEXT_GUARDS,
     *LIMIT_GUARDS,
+    *EXHAUSTION_GUARDS,
     *PAYMENT_GUARDS,
     *KEY_GUARDS,
     *SETTING_GUARDS,

@@ -338,7 +338,7 @@ TEXT_GUARDS = (
         "X3",
         "the bodies of MCP are looked at before its parser",
         "web/mcp_routes.py",
-        "        await self._reader.check(\n            body\n        )",
+        "        check_shape(body)",
         "",
         test="web/test_mcp_routes.py::test_a_message_that_nests_deep_never_reaches_a_parser",
     ),
