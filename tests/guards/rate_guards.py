@@ -1,4 +1,4 @@
-"""Guards of rates, and of the settings file (threats X5, K4): who has had his share, and of what."""
+"""Guards of rates, of what the gateway fetches by itself, and of the settings file (threats X5, O6, O8, K4)."""
 
 from tests.guards.guard import guard
 
@@ -8,7 +8,7 @@ AUTHENTICATOR, CHECKS, CUSTOMERS = (
     "gateway/customers.py",
 )
 SIGNED = "identity/test_authenticator.py::test_a_wallet_and_an_address_sign_so_many_requests_and_no_more"
-FILE = "settings_file.py"
+FILE, LOOKUPS = "settings_file.py", "outbound/name_lookups.py"
 
 RATE_GUARDS = (
     guard(
@@ -66,6 +66,30 @@ RATE_GUARDS = (
         "_has_password(url) or _has_key(url)",
         "_has_password(url)",
         test="test_settings_file.py::test_what_is_secret_is_known_by_its_setting",
+    ),
+    guard(
+        "O8",
+        "slow names leave threads to the others",
+        LOOKUPS,
+        "self._proven_threads if host in self._quick else self._newcomer_threads",
+        "self._newcomer_threads",
+        test="outbound/test_name_lookups.py::test_slow_names_hold_up_no_name_that_has_answered_before",
+    ),
+    guard(
+        "O8",
+        "a name that turned slow is not quick again at once",
+        LOOKUPS,
+        "        elif self._slow_until_s.get(host, 0.0) <= now_s:\n",
+        "        else:\n",
+        test="outbound/test_name_lookups.py::test_a_name_that_turned_slow_is_a_newcomer_for_a_while",
+    ),
+    guard(
+        "O8",
+        "one name has one thread",
+        LOOKUPS,
+        "        running = self._running.get(host)\n",
+        "        running = None\n",
+        test="outbound/test_name_lookups.py::test_one_name_has_one_thread_whatever_its_ports",
     ),
     guard(
         "O6",
