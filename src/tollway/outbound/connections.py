@@ -14,7 +14,7 @@ from aiohappyeyeballs import AddrInfoType, start_connection
 
 from tollway.limits import Limits
 from tollway.outbound.answer_head import HeadLimits
-from tollway.outbound.connection import Connection
+from tollway.outbound.connection import HEAD_READ_BYTES, Connection
 from tollway.outbound.judge import Judge
 from tollway.outbound.policy import Endpoint, is_literal
 
@@ -47,6 +47,7 @@ class Connections:
             field_bytes=UPSTREAM_HEADER_BYTES_MAX,
             headers=UPSTREAM_HEADERS_MAX,
         )
+        self._memory = memoryview(bytearray(HEAD_READ_BYTES + limits.buffer_bytes))
         self._idle: dict[str, list[Connection]] = {}
         self._open: set[Connection] = set()
         self._sweeper: asyncio.TimerHandle | None = None
@@ -130,7 +131,7 @@ class Connections:
             is_tls=is_tls,
             handle=handle,
             head_limits=self._head_limits,
-            buffer_bytes=self._limits.buffer_bytes,
+            memory=self._memory,
             on_lost=self._forget,
         )
         self._open.add(connection)

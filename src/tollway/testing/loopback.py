@@ -152,7 +152,7 @@ async def _run(answer: Answerer, arrived: Arrived, writer: asyncio.StreamWriter)
 
 async def _wait_gone(reader: asyncio.StreamReader) -> None:
     """Ends with ConnectionResetError when the other side closes; what it sends stays unread."""
-    while not reader.at_eof():  # noqa: ASYNC110 - reading would take bytes of the next request
+    while not reader.at_eof() and reader.exception() is None:  # noqa: ASYNC110 - reading would take bytes of the next request
         await asyncio.sleep(0.002)
     raise ConnectionResetError
 

@@ -13,11 +13,10 @@ from urllib.parse import urlsplit
 import structlog
 from starlette.types import Message, Receive, Scope, Send
 
-from tollway.errors import Code, Problem, TollwayError, UpstreamBadResponse, UpstreamTimeout
+from tollway.errors import Code, Problem, TollwayError
 from tollway.gateway.exchange import (
     Abandoned,
     Answer,
-    AnswerBody,
     BodyRefused,
     CallerGone,
     Declined,
@@ -31,7 +30,9 @@ from tollway.gateway.target import split_target
 from tollway.identifiers import ListingId
 from tollway.ledger.call import Delivery
 from tollway.limits import Limits
+from tollway.web.answer_stream import AnswerStream
 from tollway.web.body_room import HeldBody
+from tollway.web.caller_lines import CallerLines
 from tollway.web.load_gauge import LoadGauge
 from tollway.web.middleware import BROKEN_OFF, check_request_line
 from tollway.web.problems import instance_of, render_problem
@@ -69,6 +70,7 @@ class CallRoutes:
         self._client_address_of = client_address_of
         self._note_outcome = note_outcome
         self._gauge = gauge
+        self.lines = CallerLines()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = self._request_id_of(scope)
@@ -95,7 +97,7 @@ class CallRoutes:
         self._note_outcome(_name_outcome(outcome))
         if isinstance(outcome, Answer):
             outcome.headers.append((b"x-request-id", request_id.encode()))
-            await self._answer(outcome, body, send)
+            await self._answer(scope, outcome, body, send)
         elif isinstance(outcome, Declined):
             await self._decline(scope, body, send, request_id, outcome, self._find_terms(outcome, call))
         else:
@@ -142,63 +144,21 @@ class CallRoutes:
 
     # ---- Answers.
 
-    async def _answer(self, answer: Answer, body: "IncomingBody", send: Send) -> None:
+    async def _answer(self, scope: Scope, answer: Answer, body: "IncomingBody", send: Send) -> None:
         head: Message = {"type": "http.response.start", "status": answer.status, "headers": answer.headers}
         if answer.rest is None:
             await send(head)
             await send({"type": "http.response.body", "body": answer.first})
             return
-        stream = _Stream()
+        stream = AnswerStream(answer.rest, send, line=self.lines.find(scope), limits=self._limits)
         try:
             await send(head)
-            await self._pump(answer.first, answer.rest, body, send, stream)
+            await stream.pump(answer.first, body.wait_gone if body.is_finished else None)
         finally:
             answer.rest.end(stream.delivery, stream.sent)
         if stream.delivery is Delivery.COMPLETE:
             await send({"type": "http.response.body", "body": b""})
         # Else: no final message, so that the server cuts the connection and the caller sees that it is not whole.
-
-    async def _pump(
-        self, first: bytes, rest: AnswerBody, body: "IncomingBody", send: Send, stream: "_Stream"
-    ) -> None:
-        """Streams until the end, the upstream's failure, the caller's leaving, or a caller that takes nothing."""
-        async with asyncio.TaskGroup() as group:
-            flow = group.create_task(self._flow(first, rest, send, stream))
-            if body.is_finished:
-                watcher = group.create_task(body.wait_gone())
-                watcher.add_done_callback(lambda _: self._note_left(flow, rest, stream))
-                flow.add_done_callback(lambda _: watcher.cancel())
-
-    def _note_left(self, flow: asyncio.Task[None], rest: AnswerBody, stream: "_Stream") -> None:
-        """Nobody listens any more; what is kept for a repeat is read on for a while."""
-        stream.is_left = True
-        if rest.is_kept and not flow.done():
-            asyncio.get_running_loop().call_later(self._limits.answer_collect_s, flow.cancel)
-        else:
-            flow.cancel()
-
-    async def _flow(self, first: bytes, rest: AnswerBody, send: Send, stream: "_Stream") -> None:
-        try:
-            # An empty message brings the head to the caller before the first byte of the body is there.
-            await self._send_chunk(send, first, stream)
-            while chunk := await rest.read_chunk():
-                if not stream.is_left:
-                    await self._send_chunk(send, chunk, stream)
-                elif not rest.is_kept:
-                    return
-        except (UpstreamBadResponse, UpstreamTimeout, TimeoutError):
-            return
-        if not stream.is_left:
-            stream.delivery = Delivery.COMPLETE
-
-    async def _send_chunk(self, send: Send, chunk: bytes, stream: "_Stream") -> None:
-        # The server queues five messages or so for a caller who is slow, whatever their size: each of them is small.
-        most = self._limits.buffer_bytes
-        for start in range(0, len(chunk) or 1, most):
-            piece = chunk if len(chunk) <= most else chunk[start : start + most]
-            async with asyncio.timeout(self._limits.write_stall_s):
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
-            stream.sent += len(piece)
 
     async def _decline(
         self,
@@ -233,17 +193,6 @@ class CallRoutes:
             headers.append((b"connection", b"close"))
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else content})
-
-
-class _Stream:
-    """How far an answer came. `is_left`: its caller is gone."""
-
-    __slots__ = ("delivery", "is_left", "sent")
-
-    def __init__(self) -> None:
-        self.is_left = False
-        self.sent = 0
-        self.delivery = Delivery.PARTIAL
 
 
 class IncomingBody:

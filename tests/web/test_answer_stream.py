@@ -1,0 +1,95 @@
+"""An answer on its way to a caller who takes nothing: how much of it leaves the upstream."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tollway.money import Price
+from tollway.outbound.connection import Connection
+from tollway.testing.loopback import Arrived, until
+from tollway.testing.served_gateway import serving
+from tollway.testing.small_gateway import CALLS, SmallGateway, open_gateway
+from tollway.web.caller_lines import AHEAD_BYTES_MAX, ALL_AHEAD_BYTES_MAX
+
+KIB = 1024
+WHOLE = 32 * KIB * KIB
+FOR_EACH = 256 * KIB
+"""In the kernel, on its way to the caller, and one piece in hand."""
+CALLERS = 60
+
+
+@pytest.fixture
+async def gate() -> AsyncIterator[SmallGateway]:
+    async with open_gateway(free_calls_per_minute=1_000) as small:
+        await small.publish(price=Price.parse("0"))
+        yield small
+
+
+async def pour(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % WHOLE)
+    for _ in range(WHOLE // (16 * KIB)):
+        writer.write(b"x" * 16 * KIB)
+        await writer.drain()
+
+
+def open_caller(port: int) -> socket.socket:
+    caller = socket.socket()
+    caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 * KIB)
+    caller.connect(("127.0.0.1", port))
+    caller.sendall(b"GET " + CALLS.encode() + b"api_quotes/x HTTP/1.1\r\nHost: gate.example\r\n\r\n")
+    caller.setblocking(False)
+    return caller
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """What the gateway has read from its upstreams, piece by piece."""
+    pieces: list[int] = []
+    update = Connection.buffer_updated
+
+    def count(connection: Connection, nbytes: int) -> None:
+        pieces.append(nbytes)
+        update(connection, nbytes)
+
+    monkeypatch.setattr(Connection, "buffer_updated", count)
+    return pieces
+
+
+async def wait_quiet(taken: list[int]) -> int:
+    """Until no more is read: every queue is full."""
+    async with asyncio.timeout(20):
+        before = -1
+        while not taken or before != len(taken):
+            before = len(taken)
+            await asyncio.sleep(0.25)
+    return sum(taken)
+
+
+async def test_a_caller_who_stands_still_holds_little_and_goes_on_when_he_reads(
+    gate: SmallGateway, taken: list[int]
+) -> None:
+    gate.upstream.answer = pour
+    async with serving(gate) as port:
+        with open_caller(port) as caller:
+            held = await wait_quiet(taken)
+            assert held <= AHEAD_BYTES_MAX + FOR_EACH
+            async with asyncio.timeout(20):
+                while sum(taken) < held + AHEAD_BYTES_MAX:
+                    await asyncio.get_running_loop().sock_recv(caller, 256 * KIB)
+
+
+async def test_all_who_stand_still_share_what_may_wait_in_the_server(
+    gate: SmallGateway, taken: list[int]
+) -> None:
+    gate.upstream.answer = pour
+    async with serving(gate) as port:
+        callers = [open_caller(port) for _ in range(CALLERS)]
+        try:
+            assert await wait_quiet(taken) <= ALL_AHEAD_BYTES_MAX + CALLERS * FOR_EACH
+            assert 0 < gate.calls.lines.ahead <= ALL_AHEAD_BYTES_MAX + CALLERS * 64 * KIB
+        finally:
+            for caller in callers:
+                caller.close()
+        await until(lambda: gate.calls.lines.ahead == 0)
