@@ -70,9 +70,7 @@ class Callers:
             await asyncio.sleep(max(0.0, PACE_S - took))
 
     async def _dial(self, source: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        return await asyncio.open_connection(
-            self.wish["address"], self.wish["port"], local_addr=(source, 0)
-        )
+        return await asyncio.open_connection(self.wish["address"], self.wish["port"], local_addr=(source, 0))
 
     @staticmethod
     async def _call(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> str:
