@@ -49,7 +49,7 @@ attack: install  ## hostile providers, callers and text, long form, then fuzzing
 mutants: install ## five deliberate breakages, each caught by its named test
 	$(BIN)/python -m tests.mutants
 
-# Two at a time, each with its own copy of the package; half a second a guard and what its test takes.
+# Two at a time, each with its own copy of the package; a guard takes about two seconds of one core.
 guards: install  ## each guard against hostile input taken away once: its test must fail (options: ARGS="headers identity")
 	WORKERS=$(WORKERS) $(BIN)/python -m tests.guards $(ARGS)
 
