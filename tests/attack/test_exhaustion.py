@@ -22,7 +22,7 @@ GROWTH_KIB_MAX = 64 * 1024
 """Of each kind of attack alone."""
 TOGETHER_KIB_MAX = GROWTH_KIB_MAX + DEFAULT_LIMITS.held_bodies_bytes_max // 1024
 """Of all kinds at once, when the room for bodies is full as well."""
-READER_KIB_MAX = 1_024
+READER_KIB_MAX = 256
 """Of one slow reader."""
 
 pytestmark = pytest.mark.timeout(DEADLINE_S + 10)
