@@ -22,7 +22,7 @@ _ACKED = struct.Struct("=120xQ")
 """tcpi_bytes_acked in Linux's tcp_info."""
 _PAUSES_S = (0, 0, 0, 0, 0.001, 0.002, 0.004)
 """Between looks whether the server has written what it was given last. Its thread may be late: then it is not waited for."""
-AHEAD_BYTES_MAX = 256 * 1024
+AHEAD_BYTES_MAX = 512 * 1024
 """So much may wait in the server for one caller: what a fast one takes while we fetch more."""
 ALL_AHEAD_BYTES_MAX = 8 * 1024 * 1024
 """For all callers together. Each may have an eighth of what is left, so that those who stand still never have all of it."""
@@ -54,6 +54,8 @@ class CallerLine:
     async def wait_room(self, count: int) -> None:
         """Returns once the server may be given so much more: it has some to spare for this caller, or has written all, and
         the kernel takes more. Returns too when the line is gone."""
+        if self._ahead + count <= self._lines.find_most(self._ahead):
+            return  # even if nothing was written since the last count
         pauses_s = iter(_PAUSES_S)
         while True:
             ahead = self._count_ahead()
