@@ -119,9 +119,9 @@ LIMIT_GUARDS = (
     guard(
         "X1",
         "a reader that takes nothing is given up",
-        CALLS,
-        "            async with asyncio.timeout(self._limits.write_stall_s):\n",
-        "            async with asyncio.timeout(None):\n",
+        "web/answer_stream.py",
+        "            async with asyncio.timeout(self._limits.write_stall_s):\n                await self._send(",
+        "            async with asyncio.timeout(None):\n                await self._send(",
         test="web/test_call_routes.py::test_a_writer_that_is_never_done_is_given_up",
     ),
     guard(
