@@ -20,8 +20,8 @@ _SOCKETS = "/proc/self/fd"
 _Ends = tuple[str, int, int]
 _ACKED = struct.Struct("=120xQ")
 """tcpi_bytes_acked in Linux's tcp_info."""
-_PAUSES_S = (0, 0, 0, 0, 0.001, 0.002, 0.004)
-"""Between looks whether the server has written what it was given last. Its thread may be late: then it is not waited for."""
+_PAUSES_S = (0, 0, 0, 0, 0.001, 0.002, 0.004, *[0.01] * 50)
+"""Between looks whether the server has written what it was given last. Its thread may be late where many begin at once."""
 AHEAD_BYTES_MAX = 512 * 1024
 """So much may wait in the server for one caller: what a fast one takes while we fetch more."""
 ALL_AHEAD_BYTES_MAX = 8 * 1024 * 1024
@@ -82,7 +82,7 @@ class CallerLine:
         """What was sent and the kernel has not taken. It also takes heads and the frames of chunks: once it has everything,
         they are left out of the count."""
         taken = _count_taken(self._number)
-        ahead = self._sent - (taken - self._base)
+        ahead = -1 if taken < 0 else self._sent - (taken - self._base)
         if ahead < 0:
             self._base = taken - self._sent
             ahead = 0
