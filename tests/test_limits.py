@@ -40,6 +40,7 @@ HELD_BY = {
     "memory_bytes_max": "web/test_load_gauge.py::test_memory_is_full_at_95_percent",
     "in_flight_max": "web/test_load_gauge.py::test_lets_in_until_95_percent_run",
     "in_flight_per_address_max": "web/test_load_gauge.py::test_an_address_has_its_share_and_others_have_theirs",
+    "catalog_reads_at_once": "web/test_catalog_turns.py::test_so_many_reads_are_worked_on_at_once",
     "in_flight_per_origin_max": "outbound/test_dialer.py::test_calls_in_flight_per_origin_are_limited",
     "dns_deadline_s": "outbound/test_judge.py::test_resolution_has_a_deadline",
     "connect_deadline_s": "outbound/test_dialer.py::test_a_connect_that_hangs_is_unreachable",

@@ -35,6 +35,9 @@ class Limits:
     memory_bytes_max: int = 0  # 0: not configured; at 95 % of it nobody more is let in
     in_flight_max: int = 5_000  # requests; at 95 % of it nobody more is let in
     in_flight_per_address_max: int = 200
+    catalog_reads_at_once: int = (
+        8  # lists and documents of listings that are worked on; others wait their turn
+    )
     in_flight_per_origin_max: int = 256
 
     # Upstreams.
@@ -87,7 +90,9 @@ class Limits:
     creation_keys_max: int = 1_000  # idempotency keys of created listings, per wallet
     edits_per_hour: int = 600  # of listings, per wallet. Per address: five wallets' share
     ownership_checks_per_hour: int = 60  # asked for by a wallet. Per address: five wallets' share
-    signed_requests_per_minute: int = 300  # to the control plane, per wallet. Per address: five wallets' share
+    signed_requests_per_minute: int = (
+        300  # to the control plane, per wallet. Per address: five wallets' share
+    )
     nonces_per_minute: int = 60  # sign-in nonces per client address
     failed_calls_per_window: int = 20  # per wallet and per address, on one listing; running ones too
     failed_calls_window_s: int = 600

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tollway.limits import Limits
 from tollway.telemetry import Metrics
+from tollway.web.catalog_turns import CatalogTurns
 from tollway.web.load_gauge import LoadGauge
 from tollway.web.middleware import (
     AccessLog,
@@ -53,6 +54,7 @@ def build_app(
     install_handlers(plane, public_url, challenge)
 
     app: ASGIApp = plane  # from the inside out:
+    app = CatalogTurns(app, at_once=limits.catalog_reads_at_once)
     app = HeadCheck(app, limits=limits, public_url=public_url)
     app = Crowd(app, gauge=gauge, public_url=public_url)
     app = BodyLimits(app, limits=limits, clock=clock, room=gauge.bodies)
