@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from tollway.outbound.answer_head import AnswerMalformed, HeadLimits
-from tollway.outbound.connection import HEAD_READ_BYTES, Connection
+from tollway.outbound.connection import Connection
+from tollway.outbound.read_memory import HEAD_READ_BYTES, LARGE_BUFFERS, ReadMemory
 from tollway.testing.loopback import until
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -43,7 +44,7 @@ class Wire:
 
 
 @contextlib.asynccontextmanager
-async def wired(*, is_tls: bool = False) -> AsyncIterator[Wire]:
+async def wired(*, is_tls: bool = False, memory: ReadMemory | None = None) -> AsyncIterator[Wire]:
     near, far = socket.socketpair()
     near.setblocking(False)
     far.setblocking(False)
@@ -53,7 +54,7 @@ async def wired(*, is_tls: bool = False) -> AsyncIterator[Wire]:
         is_tls=is_tls,
         handle=near,
         head_limits=HeadLimits(head_bytes=65_536, line_bytes=8_192, field_bytes=8_192, headers=100),
-        memory=memoryview(bytearray(HEAD_READ_BYTES + BUFFER_BYTES)),
+        memory=memory or ReadMemory(BUFFER_BYTES),
         on_lost=lost.append,
     )
     await asyncio.get_running_loop().create_connection(lambda: connection, sock=near)
@@ -239,9 +240,11 @@ async def test_a_reader_that_waits_hears_of_a_cut() -> None:
             wire.connection.cut()
 
 
-async def test_holds_no_more_of_an_answer_than_its_limit() -> None:
+@pytest.mark.parametrize(("large_max", "buffers"), [(0, 1), (1, LARGE_BUFFERS)])
+async def test_holds_no_more_of_an_answer_than_its_limit(large_max: int, buffers: int) -> None:
+    """A reader who is as quick as this one may have the large measure, where it is left."""
     whole = 32 * 1024 * 1024
-    async with wired() as wire:
+    async with wired(memory=ReadMemory(BUFFER_BYTES, large_max=large_max)) as wire:
         wire.connection.begin("GET", ASKED)
         await wire.hear()
         await wire.say(HEAD + b"Content-Length: %d\r\n\r\n" % whole)
@@ -258,7 +261,7 @@ async def test_holds_no_more_of_an_answer_than_its_limit() -> None:
             count = 0
             while not wire.connection.is_read:
                 chunk = await wire.connection.read_chunk(LONG_S)
-                assert len(chunk) <= HEAD_READ_BYTES + BUFFER_BYTES
+                assert len(chunk) <= HEAD_READ_BYTES + buffers * BUFFER_BYTES
                 count += len(chunk)
         assert count == whole
         assert wire.connection.finish()

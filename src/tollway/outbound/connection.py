@@ -15,13 +15,11 @@ from typing import cast
 
 from tollway.outbound.answer import Answer
 from tollway.outbound.answer_head import AnswerHead, AnswerMalformed, HeadLimits
+from tollway.outbound.read_memory import ReadMemory
 
 _LOST = (errno.ECONNRESET, errno.EPIPE, errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 """Not a TLS connection that ends without a word of farewell: many servers end theirs so."""
 _ANY_NEWS = select.POLLIN | select.POLLERR | select.POLLHUP
-HEAD_READ_BYTES = 16 * 1024
-"""What a read may bring beside a buffer's measure of body, where the head comes with it."""
-FIRST_READ_BYTES = 16 * 1024
 SOON_S = 0.05
 """A reader who comes back in less gets twice as much at once as before; one who is slower, the first measure again."""
 SEALED_READ_BYTES = 16 * 1024
@@ -62,11 +60,10 @@ class Connection(asyncio.BufferedProtocol):
         is_tls: bool,
         handle: socket.socket,
         head_limits: HeadLimits,
-        memory: memoryview,
+        memory: ReadMemory,
         on_lost: Callable[["Connection"], None],
     ) -> None:
-        """`memory`: what one read may fill. All connections of a loop share it, as nothing stays in it between two
-        calls. `on_lost` hears once that the connection is gone."""
+        """`on_lost` hears once that the connection is gone."""
         self.origin = origin
         self.is_tls = is_tls
         self.exchanges = 0
@@ -77,7 +74,7 @@ class Connection(asyncio.BufferedProtocol):
         self._on_lost = on_lost
         self._head_limits = head_limits
         self._memory = memory
-        self._read_bytes = FIRST_READ_BYTES
+        self._read_bytes = memory.first
         self._taken_at = 0.0
         self._answer: Answer | None = None  # None: nothing was asked, and whatever comes is stray
         self._failure: Exception | None = None
@@ -115,7 +112,6 @@ class Connection(asyncio.BufferedProtocol):
         assert self._answer is None, "one exchange at a time"
         assert transport is not None, "begun once it is open"
         self._answer = Answer(method, self._head_limits)
-        self._read_bytes = FIRST_READ_BYTES
         self.exchanges += 1
         transport.write(first_bytes)
         return not transport.is_closing()
@@ -127,6 +123,7 @@ class Connection(asyncio.BufferedProtocol):
             self.cut()
             return False
         self._answer = self._uploading = None
+        self._read_bytes = self._memory.give_back(self._read_bytes)
         self._resume_reading()
         self.idle_since = monotonic()
         return True
@@ -195,11 +192,8 @@ class Connection(asyncio.BufferedProtocol):
         assert answer is not None, "nothing was asked"
         if not answer.buffered and not answer.is_whole and self._failure is None:
             is_soon = self._loop.time() - self._taken_at < SOON_S
-            self._read_bytes = (
-                min(2 * self._read_bytes, len(self._memory) - HEAD_READ_BYTES)
-                if is_soon
-                else FIRST_READ_BYTES
-            )
+            measure = self._memory.grow if is_soon else self._memory.give_back
+            self._read_bytes = measure(self._read_bytes)
             self._resume_reading()
             await self._wait(idle_s)
         if answer.buffered:
@@ -259,12 +253,10 @@ class Connection(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         is_begun = self._answer is not None and self._answer.head is not None
-        return (
-            self._memory[: self._read_bytes] if is_begun else self._memory
-        )  # most are whole with their first bytes
+        return self._memory.view[: self._read_bytes] if is_begun else self._memory.head
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._take(bytes(self._memory[:nbytes]))
+        self._take(bytes(self._memory.view[:nbytes]))
 
     def _take(self, data: bytes) -> None:
         answer = self._answer
@@ -292,6 +284,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end(exc)
+        self._read_bytes = self._memory.give_back(self._read_bytes)
         self._transport = None
         self._on_lost(self)
 

@@ -14,9 +14,10 @@ from aiohappyeyeballs import AddrInfoType, start_connection
 
 from tollway.limits import Limits
 from tollway.outbound.answer_head import HeadLimits
-from tollway.outbound.connection import HEAD_READ_BYTES, Connection
+from tollway.outbound.connection import Connection
 from tollway.outbound.judge import Judge
 from tollway.outbound.policy import Endpoint, is_literal
+from tollway.outbound.read_memory import ReadMemory
 
 POOLED_IDLE_S_MAX = 4.0  # common servers close an idle connection after 5 s; be gone before they are
 UPSTREAM_HEADERS_MAX = 100
@@ -47,7 +48,7 @@ class Connections:
             field_bytes=UPSTREAM_HEADER_BYTES_MAX,
             headers=UPSTREAM_HEADERS_MAX,
         )
-        self._memory = memoryview(bytearray(HEAD_READ_BYTES + limits.buffer_bytes))
+        self._memory = ReadMemory(limits.buffer_bytes)
         self._idle: dict[str, list[Connection]] = {}
         self._open: set[Connection] = set()
         self._sweeper: asyncio.TimerHandle | None = None

@@ -22,7 +22,7 @@ _ACKED = struct.Struct("=120xQ")
 """tcpi_bytes_acked in Linux's tcp_info."""
 _PAUSES_S = (0, 0, 0, 0, 0.001, 0.002, 0.004, *[0.01] * 50)
 """Between looks whether the server has written what it was given last. Its thread may be late where many begin at once."""
-AHEAD_BYTES_MAX = 512 * 1024
+AHEAD_BYTES_MAX = 1024 * 1024
 """So much may wait in the server for one caller: what a fast one takes while we fetch more."""
 ALL_AHEAD_BYTES_MAX = 8 * 1024 * 1024
 """For all callers together. Each may have an eighth of what is left, so that those who stand still never have all of it."""
