@@ -7,6 +7,30 @@ ROOM = "web/body_room.py"
 EXHAUSTION_GUARDS = (
     guard(
         "X1",
+        "who stands still has only so much waiting for him in the server",
+        "web/call_routes.py",
+        "line=self.lines.find(scope)",
+        "line=None",
+        test="web/test_answer_stream.py::test_all_who_stand_still_share_what_may_wait_in_the_server",
+    ),
+    guard(
+        "X2",
+        "a few readers have large reads",
+        "outbound/read_memory.py",
+        "        if self._large >= self._large_max:\n",
+        "        if False:\n",
+        test="outbound/test_read_memory.py::test_only_so_many_have_more_than_a_buffer_until_one_gives_it_back",
+    ),
+    guard(
+        "X4",
+        "reads of the catalog take turns",
+        "web/catalog_turns.py",
+        "asyncio.Semaphore(at_once)",
+        "asyncio.Semaphore(at_once * 100)",
+        test="web/test_catalog_turns.py::test_so_many_reads_are_worked_on_at_once",
+    ),
+    guard(
+        "X1",
         "one address has half of the room for bodies",
         ROOM,
         "        if self.taken + size > self._bytes_max or mine > self._bytes_max // 2:\n",
