@@ -17,8 +17,8 @@ def test_a_quick_reader_gets_twice_as_much_each_time() -> None:
     for _ in range(6):
         measures.append(memory.grow(measures[-1]))
     assert [measure // 1024 for measure in measures] == [16, 32, 64, 128, 256, 256, 256]
-    assert len(memory.view) == HEAD_READ_BYTES + LARGE_BUFFERS * BUFFER_BYTES
-    assert len(memory.head) == HEAD_READ_BYTES + BUFFER_BYTES
+    assert len(memory.view) == LARGE_BUFFERS * BUFFER_BYTES
+    assert len(memory.head) == HEAD_READ_BYTES + FIRST_READ_BYTES
 
 
 def test_only_so_many_have_more_than_a_buffer_until_one_gives_it_back() -> None:

@@ -6,7 +6,7 @@ connection's buffer. So readers who stand still hold a buffer each, and no more,
 """
 
 HEAD_READ_BYTES = 16 * 1024
-"""What a read may bring beside a buffer's measure of body, where the head comes with it."""
+"""What a read may bring beside the first measure of body, where the head comes with it."""
 FIRST_READ_BYTES = 16 * 1024
 LARGE_BUFFERS = 4
 """A large read brings so many buffers at once."""
@@ -20,7 +20,9 @@ class ReadMemory:
     __slots__ = ("_buffer_bytes", "_large", "_large_max", "view")
 
     def __init__(self, buffer_bytes: int, *, large_max: int = LARGE_READERS_MAX) -> None:
-        self.view = memoryview(bytearray(HEAD_READ_BYTES + LARGE_BUFFERS * buffer_bytes))
+        self.view = memoryview(
+            bytearray(max(HEAD_READ_BYTES + FIRST_READ_BYTES, LARGE_BUFFERS * buffer_bytes))
+        )
         self._buffer_bytes = buffer_bytes
         self._large_max = large_max
         self._large = 0
@@ -31,8 +33,9 @@ class ReadMemory:
 
     @property
     def head(self) -> memoryview:
-        """For a head, with as much of the body as comes with it: most answers are whole with their first bytes."""
-        return self.view[: HEAD_READ_BYTES + self._buffer_bytes]
+        """For a head, with as much of the body as comes with it: most answers are whole with their first bytes. It is not
+        known yet how quick the reader is."""
+        return self.view[: HEAD_READ_BYTES + self.first]
 
     def grow(self, measure: int) -> int:
         """Twice as much, as far as there is room."""
