@@ -54,6 +54,11 @@ def test_prose_keeps_its_lines() -> None:
     assert clean_prose("# Title\r\n\r\n\r\n\r\ntext  \n- a\n- b\n", 200) == "# Title\n\ntext\n- a\n- b"
 
 
+def test_a_carriage_return_ends_a_line_before_anything_is_judged() -> None:
+    assert clean_prose("one\rtwo\r\nthree", 200) == "one\ntwo\nthree"
+    assert clean_prose("javasc\rript:alert(1)", 200) == "javasc\nript:alert(1)", "no scheme is put together"
+
+
 def test_a_definition_of_a_link_is_left_out() -> None:
     assert clean_prose("see [docs]\n\n[docs]: javascript:alert(1)\nend", 200) == "see [docs]\n\nend"
 

@@ -39,7 +39,7 @@ def clean_prose(text: object, most: int) -> str:
     """Text that keeps its line breaks; empty for what is no text."""
     if not isinstance(text, str):
         return ""
-    lines = (line.rstrip() for line in _clean(text, most).replace("\r", "").split("\n"))
+    lines = (line.rstrip() for line in _clean(text, most).split("\n"))
     return cut(_GAPS.sub("\n\n", "\n".join(lines)).strip(), most)
 
 
@@ -64,6 +64,8 @@ def _clean(text: str, most: int) -> str:
     for _ in range(_ENTITY_ROUNDS):
         text = html.unescape(text)
     text = drop_unclean(text)
+    # Line ends are made one before anything is judged: a break that is dropped later would join what stood apart.
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
     for _ in range(_ROUNDS):
         before = text
         text = _SCHEME.sub("", _DEFINITION.sub("", _LINK.sub(_keep_web, _TAG.sub("", text))))
