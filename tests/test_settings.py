@@ -157,6 +157,7 @@ REFUSED = [
     ({"TOLLWAY_GAS_KEYS_OPTIMISM": GAS_KEY}, "", "the network optimism is not configured"),
     ({"TOLLWAY_GAS_KEY_BASE": GAS_KEY}, "", "did you mean GAS_KEYS_BASE"),
     ({}, f'{OPTIMISM}settlement_min = "a little"', "settlement_min: "),
+    ({}, f'{OPTIMISM}native_price = "-1"', "native_price: "),
     ({}, f'{OPTIMISM}gas_price_max_gwei = "-1"', "gas_price_max_gwei: "),
     ({}, f'{OPTIMISM}gas_floor = "1e9"', "gas_floor: "),
     ({}, f'{OPTIMISM}facilitator = "https://f.example"', "facilitator: has the keys"),
@@ -397,7 +398,8 @@ def test_a_key_that_the_gateway_made_itself_is_changed_in_its_file() -> None:
 def test_a_network_without_a_key_settles_nothing_and_says_what_it_would_cost() -> None:
     rules = load().networks[0].settlement
     assert not rules.has_rail
-    assert (rules.min_nano, rules.gas_price_max_wei) == (10**6, 2 * 10**9)
+    assert (rules.min_nano, rules.gas_price_max_wei) == (10**7, 2 * 10**9)
+    assert (rules.is_min_own, rules.native_price_nano) == (False, 3_000 * 10**9)
     assert (rules.gas_floor_wei, rules.listing_budget_wei) == (5 * 10**14, 10**17)
     assert rules.network_budget_wei == 10**18
     assert rules.block_time_s == 2.0
@@ -424,9 +426,19 @@ def test_gas_keys_come_from_hex_from_files_and_from_the_environment(tmp_path: Pa
     assert base.settlement.gas_keys[1].address == optimism.settlement.gas_keys[0].address
     rules = optimism.settlement
     assert (rules.min_nano, rules.gas_price_max_wei) == (2 * 10**7, 5 * 10**8)
+    assert rules.is_min_own
+    assert not base.settlement.is_min_own
     assert (rules.gas_floor_wei, rules.listing_budget_wei) == (10**16, 2 * 10**17)
     assert rules.network_budget_wei == 2 * 10**18
     assert not settings.x402
+
+
+def test_the_price_of_the_native_coin_is_the_operators_to_say_and_unknown_elsewhere() -> None:
+    assert load({}, OPTIMISM + 'native_price = "4321.5"').networks[0].settlement.native_price_nano == (
+        4_321_500_000_000
+    )
+    other = '[[networks]]\nchain_id = 5\nrpc_urls = ["https://n.example"]\nassets = [{symbol = "ETH"}]'
+    assert load(toml=other).networks[0].settlement.native_price_nano is None
 
 
 def test_the_budget_of_a_network_and_its_block_time_are_the_operators_to_say() -> None:

@@ -35,6 +35,7 @@ NETWORK_KEYS = (
     "assets",
     "gas_keys",
     "settlement_min",
+    "native_price",
     "gas_price_max_gwei",
     "gas_floor",
     "listing_gas_budget",
@@ -142,6 +143,9 @@ def _parse_settlement(table: dict[str, Any], rules: ChainRules, block_time_s: fl
     if gas_keys and facilitator is not None:
         raise ValueError("gas_keys: a facilitator settles with its own keys; set either one or the other")
     listing_budget_wei = read("listing_gas_budget", defaults.listing_gas_budget) * WEI_PER_NANO
+    native_price_nano = None
+    if "native_price" in table or defaults.native_price is not None:
+        native_price_nano = read("native_price", defaults.native_price or "3000")
     network_budget_wei = NETWORK_BUDGET_FACTOR * listing_budget_wei
     if "gas_budget" in table:
         network_budget_wei = read("gas_budget", "0.5") * WEI_PER_NANO
@@ -149,6 +153,8 @@ def _parse_settlement(table: dict[str, Any], rules: ChainRules, block_time_s: fl
         chain_id=rules.chain_id,
         gas_keys=gas_keys,
         min_nano=read("settlement_min", defaults.settlement_min),
+        is_min_own="settlement_min" in table,
+        native_price_nano=native_price_nano,
         gas_price_max_wei=read("gas_price_max_gwei", defaults.gas_price_max_gwei),
         gas_floor_wei=read("gas_floor", defaults.gas_floor) * WEI_PER_NANO,
         listing_budget_wei=listing_budget_wei,

@@ -5,6 +5,7 @@ import os
 import sqlite3
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -237,6 +238,31 @@ async def test_a_network_that_can_settle_says_so(tmp_path: Path) -> None:
     finding = await settlement_of(settling(tmp_path), chain_with_fees())
     assert finding.level == "ok"
     assert "USDC" in finding.detail
+
+
+@pytest.mark.parametrize(
+    ("changes", "level", "told"),
+    [
+        ({}, "ok", "from 27; a settlement costs 2.7 now"),
+        ({"min_nano": 10**6, "is_min_own": True}, "warning", "settlement_min = 0.001 is less than the 2.7"),
+        ({"min_nano": 5 * 10**9, "is_min_own": True}, "ok", "from 5; a settlement costs 2.7 now"),
+        ({"native_price_nano": None}, "note", "native_price is not set"),
+    ],
+    ids=["default", "below cost", "own", "unknown"],
+)
+async def test_the_least_price_is_told_beside_what_a_settlement_costs(
+    tmp_path: Path, changes: dict[str, Any], level: str, told: str
+) -> None:
+    settings = settling(tmp_path)
+    (network,) = settings.networks
+    rules = replace(network.settlement, **{"native_price_nano": 3_000 * 10**9, **changes})
+    settings = replace(settings, networks=(replace(network, settlement=rules),))
+    chain = chain_with_fees(base_fee_wei=10**10 - 1, tip_wei=1)
+    finding = (await look(settings, chain))["settlement_min_84532"]
+    assert (finding.level, told in finding.detail) == (level, True), finding
+    chain.take_away(CHAIN)
+    gone = (await look(settings, chain))["settlement_min_84532"]
+    assert gone.level == ("note" if level == "note" else "failed")
 
 
 async def test_a_network_without_a_rail_says_why(tmp_path: Path) -> None:

@@ -174,6 +174,14 @@ PAYMENT_GUARDS = (
     ),
     guard(
         "P12",
+        "the least price follows the price of gas",
+        "payments/settlement_rules.py",
+        "max(self.min_nano, MIN_COST_FACTOR * self.cost_nano(gas_price_wei))",
+        "self.min_nano",
+        test="payments/test_gas_tank.py::test_the_least_price_follows_the_price_of_gas",
+    ),
+    guard(
+        "P12",
         "an authorisation that fails in simulation is not settled",
         AUTHORIZED,
         "    if facts.simulation.reverted or facts.gas_estimate is None:\n",

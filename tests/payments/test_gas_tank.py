@@ -42,6 +42,16 @@ async def test_a_price_below_the_least_is_not_worth_its_gas(units: int, offered:
         assert is_offered(scene, units) is offered
 
 
+async def test_the_least_price_follows_the_price_of_gas() -> None:
+    rules = settlement_rules(native_price_nano=3_000 * 10**9)  # a token costs 10 settlements at 0.37 gwei
+    async with SettlingScene(rules=rules) as scene:
+        for gas_price_wei, units in ((10**7, 27_000), (4 * 10**7, 108_000), (10**6, 2_700)):
+            scene.chain.set_fees(CHAIN, base_fee_wei=gas_price_wei - 10**5, tip_wei=10**5)
+            await scene.tank.refresh()
+            assert is_offered(scene, units)
+            assert not is_offered(scene, units - 1)
+
+
 async def test_only_tokens_that_take_authorisations_on_networks_with_a_key() -> None:
     async with SettlingScene() as scene:
         assert not is_offered(scene, domain=None)

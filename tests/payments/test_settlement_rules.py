@@ -19,7 +19,9 @@ def test_every_preset_has_defaults_that_can_be_read(preset: object) -> None:
     chain_id, kind = preset.chain_id, preset.kind  # type: ignore[attr-defined]  # a preset
     defaults = settlement_defaults(chain_id, kind)
     least = Price.parse(defaults.settlement_min).nano
-    assert least == (10**9 if chain_id == 1 else 10**6)
+    assert least == (10**9 if chain_id == 1 else 10**6 if kind == "test" else 10**7)
+    assert defaults.native_price is not None
+    assert (Price.parse(defaults.native_price).nano == 0) is (kind == "test")
     for text in (defaults.gas_price_max_gwei, defaults.gas_floor, defaults.listing_gas_budget):
         assert Price.parse(text).nano > 0
 
@@ -28,7 +30,36 @@ def test_every_preset_has_defaults_that_can_be_read(preset: object) -> None:
 def test_a_price_is_compared_in_the_currency_whatever_the_token_counts(
     units: int, decimals: int, is_worth: bool
 ) -> None:
-    assert settlement_rules().is_worth(replace(USDC, decimals=decimals), units) is is_worth
+    rules = settlement_rules()
+    assert rules.is_worth(replace(USDC, decimals=decimals), units, gas_price_wei=0) is is_worth
+
+
+@pytest.mark.parametrize(
+    ("given", "gas_price_wei", "min_nano"),
+    [
+        ({}, 0, 10**7),
+        ({}, 37 * 10**5, 10**7),  # 0.000999 USDC a settlement
+        ({}, 5 * 10**6, 13_500_000),
+        ({}, 10**9, 2_700_000_000),
+        ({}, 1, 10**7),
+        ({"native_price_nano": 0}, 10**9, 10**7),
+        ({"native_price_nano": None}, 10**9, 10**7),
+        ({"is_min_own": True}, 10**9, 10**7),
+        ({"facilitator": facilitator_at()}, 10**9, 10**7),
+    ],
+    ids=["free", "cheap", "dear", "dearer", "rounded up", "a test network", "unknown", "own", "not our gas"],
+)
+def test_the_least_price_is_ten_times_what_a_settlement_costs_and_never_below_its_floor(
+    given: dict[str, object], gas_price_wei: int, min_nano: int
+) -> None:
+    rules = settlement_rules(**{"min_nano": 10**7, "native_price_nano": 3_000 * 10**9, **given})
+    assert rules.min_nano_at(gas_price_wei) == min_nano
+    assert rules.is_worth(replace(USDC, decimals=9), min_nano, gas_price_wei=gas_price_wei)
+    assert not rules.is_worth(replace(USDC, decimals=9), min_nano - 1, gas_price_wei=gas_price_wei)
+
+
+def test_what_a_settlement_costs_is_rounded_up() -> None:
+    assert settlement_rules(native_price_nano=1).cost_nano(1) == 1
 
 
 def test_a_rail_needs_a_key_or_a_facilitator() -> None:
@@ -79,4 +110,8 @@ def test_the_keys_of_development_chains_are_known() -> None:
     known = Account.from_key("0xac0974bec39a17e36ba4a6b4d238ff944bacb478cbed5efcae784d7bf4f2ff80")
     assert is_development_key(Address.parse(known.address))
     assert not is_development_key(Address(b"\x01" * 20))
-    assert settlement_defaults(ChainId(5), "main") == settlement_defaults(ChainId(8453), "main")
+
+
+def test_a_network_that_is_not_known_has_the_defaults_of_a_rollup_and_no_price_of_its_coin() -> None:
+    known, unknown = settlement_defaults(ChainId(8453), "main"), settlement_defaults(ChainId(5), "main")
+    assert unknown == replace(known, native_price=None)

@@ -94,6 +94,11 @@ class Fees:
     base_fee_wei: int
     tip_wei: int
 
+    @property
+    def price_wei(self) -> int:
+        """What one unit of gas costs now."""
+        return self.base_fee_wei + self.tip_wei
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccountFacts:

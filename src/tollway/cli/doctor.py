@@ -83,6 +83,8 @@ async def examine(
     for network in settings.networks:
         findings.append(await _examine_chain(network, chains, now_s))
         findings.append(await _examine_settlement(settings, network, chains, fetch_status))
+        if network.settlement.gas_keys and (settings.x402 or settings.mpp):
+            findings.append(await _examine_settlement_min(network, chains))
     findings.extend(await _examine_rates(settings))
     findings.extend(await _examine_ownership(settings))
     findings.append(await _examine_gateway(settings, fetch_status))
@@ -292,6 +294,27 @@ async def _examine_settlement(
     )
 
 
+async def _examine_settlement_min(network: NetworkSettings, chains: SettlementChain) -> Finding:
+    """The least price that is offered for settling at the current price of gas, beside what a settlement costs."""
+    check, rules = f"settlement_min_{network.rules.chain_id}", network.settlement
+    if rules.native_price_nano is None:
+        detail = f"{network.name}: native_price is not set: settlement_min does not follow the price of gas"
+        return Finding(check=check, level="note", detail=detail)
+    try:
+        price_wei = (await chains.fetch_fees(rules.chain_id)).price_wei
+    except ChainUnavailable as exc:
+        return Finding(check=check, level="failed", detail=f"{network.name}: {exc}")
+    cost_nano, min_nano = rules.cost_nano(price_wei), rules.min_nano_at(price_wei)
+    cost, least = format_decimal(cost_nano, decimals=9), format_decimal(min_nano, decimals=9)
+    if min_nano < cost_nano:
+        detail = (
+            f"{network.name}: settlement_min = {least} is less than the {cost} that a settlement costs now"
+        )
+        return Finding(check=check, level="warning", detail=detail)
+    detail = f"{network.name}: authorised payments from {least}; a settlement costs {cost} now"
+    return Finding(check=check, level="ok", detail=detail)
+
+
 async def _find_faults(
     rules: SettlementRules, tokens: list[Asset], chains: SettlementChain, fetch_status: FetchStatus
 ) -> AsyncIterator[str]:
@@ -306,10 +329,9 @@ async def _find_faults(
             yield "the facilitator does not answer" if status is None else f"the facilitator answers {status}"
         return
     fees = await chains.fetch_fees(rules.chain_id)
-    price_wei = fees.base_fee_wei + fees.tip_wei
-    if price_wei > rules.gas_price_max_wei:
+    if fees.price_wei > rules.gas_price_max_wei:
         limit = format_decimal(rules.gas_price_max_wei, decimals=9)
-        yield f"gas costs {format_decimal(price_wei, decimals=9)} gwei, above gas_price_max_gwei = {limit}"
+        yield f"gas costs {format_decimal(fees.price_wei, decimals=9)} gwei, above gas_price_max_gwei = {limit}"
     for key in rules.gas_keys:
         account = await chains.fetch_account(rules.chain_id, key.address)
         if account.balance_wei < rules.gas_floor_wei:

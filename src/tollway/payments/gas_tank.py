@@ -124,10 +124,11 @@ class GasTank:
     def is_offered(self, asset: Asset, units: int, listing_id: ListingId) -> bool:
         """Whether a price can be settled now. False withdraws the rail from what a 402 offers."""
         rules = self._rules.get(asset.chain_id)
-        if rules is None or asset.domain is None or asset.token is None or not rules.is_worth(asset, units):
+        if rules is None or asset.domain is None or asset.token is None:
             return False
         gauge = self._gauges[asset.chain_id]
-        if asset.token in gauge.strange:
+        gas_price_wei = 0 if gauge.fees is None else gauge.fees.price_wei
+        if asset.token in gauge.strange or not rules.is_worth(asset, units, gas_price_wei=gas_price_wei):
             return False
         if rules.facilitator is not None:
             return self.is_in_sight(asset.chain_id)  # whoever settles pays for it
@@ -348,7 +349,7 @@ class GasTank:
 
     def _is_affordable(self, rules: SettlementRules, gauge: _Gauge) -> bool:
         fees = None if self._is_stale(gauge) else gauge.fees
-        return fees is not None and fees.base_fee_wei + fees.tip_wei <= rules.gas_price_max_wei
+        return fees is not None and fees.price_wei <= rules.gas_price_max_wei
 
     def _choose(
         self, chain_id: ChainId, *, floor_wei: int, without: Collection[Address] = ()

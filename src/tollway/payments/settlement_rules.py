@@ -5,7 +5,7 @@ shows a key.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tollway.chain.gas_key import GasKey
 from tollway.chain.rules import NetworkKind
@@ -14,12 +14,17 @@ from tollway.limits import Limits
 from tollway.money import LEDGER_DECIMALS_MAX, Asset
 
 WEI_PER_GWEI = 10**9
+WEI_PER_COIN = 10**18
 NETWORK_BUDGET_FACTOR = 10
 """A network may cost so many times what one listing may, where the operator says nothing else."""
 BLOCK_TIME_S = 2.0
 """Of a network that nobody knows."""
 WEI_PER_NANO = 10**9
 """A nano is 10^-9 of a currency, and the native one has 18 decimals where gas keys are used."""
+SETTLEMENT_GAS = 90_000
+"""What one transfer by authorisation usually takes."""
+MIN_COST_FACTOR = 10
+"""By default a price is offered for settling only when it is so many times what the settlement costs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +38,11 @@ class FacilitatorRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettlementRules:
-    """One network. `min_nano`: the least price that is settled, in 10^-9 of the listing's currency.
+    """One network. `min_nano`: the least price that is settled, in 10^-9 of the listing's currency; the operator's own
+    (`is_min_own`) holds at every price of gas, a default rises with it.
 
+    `native_price_nano`: 10^-9 of the listing's currency for one coin of the native one; 0 where gas costs nothing, None
+    where nothing is known.
     `gas_price_max_wei`: above it nothing new is offered, and nothing is ever signed for more. `gas_floor_wei`: a key
     with less signs nothing. `listing_budget_wei`: what settling may cost for one listing in 24 hours;
     `network_budget_wei`: for all of them. `block_time_s`: what to expect.
@@ -43,6 +51,8 @@ class SettlementRules:
     chain_id: ChainId
     gas_keys: tuple[GasKey, ...] = ()
     min_nano: int
+    is_min_own: bool = False
+    native_price_nano: int | None = None
     gas_price_max_wei: int
     gas_floor_wei: int
     listing_budget_wei: int
@@ -54,10 +64,20 @@ class SettlementRules:
     def has_rail(self) -> bool:
         return bool(self.gas_keys) or self.facilitator is not None
 
-    def is_worth(self, asset: Asset, units: int) -> bool:
-        """Whether a price of `units` ledger units reaches the least that is settled here."""
+    def is_worth(self, asset: Asset, units: int, *, gas_price_wei: int) -> bool:
+        """Whether a price of `units` ledger units reaches the least that is settled here while gas costs so much."""
         nano: int = units * 10 ** (LEDGER_DECIMALS_MAX - asset.ledger_decimals)
-        return nano >= self.min_nano
+        return nano >= self.min_nano_at(gas_price_wei)
+
+    def min_nano_at(self, gas_price_wei: int) -> int:
+        """The least price that is settled while gas costs so much. A facilitator pays for its gas itself."""
+        if self.is_min_own or self.facilitator is not None:
+            return self.min_nano
+        return max(self.min_nano, MIN_COST_FACTOR * self.cost_nano(gas_price_wei))
+
+    def cost_nano(self, gas_price_wei: int) -> int:
+        """What one settlement costs, in 10^-9 of the listing's currency, rounded up; 0 without a native price."""
+        return -(-SETTLEMENT_GAS * gas_price_wei * (self.native_price_nano or 0) // WEI_PER_COIN)
 
     def wait_s(self, depth: int, *, limits: Limits) -> float:
         """How long to wait for a settlement that has to lie `depth` blocks deep: for its own block, and those on top."""
@@ -70,9 +90,11 @@ class SettlementRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettlementDefaults:
-    """As the operator would write them: in the listing's currency, in gwei, and in the native currency."""
+    """As the operator would write them: in the listing's currency, in gwei, and in the native currency. `native_price`
+    None: nothing is known of this network's coin."""
 
     settlement_min: str
+    native_price: str | None
     gas_price_max_gwei: str
     gas_floor: str
     listing_gas_budget: str
@@ -82,26 +104,48 @@ def _wait_s_max(limits: Limits) -> float:
     return max(limits.settle_wait_s, limits.settle_wait_s_max)
 
 
-_ROLLUP = SettlementDefaults(
-    settlement_min="0.001", gas_price_max_gwei="2", gas_floor="0.0005", listing_gas_budget="0.1"
+_ETHER_PRICE = "3000"
+"""Dollars for one ether. It goes out of date; the operator sets `native_price`."""
+_OTHER = SettlementDefaults(
+    settlement_min="0.01",
+    native_price=None,
+    gas_price_max_gwei="2",
+    gas_floor="0.0005",
+    listing_gas_budget="0.1",
 )
+_ROLLUP = replace(_OTHER, native_price=_ETHER_PRICE)
 """A settlement is some 90,000 gas: around 10^-5 ETH at a tenth of a gwei, so the floor pays for fifty of them."""
 _TEST = SettlementDefaults(
-    settlement_min="0.001", gas_price_max_gwei="500", gas_floor="0.0005", listing_gas_budget="1000"
+    settlement_min="0.001",
+    native_price="0",
+    gas_price_max_gwei="500",
+    gas_floor="0.0005",
+    listing_gas_budget="1000",
 )
 _BY_CHAIN: Mapping[int, SettlementDefaults] = {
     1: SettlementDefaults(
-        settlement_min="1", gas_price_max_gwei="50", gas_floor="0.02", listing_gas_budget="0.5"
+        settlement_min="1",
+        native_price=_ETHER_PRICE,
+        gas_price_max_gwei="50",
+        gas_floor="0.02",
+        listing_gas_budget="0.5",
     ),
+    10: _ROLLUP,
     137: SettlementDefaults(
-        settlement_min="0.001", gas_price_max_gwei="1000", gas_floor="1", listing_gas_budget="100"
+        settlement_min="0.01",
+        native_price="0.25",
+        gas_price_max_gwei="1000",
+        gas_floor="1",
+        listing_gas_budget="100",
     ),
+    8453: _ROLLUP,
+    42161: _ROLLUP,
 }
 
 
 def settlement_defaults(chain_id: ChainId, kind: NetworkKind) -> SettlementDefaults:
     """What holds where the operator says nothing. Gas of a test network costs nobody anything."""
-    return _BY_CHAIN.get(chain_id, _TEST if kind == "test" else _ROLLUP)
+    return _BY_CHAIN.get(chain_id, _TEST if kind == "test" else _OTHER)
 
 
 def is_development_key(address: Address) -> bool:
