@@ -21,11 +21,13 @@ from tollway.entropy import Entropy
 from tollway.gateway.cashier import Cashier
 from tollway.gateway.forward import Passage
 from tollway.gateway.meters import Meters
+from tollway.gateway.replays import ClientNetworks
 from tollway.gateway.serve import Gateway, GatewayName
 from tollway.gateway.upstream_signature import UpstreamSigner
-from tollway.identifiers import ChainId, ListingId
+from tollway.identifiers import Address, ChainId, ListingId
 from tollway.identity.authenticator import Authenticator, Identity
 from tollway.identity.front_desk import FrontDesk
+from tollway.identity.http_signature import SignedRequest
 from tollway.identity.notary import Notary
 from tollway.identity.public_origin import PublicOrigin
 from tollway.money import Asset
@@ -107,19 +109,20 @@ class Frontage:
         self._notaries = [Notary.derive(key) for key in keys]
         self._notary = self._notaries[0]
         self._signer = UpstreamSigner.derive(keys)
+        self._networks = ClientNetworks.derive(keys)
         self._challenger = make_challenger(keys, origin) if rooms.settings.mpp else None
+        self._authenticator = Authenticator(
+            rooms.sessions,
+            rooms.desk,
+            origin=origin,
+            limits=self._limits,
+            now_ms=now_ms,
+            rates=rooms.rates,
+        )
 
     def build(self) -> ASGIApp:
         rooms, settings, limits = self._rooms, self._settings, self._limits
-        authenticator = Authenticator(
-            rooms.sessions,
-            rooms.desk,
-            origin=self._origin,
-            limits=limits,
-            now_ms=self._now_ms,
-            rates=rooms.rates,
-        )
-        wallet = wallet_dependency(authenticator, body_bytes_max=limits.control_body_bytes_max)
+        wallet = wallet_dependency(self._authenticator, body_bytes_max=limits.control_body_bytes_max)
         nonce_meter = NonceMeter(limits=limits, rates=rooms.rates)
         calls, listing_desk = self._calls(), self._listing_desk(wallet)
         return build_app(
@@ -186,6 +189,8 @@ class Frontage:
                 challenger=self._challenger,
                 is_x402=settings.x402,
                 notary=self._notary,
+                networks=self._networks,
+                prove_wallet=self._prove_caller,
                 rules=rooms.rules,
                 limits=limits,
                 public_url=settings.public_url,
@@ -212,6 +217,9 @@ class Frontage:
             entropy=self._names.take,
             is_verified=rooms.reputation.ownerships.is_verified if settings.require_ownership else None,
         )
+
+    async def _prove_caller(self, request: SignedRequest) -> Address:
+        return (await self._authenticator.authenticate_call(request)).address
 
     def _calls(self) -> CallRoutes:
         rooms, settings, limits = self._rooms, self._settings, self._limits

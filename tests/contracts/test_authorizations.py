@@ -75,7 +75,10 @@ async def test_a_claim_by_authorisation_opens_a_call_that_takes_nothing_yet(
     book: Any, dialect: Dialect, rail: Rail
 ) -> None:
     authorization = authorization_of(4, dialect=dialect, challenge_id="challenge", valid_before=2**256 - 1)
-    claim = authorized_claim(authorization, block_number=77, method="POST", idempotency_key="key")
+    network = bytes(range(16))
+    claim = authorized_claim(
+        authorization, block_number=77, method="POST", idempotency_key="key", client_network=network
+    )
     assert await book.claim(claim) == Claimed(epoch=1, rest_units=0, rail=rail)
     record = await book.find_call(claim.call_id)
     assert (record.state, record.rail, record.tx_hash) == (CallState.FORWARDING, rail, None)
@@ -98,6 +101,7 @@ async def test_a_claim_by_authorisation_opens_a_call_that_takes_nothing_yet(
         transfer=None,
         created_ms=claim.created_ms,
         idempotency_key="key",
+        client_network=network,
     )
     await assert_balanced(book)
 
@@ -172,9 +176,10 @@ async def test_an_authorisation_pays_no_second_call(book: Any, before: CallState
 async def test_an_authorisation_of_a_released_call_may_pay_another(book: Any) -> None:
     claim = await bring(book, CallState.RELEASED)
     anew = replace(claim.authorization, signature=b"\x06" * 65)
-    second = authorized_claim(anew, block_number=500)
+    second = authorized_claim(anew, block_number=500, client_network=b"\x07" * 16)
     assert isinstance(await book.claim(second), Claimed)
     found = await book.find_authorized(anew.key)
+    assert found.client_network == b"\x07" * 16
     assert (found.call_id, found.authorization, found.seen_block) == (second.call_id, anew, 500)
     assert await book.claim(authorized_claim(anew)) == AuthorizationTaken(
         call_id=second.call_id, state=CallState.FORWARDING

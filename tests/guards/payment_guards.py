@@ -8,6 +8,7 @@ VERDICT, AUTHORIZED, TILL = "payments/verdict.py", "payments/authorization_verdi
 NO_PAYMENT = "payments/test_verdict.py::test_refuses_with_a_reason"
 ELSEWHERE = "payments/test_verdict.py::test_refuses_what_did_not_succeed_or_is_elsewhere"
 REFUSALS = "payments/test_authorization_verdict.py::test_refusals"
+REPLAYS, PUBLIC = "gateway/replays.py", "gateway/test_public_authorizations.py"
 OWN_CLOCK = "payments/test_authorization_verdict.py::test_our_own_clock"
 
 PAYMENT_GUARDS = (
@@ -74,6 +75,62 @@ PAYMENT_GUARDS = (
         "    unauthorized = [m for m in mine if not m.is_by_authorization]\n",
         "    unauthorized = mine\n",
         test=NO_PAYMENT,
+    ),
+    guard(
+        "P14",
+        "calldata alone opens no stored answer",
+        REPLAYS,
+        "        if known.is_public and not shown.is_entitled:\n",
+        "        if False:\n",
+        test=f"{PUBLIC}::test_a_stored_answer_opens_in_the_client_network_of_the_claim_only",
+    ),
+    guard(
+        "P14",
+        "a settlement under way makes an authorisation public",
+        "ledger/authorization.py",
+        "frozenset({CallState.FORWARDING, CallState.UNKNOWN})",
+        "frozenset({CallState.FORWARDING, CallState.UNKNOWN, CallState.SETTLING})",
+        test=f"{PUBLIC}::test_an_undecided_settlement_is_told_in_the_client_network_of_the_claim_only",
+    ),
+    guard(
+        "P14",
+        "a repeat of a paid call that runs is public",
+        "ledger/authorization.py",
+        "self.transfer is not None or ",
+        "",
+        test=f"{PUBLIC}::test_a_repeat_that_runs_is_told_to_its_caller_only",
+    ),
+    guard(
+        "P14",
+        "what others have landed opens no repeat of an unknown call",
+        "gateway/cashier.py",
+        "            if isinstance(cover, Problem) and not is_entitled:",
+        "            if False:",
+        test=f"{PUBLIC}::test_an_unknown_call_whose_authorisation_was_landed_by_others_is_not_repeated_by_a_stranger",
+    ),
+    guard(
+        "P14",
+        "a proof by another wallet opens nothing",
+        REPLAYS,
+        "            return await self._prove_wallet(request) == payer\n",
+        "            return bool(await self._prove_wallet(request))\n",
+        test=f"{PUBLIC}::test_a_proof_that_does_not_hold_opens_nothing",
+    ),
+    guard(
+        "P14",
+        "a session is no proof on a gateway call",
+        "identity/authenticator.py",
+        "        return await self._authenticate(request, token=None)\n",
+        "        return await self._authenticate(request, token=read_bearer(request))\n",
+        test="identity/test_authenticator.py::TestCalls::test_a_session_never_counts",
+    ),
+    guard(
+        "P14",
+        "a client network is kept as a keyed hash of its own call",
+        REPLAYS,
+        "nonce + network,",
+        "network,",
+        test=f"{PUBLIC}::test_networks_are_kept_as_keyed_hashes_that_cannot_be_compared_with_each_other",
     ),
     guard(
         "P5",

@@ -230,6 +230,19 @@ class TestSiwx:
         assert refusal == (Code.INVALID_SIGNATURE, "invalid_siwx_signature")
 
 
+class TestCalls:
+    async def test_a_signed_call_names_its_wallet(self, door, wallet) -> None:
+        call = door.signed(wallet, path=b"/api/v2/gateway/api_1/quote")
+        identity = await door.authenticator.authenticate_call(call)
+        assert (identity.address, identity.method) == (wallet.address, "erc8128")
+
+    async def test_a_session_never_counts(self, door, wallet) -> None:
+        session = plus(BARE, ("authorization", await session_of(door, wallet)))
+        with pytest.raises(Refusal) as caught:
+            await door.authenticator.authenticate_call(session)
+        assert caught.value.problem.code is Code.AUTHENTICATION_REQUIRED
+
+
 class TestSeveralProofs:
     async def test_of_one_wallet_count_and_the_strongest_names_it(self, door, wallet) -> None:
         request = plus(

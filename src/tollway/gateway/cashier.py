@@ -17,9 +17,14 @@ from tollway.errors import ChainUnavailable, Code, Problem
 from tollway.gateway.exchange import Answer, Declined, IncomingCall
 from tollway.gateway.receipt_writer import Receipts
 from tollway.gateway.refusals import UNFINAL_LIMIT, decline, in_debt_to, may_ask
-from tollway.gateway.replays import Replays, find_token_asset, say_key_used
+from tollway.gateway.replays import ClientNetworks, ProveWallet, Replays, find_token_asset, say_key_used
 from tollway.gateway.sale import Known, PendingSettlement, Purchase, Sale, Settler
-from tollway.gateway.signed_refusals import NOT_COVERED, RAIL_WITHDRAWN, authorization_used
+from tollway.gateway.signed_refusals import (
+    NOT_COVERED,
+    RAIL_WITHDRAWN,
+    authorization_public,
+    authorization_used,
+)
 from tollway.gateway.trip import ClaimRefused, Ticket
 from tollway.identifiers import Address, CallId, ChainId, format_id, format_network
 from tollway.identity.notary import Notary
@@ -77,6 +82,8 @@ class Cashier:
         public_url: str,
         now_ms: Callable[[], int],
         entropy: Callable[[int], bytes],
+        networks: ClientNetworks,
+        prove_wallet: ProveWallet,
         is_x402: bool = True,
         notary: Notary | None = None,
     ) -> None:
@@ -91,7 +98,10 @@ class Cashier:
             receipts=self._receipts,
             public_url=public_url,
             now_ms=now_ms,
+            networks=networks,
+            prove_wallet=prove_wallet,
         )
+        self._networks = networks
         self._settler = Settler(book=book, keep=self.replays.keep, settlement=settlement)
         self._settlement = settlement
         self._challenger = challenger
@@ -157,7 +167,9 @@ class Cashier:
         wallets with a key go."""
         if sale.known is not None:
             answer = await self.replays.answer(sale)
-            return answer or await self._admit_again(sale, sale.known.call, tariffs)
+            return answer or await self._admit_again(
+                sale, sale.known.call, tariffs, is_entitled=sale.is_entitled
+            )
         if sale.key is None or not self._is_opener(sale):
             return None
         return await self._find_keyed(sale, sale.key, tariffs)
@@ -186,7 +198,7 @@ class Cashier:
             sale.presented.dialect,  # in which the answer would speak
         ):
             return say_key_used(told)
-        return await self._admit_again(sale, known, tariffs)
+        return await self._admit_again(sale, known, tariffs, is_entitled=True)
 
     def _requirements(self, sale: Sale, tariffs: Sequence[Tariff]) -> tuple[Requirement, ...]:
         return list_requirements(
@@ -309,6 +321,7 @@ class Cashier:
             created_ms=call.received_ms,
             authorization=authorization,
             cover=cover,
+            client_network=self._networks.hash(authorization.nonce, call.client_address),
         )
 
     def _ticket(self, call_id: CallId, claimed: Claimed, purchase: Purchase) -> Ticket:
@@ -334,9 +347,10 @@ class Cashier:
     # ---- The same proof again.
 
     async def _admit_again(
-        self, sale: Sale, known: AuthorizedCall, tariffs: Sequence[Tariff]
+        self, sale: Sale, known: AuthorizedCall, tariffs: Sequence[Tariff], *, is_entitled: bool
     ) -> "Declined | Admission":
-        """The same request runs under the claim that it has, at the price that it had."""
+        """The same request runs under the claim that it has, at the price that it had. `is_entitled`: it shows more than
+        the authorisation."""
         authorization = known.authorization
         asset = find_token_asset(self._rules, authorization)
         if asset is None:
@@ -354,6 +368,8 @@ class Cashier:
             # Somebody else has landed it: that is paid, as the settlement will find out.
             if isinstance(cover, Problem) and cover.code is not Code.PAYMENT_ALREADY_USED:
                 return self._hold(cover, known)
+            if isinstance(cover, Problem) and not is_entitled:  # the chain shows it to everybody
+                return Declined(problem=authorization_public(known.call_id, known.state))
         purchase = Purchase(sale=sale, requirement=requirement, authorization=authorization)
         return Admission(payer=authorization.payer, take=partial(self._take_again, purchase, known))
 

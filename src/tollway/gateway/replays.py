@@ -5,13 +5,15 @@ stored costs nothing. Which call a key has named is decided in the books; here n
 How old a call or its answer is, is told by the clock that all gateways share; by this one's own, whether a proof counts.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+import hmac
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Self
 
 import structlog
 
 from tollway.chain.rules import ChainRules
-from tollway.errors import Code, StorageUnavailable
+from tollway.errors import Code, Refusal, StorageUnavailable
 from tollway.gateway.cargo import Cargo
 from tollway.gateway.exchange import Answer, Declined, Headers, IncomingCall
 from tollway.gateway.receipt_writer import Receipts
@@ -20,12 +22,15 @@ from tollway.gateway.sale import Known, Shown
 from tollway.gateway.signed_refusals import (
     KEY_REUSED,
     authorization_became_credit,
+    authorization_public,
     authorization_used,
     in_progress,
     key_used,
 )
+from tollway.gateway.target import GATEWAY_PREFIX
 from tollway.identifiers import Address, CallId, ChainId
-from tollway.ledger.authorization import Authorization, AuthorizationKey, AuthorizedCall
+from tollway.identity.http_signature import SignedRequest
+from tollway.ledger.authorization import Authorization, AuthorizationKey, AuthorizedCall, Dialect
 from tollway.ledger.book import Book
 from tollway.ledger.call import CallState
 from tollway.ledger.kept_answers import Answers, StoredAnswer
@@ -35,8 +40,45 @@ from tollway.limits import Limits
 from tollway.money import Asset
 from tollway.payments.eip3009 import recover_signer
 from tollway.payments.presented import Presented, authorize
+from tollway.rates import name_crowd
 
 _log = structlog.get_logger(__name__)
+
+ProveWallet = Callable[[SignedRequest], Awaitable[Address]]
+"""The wallet that proves itself by a request. Raises `Refusal` where none does, `ChainUnavailable`, `StorageUnavailable`."""
+
+
+class ClientNetworks:
+    """Keyed hashes of client networks (an IPv4 address, an IPv6 /64), to compare a repeat with the claim that it repeats.
+
+    Each hash covers the authorisation's nonce too. So a copy of the database shows neither a network nor which calls
+    came from one network; only the holder of the secret can test a guess, call by call.
+    """
+
+    _PURPOSE = b"tollway client network"
+    _BYTES = 16
+
+    def __init__(self, keys: Sequence[bytes]) -> None:
+        self._keys = tuple(keys)
+
+    @classmethod
+    def derive(cls, secrets: Sequence[bytes]) -> Self:
+        """`secrets`: the secret keys, the one in use first; at least one."""
+        return cls([hmac.digest(secret, cls._PURPOSE, "sha256") for secret in secrets])
+
+    def hash(self, nonce: bytes, client_address: str) -> bytes:
+        """16 bytes, with the key in use."""
+        return self._hash(self._keys[0], nonce, client_address)
+
+    def is_same(self, kept: bytes | None, nonce: bytes, client_address: str) -> bool:
+        """Whether the claim came from the network of this address, by any of the keys. False where none was kept."""
+        return kept is not None and any(
+            hmac.compare_digest(kept, self._hash(key, nonce, client_address)) for key in self._keys
+        )
+
+    def _hash(self, key: bytes, nonce: bytes, client_address: str) -> bytes:
+        network = name_crowd(client_address).encode()
+        return hmac.digest(key, len(nonce).to_bytes(4, "big") + nonce + network, "sha256")[: self._BYTES]
 
 
 class Replays:
@@ -52,6 +94,8 @@ class Replays:
         receipts: Receipts,
         public_url: str,
         now_ms: Callable[[], int],
+        networks: ClientNetworks,
+        prove_wallet: ProveWallet,
     ) -> None:
         self._book = book
         self._answers = answers
@@ -60,6 +104,8 @@ class Replays:
         self._receipts = receipts
         self._public_url = public_url
         self._now_ms = now_ms
+        self._networks = networks
+        self._prove_wallet = prove_wallet
 
     # ---- The same proof.
 
@@ -112,6 +158,8 @@ class Replays:
             return self.say_known(shown.known)
         if not _is_same_proof(shown, known):
             return self._say_used(known)
+        if known.is_public and not shown.is_entitled:
+            return Declined(problem=authorization_public(known.call_id, known.state))
         call, payer, body_hash = shown.call, known.authorization.payer, shown.cargo.body_hash
         if body_hash is None or call.digest_for(payer, body_hash) != known.digest:
             return self._say_used(known)
@@ -129,6 +177,32 @@ class Replays:
         if is_open and known.method in SAFE_METHODS:
             return None
         return self._say_used(known)
+
+    async def is_entitled(self, shown: Shown) -> bool:
+        """Whether the call shows something that no chain shows: the challenge or the idempotency key that the authorisation
+        was claimed with, the client network of the claim, or a fresh proof of the paying wallet. Spends the nonce of such
+        a proof, so it is asked once a call. Raises `Refusal` (`rate_limited`), `ChainUnavailable`, `StorageUnavailable`."""
+        if shown.known is None or not shown.known.is_proven:
+            return False
+        known = shown.known.call
+        if _shows_secret(shown, known):
+            return True
+        nonce, client_address = known.authorization.nonce, shown.call.client_address
+        if self._networks.is_same(known.client_network, nonce, client_address):
+            return True
+        return await self._is_proved_by(known.authorization.payer, shown)
+
+    async def _is_proved_by(self, payer: Address, shown: Shown) -> bool:
+        """A proof that does not hold counts as none: the authorisation itself is good, and so is no reason for a 401."""
+        request = _read_signed(shown.call, shown.cargo)
+        if request is None:
+            return False
+        try:
+            return await self._prove_wallet(request) == payer
+        except Refusal as refusal:
+            if refusal.problem.code is Code.RATE_LIMITED:
+                raise
+            return False
 
     def say_known(self, shown: Known) -> Declined:
         """To whoever was overtaken by the same authorisation. Never with terms: it may have paid."""
@@ -252,6 +326,32 @@ def _is_same_proof(shown: Shown, known: AuthorizedCall) -> bool:
         and (known.idempotency_key is None or shown.key == known.idempotency_key)
         and _is_signature_of(presented, known)
     )
+
+
+def _shows_secret(shown: Shown, known: AuthorizedCall) -> bool:
+    claimed = known.authorization
+    if claimed.dialect is Dialect.MPP and shown.presented.challenge_id == claimed.challenge_id:
+        return True
+    return known.idempotency_key is not None and shown.key == known.idempotency_key
+
+
+def _read_signed(call: IncomingCall, cargo: Cargo) -> SignedRequest | None:
+    """The call as its caller may have signed it. None where it carries no wallet proof, or its body was too long to keep:
+    then its digest cannot be compared."""
+    is_signed = any(call.find_header(name) is not None for name in _WALLET_PROOFS)
+    if not is_signed or not isinstance(cargo.content, bytes | None) or cargo.is_spent:
+        return None
+    return SignedRequest(
+        method=call.method,
+        raw_path=f"{GATEWAY_PREFIX}{call.listing_id}{call.target.rest}".encode(),
+        query=call.target.query.encode(),
+        headers=call.headers,
+        body=cargo.content or b"",
+        client_address=call.client_address,
+    )
+
+
+_WALLET_PROOFS = (b"signature-input", b"sign-in-with-x")
 
 
 def _replay(call: IncomingCall, stored: StoredAnswer, call_id: CallId, receipt: Headers) -> Answer:

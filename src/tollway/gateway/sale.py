@@ -33,13 +33,14 @@ class Known:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
     """One call that shows an authorisation. `key`: of idempotency, from its header or x402's payment-identifier.
-    `known`: what this authorisation pays already."""
+    `known`: what this authorisation pays already. `is_entitled`: beside it, what no chain shows was shown as well."""
 
     call: IncomingCall
     presented: Presented
     cargo: Cargo
     key: str | None
     known: Known | None
+    is_entitled: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -164,7 +164,8 @@ class Gateway:
         if known is None or check_size(call.body, self._limits) is not None:
             return presented
         cargo = await load_compared(call.body, limits=self._limits)
-        return _show(call, presented, cargo, known)
+        shown = _show(call, presented, cargo, known)
+        return replace(shown, is_entitled=await self._cashier.replays.is_entitled(shown))
 
     # ---- Paid.
 
@@ -253,6 +254,7 @@ class Gateway:
             cargo=shown.cargo,
             key=shown.key,
             known=shown.known,
+            is_entitled=shown.is_entitled,
             listing=opening.listing,
             offer=self._offer(call, opening),
         )

@@ -2,6 +2,8 @@
 carries terms.
 """
 
+from dataclasses import replace
+
 from tollway.errors import Code, Problem
 from tollway.identifiers import CallId, TxHash
 from tollway.ledger.call import CallState
@@ -24,6 +26,16 @@ def authorization_used(call_id: CallId | None, state: CallState) -> Problem:
         call_id=call_id,
         payment_state="held" if is_unsettled else "charged",
         members={"callIds": [] if call_id is None else [call_id]},
+    )
+
+
+def authorization_public(call_id: CallId, state: CallState) -> Problem:
+    """Everybody can read it on its chain by now, so it alone opens nothing. Never with terms."""
+    return replace(
+        authorization_used(call_id, state),
+        detail="This authorisation may be public on its chain, so it does not open its call alone. Repeat the same request "
+        "with the idempotency key that it came with, from the network that it came from, or with a proof of the paying "
+        "wallet (ERC-8128 or SIGN-IN-WITH-X). Do not pay again.",
     )
 
 

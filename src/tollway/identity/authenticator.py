@@ -77,10 +77,17 @@ class Authenticator:
         Raises `Refusal` (a 401 code, `invalid_request` for a header that stands twice, `rate_limited` for too many
         questions to chains or signed requests), `ChainUnavailable` when only a chain could tell, and `StorageUnavailable`.
         """
+        return await self._authenticate(request, token=read_bearer(request))
+
+    async def authenticate_call(self, request: SignedRequest) -> Identity:
+        """The wallet behind a gateway call: by ERC-8128 or `SIGN-IN-WITH-X` only. `Authorization` of such a call is for
+        its payment or its upstream, so a session never counts. Raises as `authenticate` does."""
+        return await self._authenticate(request, token=None)
+
+    async def _authenticate(self, request: SignedRequest, *, token: str | None) -> Identity:
         now_ms = self._now_ms()
         https = _accepted(read_http_proofs(request, origin=self._origin, limits=self._limits, now_ms=now_ms))
         siwx = self._read_siwx(request)
-        token = read_bearer(request)
         for proof in https:
             await self._verify_http(proof, client_address=request.client_address)
         if siwx is not None:

@@ -11,6 +11,8 @@ from typing import NamedTuple
 from tollway.identifiers import Address, CallId, ChainId, ListingId, TxHash
 from tollway.ledger.call import CallState
 
+_BEFORE_SETTLEMENT = frozenset({CallState.FORWARDING, CallState.UNKNOWN})
+
 
 class Dialect(StrEnum):
     """In which protocol an authorisation was shown; the answer speaks the same."""
@@ -103,6 +105,7 @@ class AuthorizedCall:
     stored. `is_lost`: paid, but its answer reached nobody and is not stored: the same request may run again once.
     `seen_block`: the head when it was claimed. `transfer`: where its money moved, once that is known.
     `idempotency_key`: the one that it came with. Unlike the authorisation it is never seen on a chain.
+    `client_network`: a keyed hash of the network that showed the authorisation; None where none was kept.
     """
 
     authorization: Authorization
@@ -122,3 +125,10 @@ class AuthorizedCall:
     transfer: TxHash | None
     created_ms: int
     idempotency_key: str | None = None
+    client_network: bytes | None = None
+
+    @property
+    def is_public(self) -> bool:
+        """A transaction with this authorisation may have been sent: the chain then shows it, and its signature, to
+        everybody."""
+        return self.transfer is not None or self.state not in _BEFORE_SETTLEMENT

@@ -42,6 +42,7 @@ class Claim:
     `decimals`: of the asset itself, as its contract counts.
     `authorization`: what pays this call instead of a payment (then `payment_id` is None), with the `cover` that was
     seen for it. Its amount is `price_units` to the unit.
+    `client_network`: a keyed hash of the network that showed the authorisation.
     `is_anew`: a call of its own, although the same request has one without an outcome: that one did not let itself be
     reopened.
     """
@@ -72,6 +73,7 @@ class Claim:
     created_ms: int
     authorization: Authorization | None = None
     cover: Cover | None = None
+    client_network: bytes | None = None
     is_anew: bool = False
 
 

@@ -292,6 +292,7 @@ def _parse_authorized(row: Row[Any]) -> AuthorizedCall:
         transfer=None if row.transfer is None else TxHash(row.transfer),
         created_ms=row.created_ms,
         idempotency_key=row.idempotency_key,
+        client_network=None if row.client_network is None else bytes(row.client_network),
     )
 
 
@@ -317,6 +318,7 @@ def _claimed_row(claim: Claim) -> dict[str, object]:
         "looked_ms": 0,
         "tx_hash": None,
         "settled_block": None,
+        "client_network": claim.client_network,
     }
 
 

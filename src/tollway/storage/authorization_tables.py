@@ -40,6 +40,7 @@ authorization_table = Table(
     Column("looked_ms", BigInteger, nullable=False),
     Column("tx_hash", LargeBinary(32)),
     Column("settled_block", BigInteger),
+    Column("client_network", LargeBinary(16)),
     PrimaryKeyConstraint("nonce", "chain_id", "asset", "payer", name="pk_authorization"),
     Index("uq_authorization_call_id", "call_id", unique=True),
     Index(

@@ -21,8 +21,8 @@ from tollway.storage.fresh_schema import read_statements
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 OLDEST_SERVICEABLE = "0007_gas_by_network"
-"""The oldest tables from which this code can serve. What is missing there fails alone: keyed creations answer
-`storage_unavailable`."""
+"""The oldest tables from which this code can serve. What is missing there fails alone: keyed creations, and
+calls that an authorisation pays (x402, MPP), answer `storage_unavailable`."""
 
 _LOCK_KEY = 0x746F6C6C  # any constant of ours
 _LOCK_WAIT_S = 3

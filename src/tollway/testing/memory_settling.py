@@ -276,4 +276,5 @@ class MemorySettling(MemoryMoves):
             transfer=held.transfer,
             created_ms=claim.created_ms,
             idempotency_key=claim.idempotency_key,
+            client_network=claim.client_network,
         )

@@ -13,9 +13,14 @@ from tollway.gateway.breaker import Breaker
 from tollway.gateway.cashier import Cashier
 from tollway.gateway.forward import Passage
 from tollway.gateway.meters import Meters
+from tollway.gateway.replays import ClientNetworks
 from tollway.gateway.serve import Gateway, GatewayName
 from tollway.gateway.upstream_signature import UpstreamSigner
 from tollway.identifiers import Address, ChainId, ListingId, TxHash, keccak256
+from tollway.identity.authenticator import Authenticator
+from tollway.identity.front_desk import FrontDesk
+from tollway.identity.http_signature import SignedRequest
+from tollway.identity.public_origin import parse_origin
 from tollway.identity.signatures import SignatureJudge, paid_call_digest, transaction_digests
 from tollway.ledger.call import CallRecord, NewPayment, Payment
 from tollway.ledger.statement import HistoryQuery
@@ -31,6 +36,7 @@ from tollway.testing.listing_samples import sample_listing
 from tollway.testing.loopback import LoopbackUpstream, run_upstream
 from tollway.testing.memory_book import MemoryBook
 from tollway.testing.memory_catalog import MemoryCatalog
+from tollway.testing.memory_sessions import MemorySessions
 from tollway.testing.small_crowd import CHAIN, Buyer, FakeChains
 from tollway.testing.small_settlement import SmallSettlement
 from tollway.web.app import build_app
@@ -84,6 +90,7 @@ class SmallGateway:
             ticks_ms=lambda: self.ticks_ms,
         )
         self.meters = Meters(limits=limits, rates=rates or Rates())
+        self._open_desk()
         self.rules: dict[ChainId, ChainRules] = {CHAIN: RULES}
         self.till = Till(
             book=self.book,
@@ -111,9 +118,36 @@ class SmallGateway:
             public_url=PUBLIC_URL,
             now_ms=self._clock,
             entropy=self._entropy,
+            networks=ClientNetworks.derive([b"\x07" * 32]),
+            prove_wallet=self._prove_wallet,
         )
         self.gateway = self._make_gateway(is_bound_required, only_verified)
         self._open_door()
+
+    def _open_desk(self) -> None:
+        """What proves wallets: `desk` gives out nonces and sessions."""
+        sessions, origin = MemorySessions(), parse_origin(PUBLIC_URL)
+        judge = SignatureJudge(self.chains, limits=self.limits)
+        self.desk = FrontDesk(
+            sessions,
+            judge,
+            self.meters,
+            origin=origin,
+            limits=self.limits,
+            now_ms=self._clock,
+            entropy=self._entropy,
+        )
+        self.authenticator = Authenticator(
+            sessions,
+            self.desk,
+            origin=origin,
+            limits=self.limits,
+            now_ms=self._clock,
+            rates=self.meters.rates,
+        )
+
+    async def _prove_wallet(self, request: SignedRequest) -> Address:
+        return (await self.authenticator.authenticate_call(request)).address
 
     def _make_passage(self) -> Passage:
         return Passage(

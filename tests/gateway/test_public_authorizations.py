@@ -1,0 +1,318 @@
+"""A settled authorisation stands on its chain with its signature. It opens its call only beside something that the chain does
+not show: the challenge or the idempotency key of the claim, the client network of the claim, or a fresh proof of the wallet.
+"""
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import pytest
+
+from tollway.gateway.replays import ClientNetworks
+from tollway.identity.http_signature import SignedRequest, signature_headers
+from tollway.identity.public_origin import parse_origin
+from tollway.identity.signatures import eip191_digest
+from tollway.identity.signin import SignInMessage, format_moment, format_sign_in
+from tollway.ledger.authorization import Dialect
+from tollway.testing.asgi_exchange import Exchange
+from tollway.testing.loopback import Arrived, hang_up, plain, until
+from tollway.testing.small_crowd import CHAIN, Buyer
+from tollway.testing.small_gateway import CALLS, PUBLIC_URL, USDC, SmallGateway, open_gateway
+from tollway.testing.small_payer import SmallPayer, come_back, earned, has_terms, served, stop_mining
+
+PRICE = 10_000
+TARGET = "/quote?x=1"
+NONCE = b"\x42" * 32
+HERE, NEIGHBOUR, ELSEWHERE = "2001:db8:1:2::5", "2001:db8:1:2:ffff::9", "2001:db8:1:3::5"
+KEY = [("Idempotency-Key", "one")]
+X402 = [Dialect.X402_V2, Dialect.X402_V1]
+OTHER_WALLET = Buyer.named("other wallet")
+Headers = Sequence[tuple[str, str]]
+
+
+@pytest.fixture
+async def gate() -> AsyncIterator[SmallGateway]:
+    async with open_gateway(settle_wait_s=0.05) as small:
+        await small.publish()
+        yield small
+
+
+async def buy_undecided(
+    gate: SmallGateway,
+    payer: SmallPayer,
+    dialect: Dialect = Dialect.X402_V2,
+    *,
+    method: str = "GET",
+    headers: Headers = (),
+    chunks: Sequence[bytes] = (),
+) -> list[tuple[str, str]]:
+    """A call whose answer is stored while its transaction is public and not mined."""
+    shown = payer.show(await payer.quote(method), dialect)
+    stop_mining(gate)
+    unknown = await gate.ask(method, TARGET, [*shown, *headers], chunks, client=HERE)
+    assert (unknown.status, unknown.problem["code"]) == (503, "payment_outcome_unknown")
+    return shown
+
+
+def is_replayed(answer: Exchange) -> bool:
+    return answer.status == 200 and answer.headers.get("idempotency-replayed") == "true"
+
+
+async def check_opens_nothing(gate: SmallGateway, answer: Exchange) -> None:
+    (call,) = await gate.history(gate.buyer)
+    assert answer.status == 409, answer.body[:80]
+    assert answer.problem["code"] == "payment_already_used"
+    assert answer.problem["callId"] == call.id
+    assert not has_terms(answer)
+    assert "idempotency-replayed" not in answer.headers
+
+
+# ---- What calldata alone does not open.
+
+
+@pytest.mark.parametrize("dialect", X402)
+async def test_a_stored_answer_opens_in_the_client_network_of_the_claim_only(
+    gate: SmallGateway, payer: SmallPayer, dialect: Dialect
+) -> None:
+    shown = await buy_undecided(gate, payer, dialect)
+    await come_back(gate)
+    await check_opens_nothing(gate, await gate.ask("GET", TARGET, shown, client=ELSEWHERE))
+    assert is_replayed(await gate.ask("GET", TARGET, shown, client=HERE))
+    assert is_replayed(await gate.ask("GET", TARGET, shown, client=NEIGHBOUR))
+    assert (served(gate), earned(gate)) == (1, PRICE)
+
+
+async def test_an_undecided_settlement_is_told_in_the_client_network_of_the_claim_only(
+    gate: SmallGateway, payer: SmallPayer
+) -> None:
+    shown = await buy_undecided(gate, payer)
+    await check_opens_nothing(gate, await gate.ask("GET", TARGET, shown, client=ELSEWHERE))
+    told = await gate.ask("GET", TARGET, shown, client=HERE)
+    assert (told.status, told.problem["code"]) == (503, "payment_outcome_unknown")
+
+
+async def test_the_one_repeat_of_a_lost_answer_is_not_taken_by_a_stranger(
+    gate: SmallGateway, payer: SmallPayer
+) -> None:
+    """300 kB are too long to be stored, so the paid call runs once more."""
+    gate.upstream.answer = plain(b"x" * 300_000)
+    shown = await buy_undecided(gate, payer)
+    await come_back(gate)
+    await check_opens_nothing(gate, await gate.ask("GET", TARGET, shown, client=ELSEWHERE))
+    again = await gate.ask("GET", TARGET, shown, client=HERE)
+    assert (again.status, len(again.body)) == (200, 300_000)
+    assert (served(gate), earned(gate)) == (2, PRICE)
+
+
+async def test_the_one_repeat_of_a_cut_answer_is_not_taken_by_a_stranger(
+    gate: SmallGateway, payer: SmallPayer
+) -> None:
+    async def half(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\nhalf")
+        await writer.drain()
+        raise ConnectionAbortedError
+
+    gate.upstream.answer = half
+    shown = payer.show(await payer.quote())
+    await gate.ask("GET", TARGET, shown, client=HERE)
+    gate.upstream.answer = plain()
+    await check_opens_nothing(gate, await gate.ask("GET", TARGET, shown, client=ELSEWHERE))
+    again = await gate.ask("GET", TARGET, shown, client=HERE)
+    assert (again.status, again.body) == (200, b"ok")
+    assert (served(gate), earned(gate)) == (2, PRICE)
+
+
+async def test_a_repeat_that_runs_is_told_to_its_caller_only(gate: SmallGateway, payer: SmallPayer) -> None:
+    gate.upstream.answer = plain(b"x" * 300_000)
+    shown = await buy_undecided(gate, payer)
+    await come_back(gate)
+    may_answer = asyncio.Event()
+
+    async def held(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
+        await may_answer.wait()
+        await plain()(arrived, writer)
+
+    gate.upstream.answer = held
+    async with asyncio.TaskGroup() as group:
+        repeat = group.create_task(gate.ask("GET", TARGET, shown, client=HERE))
+        await until(lambda: served(gate) == 2)
+        await check_opens_nothing(gate, await gate.ask("GET", TARGET, shown, client=ELSEWHERE))
+        told = await gate.ask("GET", TARGET, shown, client=HERE)
+        may_answer.set()
+    assert (told.status, told.problem["code"]) == (409, "idempotency_in_progress")
+    assert repeat.result().status == 200
+
+
+async def test_an_unknown_call_whose_authorisation_was_landed_by_others_is_not_repeated_by_a_stranger(
+    gate: SmallGateway, payer: SmallPayer
+) -> None:
+    gate.upstream.answer = hang_up
+    shown = payer.show(await payer.quote(), nonce=NONCE)
+    assert (await gate.ask("GET", TARGET, shown, client=HERE)).status == 504
+    gate.settling.street.front_run(
+        CHAIN, USDC.token, payer=payer.address, payee=_payee(gate), base_units=PRICE, nonce=NONCE
+    )
+    gate.upstream.answer = plain()
+    await check_opens_nothing(gate, await gate.ask("GET", TARGET, shown, client=ELSEWHERE))
+    assert (await gate.ask("GET", TARGET, shown, client=HERE)).status == 200
+    assert (served(gate), earned(gate)) == (2, PRICE)
+
+
+def _payee(gate: SmallGateway) -> Any:
+    return gate.sample("any").pay_to
+
+
+async def test_before_anything_was_sent_a_call_without_an_outcome_runs_again_from_anywhere(
+    gate: SmallGateway, payer: SmallPayer
+) -> None:
+    gate.upstream.answer = hang_up
+    shown = payer.show(await payer.quote())
+    assert (await gate.ask("GET", TARGET, shown, client=HERE)).status == 504
+    gate.upstream.answer = plain()
+    assert (await gate.ask("GET", TARGET, shown, client=ELSEWHERE)).status == 200
+    assert (served(gate), earned(gate)) == (2, PRICE)
+
+
+# ---- What opens it from elsewhere.
+
+
+@pytest.mark.parametrize(("dialect", "headers"), [(Dialect.MPP, []), (Dialect.X402_V2, KEY)])
+async def test_a_challenge_and_an_idempotency_key_open_it_from_everywhere(
+    gate: SmallGateway, payer: SmallPayer, dialect: Dialect, headers: Headers
+) -> None:
+    shown = await buy_undecided(gate, payer, dialect, headers=headers)
+    await come_back(gate)
+    assert is_replayed(await gate.ask("GET", TARGET, [*shown, *headers], client=ELSEWHERE))
+
+
+def signed(
+    gate: SmallGateway,
+    *,
+    method: str = "GET",
+    path: str = "/quote",
+    body: bytes = b"",
+    buyer: Buyer | None = None,
+    nonce: str = "n-1",
+) -> Headers:
+    """The headers of ERC-8128 for a call of the listing."""
+    wallet = buyer or gate.buyer
+    request = SignedRequest(
+        method=method,
+        raw_path=f"{CALLS}api_quotes{path}".encode(),
+        query=b"x=1",
+        headers=(),
+        body=body,
+    )
+    now_s = gate.now_ms // 1000
+    return signature_headers(
+        request,
+        origin=parse_origin(PUBLIC_URL),
+        address=wallet.address,
+        chain_id=CHAIN,
+        created=now_s,
+        expires=now_s + 60,
+        nonce=nonce,
+        sign=lambda digest: bytes.fromhex(wallet.sign(digest)[2:]),
+    )
+
+
+async def sign_in(gate: SmallGateway) -> Headers:
+    """`SIGN-IN-WITH-X` for a nonce of the gateway."""
+    invitation = await gate.desk.invite()
+    message = SignInMessage(
+        domain=invitation.domain,
+        address=str(gate.buyer.address),
+        uri=invitation.uri,
+        chain_id=CHAIN,
+        nonce=invitation.nonce,
+        issued_at=format_moment(invitation.issued_ms),
+    )
+    payload = {
+        "domain": message.domain,
+        "address": message.address,
+        "uri": message.uri,
+        "version": "1",
+        "chainId": f"eip155:{CHAIN}",
+        "type": "eip191",
+        "nonce": message.nonce,
+        "issuedAt": message.issued_at,
+        "signature": gate.buyer.sign(eip191_digest(format_sign_in(message).encode())),
+    }
+    return [("SIGN-IN-WITH-X", base64.b64encode(json.dumps(payload).encode()).decode())]
+
+
+async def open_session(gate: SmallGateway) -> str:
+    text = (await gate.desk.invite()).write(address=gate.buyer.address, chain_id=CHAIN)
+    signature = bytes.fromhex(gate.buyer.sign(eip191_digest(text.encode()))[2:])
+    return (await gate.desk.open_session(text=text, signature=signature, client_address=HERE)).token
+
+
+@pytest.mark.parametrize("kind", ["ERC-8128", "SIGN-IN-WITH-X"])
+async def test_a_fresh_proof_of_the_wallet_opens_it_once_from_everywhere(
+    gate: SmallGateway, payer: SmallPayer, kind: str
+) -> None:
+    shown = await buy_undecided(gate, payer)
+    await come_back(gate)
+    proof = signed(gate) if kind == "ERC-8128" else await sign_in(gate)
+    assert is_replayed(await gate.ask("GET", TARGET, [*shown, *proof], client=ELSEWHERE))
+    await check_opens_nothing(gate, await gate.ask("GET", TARGET, [*shown, *proof], client=ELSEWHERE))
+
+
+async def test_a_fresh_proof_covers_the_body(gate: SmallGateway, payer: SmallPayer) -> None:
+    shown = await buy_undecided(gate, payer, method="POST", chunks=[b"{}"])
+    await come_back(gate)
+    proof = signed(gate, method="POST", body=b"{}")
+    answer = await gate.ask("POST", TARGET, [*shown, *proof], [b"{}"], client=ELSEWHERE)
+    assert is_replayed(answer)
+
+
+async def test_a_proof_that_does_not_hold_opens_nothing(gate: SmallGateway, payer: SmallPayer) -> None:
+    shown = await buy_undecided(gate, payer)
+    await come_back(gate)
+    proofs: dict[str, Headers] = {
+        "another wallet's": signed(gate, buyer=OTHER_WALLET),
+        "another path's": signed(gate, path="/other", nonce="n-2"),
+        "another method's": signed(gate, method="POST", nonce="n-3"),
+        "no signature": [("Signature-Input", "sig=()"), ("Signature", "sig=:AA==:")],
+        "no message": [("SIGN-IN-WITH-X", "e30=")],
+        "a session": [("Authorization", f"Bearer {await open_session(gate)}")],
+    }
+    for name, proof in proofs.items():
+        answer = await gate.ask("GET", TARGET, [*shown, *proof], client=ELSEWHERE)
+        assert answer.status == 409, name
+        await check_opens_nothing(gate, answer)
+    assert is_replayed(await gate.ask("GET", TARGET, shown, client=HERE))
+
+
+async def test_a_proof_of_the_wallet_never_goes_upstream(gate: SmallGateway, payer: SmallPayer) -> None:
+    gate.upstream.answer = plain(b"x" * 300_000)
+    shown = await buy_undecided(gate, payer)
+    await come_back(gate)
+    answer = await gate.ask("GET", TARGET, [*shown, *signed(gate), *await sign_in(gate)], client=ELSEWHERE)
+    assert answer.status == 200
+    *_, arrived = gate.upstream.arrived
+    assert "erc8128" not in (arrived.find("signature-input") or "")
+    assert "sign-in-with-x" not in arrived.names
+
+
+# ---- What is kept of a client network.
+
+
+def test_networks_are_kept_as_keyed_hashes_that_cannot_be_compared_with_each_other() -> None:
+    networks = ClientNetworks.derive([b"\x01" * 32])
+    kept = networks.hash(NONCE, HERE)
+    assert len(kept) == 16
+    assert networks.is_same(kept, NONCE, NEIGHBOUR)
+    assert not networks.is_same(kept, NONCE, ELSEWHERE)
+    assert not networks.is_same(None, NONCE, HERE)
+    assert networks.hash(b"\x43" * 32, HERE) != kept
+    assert ClientNetworks.derive([b"\x02" * 32]).hash(NONCE, HERE) != kept
+
+
+def test_networks_are_recognised_after_the_secret_key_was_changed() -> None:
+    kept = ClientNetworks.derive([b"\x01" * 32]).hash(NONCE, "192.0.2.7")
+    changed = ClientNetworks.derive([b"\x02" * 32, b"\x01" * 32])
+    assert changed.is_same(kept, NONCE, "192.0.2.7")
+    assert not changed.is_same(kept, NONCE, "192.0.2.8")
