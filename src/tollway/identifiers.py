@@ -97,6 +97,8 @@ def format_network(chain_id: ChainId) -> Network:
     return Network(f"eip155:{chain_id}")
 
 
+METHOD_LENGTH_MAX = 32
+"""Characters of an HTTP method. The longest that IANA has registered has 17 (UPDATEREDIRECTREF)."""
 IDEMPOTENCY_KEY_MAX = 255
 """Characters."""
 
@@ -110,7 +112,20 @@ def read_idempotency_key(value: bytes) -> str:
 
 
 def is_idempotency_key(key: str) -> bool:
-    return 0 < len(key) <= IDEMPOTENCY_KEY_MAX
+    return 0 < len(key) <= IDEMPOTENCY_KEY_MAX and is_storable(key)
+
+
+def is_storable(text: str) -> bool:
+    """Whether a text column of every database can hold it: no NUL (PostgreSQL), no half of a surrogate pair (UTF-8)."""
+    if "\0" in text:
+        return False
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def format_id(prefix: str, *, now_ms: int, entropy: bytes) -> str:

@@ -1,13 +1,15 @@
 """What every keeper of the books promises: in memory, on SQLite, on PostgreSQL."""
 
 import asyncio
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
+from sqlalchemy import String
 
 from tollway.identifiers import Address
 from tollway.ledger.book import (
+    Claim,
     Claimed,
     Closed,
     Debt,
@@ -20,8 +22,10 @@ from tollway.ledger.book import (
     Unspendable,
 )
 from tollway.ledger.call import TAKING, CallState, PaymentState, Rail
+from tollway.ledger.claims import TEXT_LENGTH_MAX
 from tollway.ledger.open_calls import OpenCall
 from tollway.limits import Limits
+from tollway.storage.book_tables import call_table
 from tollway.testing.book_samples import (
     CHAIN,
     NOW_MS,
@@ -105,6 +109,45 @@ async def test_refuses_an_amount_that_no_balance_holds(book: Any, units: int) ->
     with pytest.raises(ValueError, match="2\\^63"):
         await book.claim(claim_on(payment, units))
     assert isinstance(await book.claim(claim_on(payment, 2**63 - 1)), Claimed)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"call_id": "c" * 65}, "call_id"),
+        ({"listing_id": "a" * 65}, "listing_id"),
+        ({"method": "M" * 33}, "method"),
+        ({"price": "1" * 41}, "price"),
+        ({"currency": "C" * 33}, "currency"),
+        ({"asset": "0x" + "a" * 41}, "asset"),
+        ({"request_id": "r" * 129}, "request_id"),
+        ({"listing_name": "a\0b"}, "listing_name"),
+        ({"path": "/a\0b"}, "path"),
+        ({"path": "/\ud800"}, "path"),
+        ({"idempotency_key": "\0"}, "idempotency_key"),
+        ({"decimals": 2**31}, "decimals"),
+        ({"created_ms": 2**63}, "moment"),
+        ({"chain_id": 2**63}, "chain"),
+    ],
+)
+async def test_refuses_a_claim_that_no_row_holds(book: Any, changes: dict[str, Any], named: str) -> None:
+    payment = await paid(book, 10)
+    claim = claim_on(payment, **changes)
+    with pytest.raises(ValueError, match=named):
+        await book.claim(claim)
+    assert await book.find_payments(payment.tx_hash) == (payment,)
+    assert isinstance(await book.claim(claim_on(payment, method="M" * 32, path="/" + "a" * 4_000)), Claimed)
+    await assert_balanced(book)
+
+
+def test_the_texts_of_a_claim_have_the_length_of_their_columns() -> None:
+    filled = {field.name for field in fields(Claim)} | {"id"}
+    texts = {
+        {"id": "call_id"}.get(column.name, column.name): getattr(column.type, "length", None)
+        for column in call_table.columns
+        if isinstance(column.type, String) and column.name in filled
+    }
+    assert texts == TEXT_LENGTH_MAX
 
 
 # Claims

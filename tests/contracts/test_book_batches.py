@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import text
+from structlog.testing import capture_logs
 
 from tollway.errors import StorageUnavailable
 from tollway.ledger.book import Claimed, Closed, Exhausted, Fenced, NonceUsed
@@ -14,6 +15,7 @@ from tollway.ledger.call import CallState
 from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.storage import group_commit
 from tollway.storage.database import Database
+from tollway.storage.outage import ValueRefused
 from tollway.testing.book_samples import (
     NOW_MS,
     PAYER,
@@ -234,13 +236,17 @@ async def test_claims_cancelled_at_any_moment_never_stay_open(desk: Desk) -> Non
 # Batches that fail
 
 
+BEYOND_COLUMN = 2**70  # no integer column of either database holds it
+
+
 async def test_one_bad_entry_does_not_fail_the_others(desk: Desk) -> None:
     payment = await desk.pay(10)
-    good, twin = claim_on(payment), claim_on(payment)
+    good, twin, odd = claim_on(payment), claim_on(payment), claim_on(None)
     await desk.book.claim(twin)
+    await desk.book.claim(odd)
     jobs = [
         desk.book.claim(claim_on(payment)),
-        desk.book.claim(claim_on(payment, path="\ud800")),  # no database takes half a surrogate pair
+        desk.book.close(close_of(odd, http_status=BEYOND_COLUMN)),
         desk.book.claim(claim_on(payment, call_id=twin.call_id)),
         desk.book.claim(good),
         desk.book.close(close_of(twin)),
@@ -253,8 +259,58 @@ async def test_one_bad_entry_does_not_fail_the_others(desk: Desk) -> None:
         Claimed,
         Closed,
     ]
-    assert sorted(await states(desk)) == ["consumed", "forwarding", "forwarding"]
+    assert sorted(await states(desk)) == ["consumed", "forwarding", "forwarding", "forwarding"]
     assert await desk.book.close(close_of(good)) == Closed(rest_units=7)
+
+
+async def test_one_bad_entry_of_a_batch_costs_a_few_more_writes(desk: Desk) -> None:
+    """A batch is halved until the bad entry is alone: 64 entries take 1 + 2 * 6 writes in place of 1 + 64."""
+    payment, odd = await desk.pay(100), claim_on(None)
+    await desk.book.claim(odd)
+    begun = desk.gate.begun
+    claims = [desk.book.claim(claim_on(payment)) for _ in range(63)]
+    bad = desk.book.close(close_of(odd, http_status=BEYOND_COLUMN))
+    outcomes = await asyncio.gather(*claims[:40], bad, *claims[40:], return_exceptions=True)
+    assert [type(one) for one in outcomes].index(StorageUnavailable) == 40
+    assert [type(one) for one in outcomes].count(Claimed) == 63
+    assert desk.gate.begun - begun == 1 + 2 * 6
+
+
+async def test_one_bad_recording_does_not_fail_those_that_are_written_with_it(desk: Desk) -> None:
+    plug = start(desk.pay(1, "plug"))
+    await asyncio.sleep(0)
+    jobs = [desk.pay(7, "a"), desk.pay(7, "b", block_number=BEYOND_COLUMN), desk.pay(7, "c")]
+    outcomes = await asyncio.gather(*jobs, return_exceptions=True)
+    await plug
+    assert [getattr(one, "value_units", type(one)) for one in outcomes] == [7, ValueRefused, 7]
+    assert await desk.book.find_payments(tx_hash("b")) == ()
+
+
+async def test_a_value_that_no_column_holds_is_no_outage(desk: Desk) -> None:
+    """PostgreSQL says so with SQLSTATE class 22; SQLite's driver with an error of its own."""
+    odd = claim_on(None)
+    await desk.book.claim(odd)
+    with capture_logs() as lines, pytest.raises(StorageUnavailable):
+        await desk.book.close(close_of(odd, http_status=BEYOND_COLUMN))
+    assert {line["event"] for line in lines} == {"books_batch_failed", "books_entry_refused"}
+
+
+async def test_a_finish_is_written_after_its_close_where_the_batch_is_halved(desk: Desk) -> None:
+    """The close comes back behind the others, because the claim beside it is bad; the finish waits for it."""
+    payment = await desk.pay(10)
+    cut, twin = claim_on(payment), claim_on(payment)
+    await desk.book.claim(cut)
+    await desk.book.claim(twin)
+    close = start(desk.book.close(close_of(cut)))
+    again = start(desk.book.claim(claim_on(payment, call_id=twin.call_id)))
+    others = [start(desk.book.claim(claim_on(payment))) for _ in range(2)]
+    await asyncio.sleep(0)
+    desk.book.finish(finish_of(cut, is_cut=True))
+    outcomes = await asyncio.gather(close, again, *others, return_exceptions=True)
+    assert [type(one) for one in outcomes] == [Closed, StorageUnavailable, Claimed, Claimed]
+    await desk.book.claim(claim_on(None))  # behind the finish
+    repeat = await desk.book.find_repeat(payment.id, cut.digest)
+    assert repeat is not None  # cut by its upstream, so the same request may run once more
 
 
 async def test_a_commit_whose_answer_was_lost_is_looked_up_not_repeated(desk: Desk) -> None:

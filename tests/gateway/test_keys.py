@@ -363,6 +363,16 @@ async def test_a_key_has_255_characters_at_most(
     assert (await desk.ask(key=[("Idempotency-Key", "k" * length)])).status == status
 
 
+@pytest.mark.parametrize("key", ["\0", "k\0"])
+async def test_a_key_without_a_column_that_holds_it_is_refused(
+    gate: SmallGateway, desk: Desk, key: str
+) -> None:
+    """HTTP/1.1 cannot carry NUL; an argument of MCP can."""
+    answer = await desk.ask(key=[("Idempotency-Key", key)])
+    assert told(answer) == (400, "invalid_request")
+    assert served(gate) == 0
+
+
 async def test_a_key_is_forgotten_after_a_day(gate: SmallGateway, payer: SmallPayer) -> None:
     desk = Desk(gate, payer, "plain")
     assert (await desk.ask()).status == 200

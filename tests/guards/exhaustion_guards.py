@@ -2,7 +2,7 @@
 
 from tests.guards.guard import guard
 
-ROOM = "web/body_room.py"
+ROOM, GROUPS = "web/body_room.py", "storage/group_commit.py"
 
 EXHAUSTION_GUARDS = (
     guard(
@@ -76,5 +76,61 @@ EXHAUSTION_GUARDS = (
         "        raise_open_files()\n",
         "        pass\n",
         test="web/test_open_files.py::test_a_server_asks_before_it_listens",
+    ),
+    guard(
+        "X10",
+        "a method that no row holds is refused before anything is looked up",
+        "web/middleware.py",
+        '    if len(scope["method"]) > METHOD_LENGTH_MAX:\n',
+        "    if False:\n",
+        test="web/test_call_routes.py::test_a_method_has_32_letters_at_most",
+    ),
+    guard(
+        "X10",
+        "a key that no row holds is refused",
+        "identifiers.py",
+        " and is_storable(key)\n",
+        "\n",
+        test="gateway/test_keys.py::test_a_key_without_a_column_that_holds_it_is_refused",
+    ),
+    guard(
+        "X10",
+        "a claim is checked against its columns before its batch",
+        "ledger/claims.py",
+        "    _check_texts(claim)\n",
+        "",
+        test="contracts/test_book.py::test_refuses_a_claim_that_no_row_holds",
+    ),
+    guard(
+        "X10",
+        "SQLSTATE class 22 blames a value and is no outage",
+        "storage/outage.py",
+        'return (name_state(exc) or "").startswith(_DATA_EXCEPTION)',
+        "return False",
+        test="storage/test_outage.py::test_a_value_is_told_from_an_outage",
+    ),
+    guard(
+        "X10",
+        "a batch that fails is halved",
+        GROUPS,
+        "middle = (len(self.waiting) + 1) // 2",
+        "middle = 1",
+        test="contracts/test_book_batches.py::test_one_bad_entry_of_a_batch_costs_a_few_more_writes",
+    ),
+    guard(
+        "X10",
+        "a finish waits for its close where a batch is halved",
+        GROUPS,
+        "for some in (others, finishes):",
+        "for some in (batch,):",
+        test="contracts/test_book_batches.py::test_a_finish_is_written_after_its_close_where_the_batch_is_halved",
+    ),
+    guard(
+        "X10",
+        "one bad recording leaves those beside it alone",
+        "storage/book_store.py",
+        "            if len(asked) == 1:\n                return [exc]\n",
+        "            return [exc] * len(asked)\n",
+        test="contracts/test_book_batches.py::test_one_bad_recording_does_not_fail_those_that_are_written_with_it",
     ),
 )

@@ -8,7 +8,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from structlog.testing import capture_logs
 
-from tollway.storage.outage import QUIET_S, CommitInDoubt, OutageLog, name_cause
+from tollway.storage.outage import QUIET_S, CommitInDoubt, OutageLog, is_value_refused, name_cause
 
 
 def server_error(state: str) -> DBAPIError:
@@ -48,6 +48,22 @@ def file_error(name: str) -> DBAPIError:
 )
 def test_names_the_cause(exc: BaseException, cause: str) -> None:
     assert name_cause(exc) == cause
+
+
+@pytest.mark.parametrize(
+    ("exc", "is_own_fault"),
+    [
+        (server_error("22001"), True),  # a text that is too long
+        (server_error("22003"), True),  # a number out of range
+        (server_error("22021"), True),  # a NUL
+        (server_error("53100"), False),
+        (file_error("SQLITE_FULL"), False),
+        (OverflowError(), True),
+        (ConnectionRefusedError(), False),
+    ],
+)
+def test_a_value_is_told_from_an_outage(exc: BaseException, is_own_fault: bool) -> None:
+    assert is_value_refused(exc) is is_own_fault
 
 
 class Log:

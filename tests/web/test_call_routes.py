@@ -55,6 +55,19 @@ async def test_refuses_paths_that_name_nothing(
     assert answer.problem["instance"].isascii()
 
 
+@pytest.mark.parametrize(("length", "status", "rows"), [(32, 200, 1), (33, 400, 0)])
+async def test_a_method_has_32_letters_at_most(
+    gate: SmallGateway, length: int, status: int, rows: int
+) -> None:
+    """A longer one fits no row: PostgreSQL would fail every claim that is written beside it."""
+    await gate.publish(price=FREE)
+    answer = await gate.ask("M" * length)
+    assert answer.status == status
+    if status != 200:
+        assert answer.problem["code"] == "invalid_request"
+    assert len(gate.book._rows.calls) == rows
+
+
 async def test_an_unreadable_query_is_refused(gate: SmallGateway) -> None:
     await gate.publish()
     exchange = gate.open()

@@ -103,7 +103,7 @@ def check_idempotency_key(call: IncomingCall) -> Problem | None:
     key = find_idempotency_key(call)
     if key is None or is_idempotency_key(key):
         return None
-    detail = f"must have 1 to {IDEMPOTENCY_KEY_MAX} characters"
+    detail = f"must have 1 to {IDEMPOTENCY_KEY_MAX} characters, none of them NUL"
     return Problem(
         code=Code.INVALID_REQUEST,
         detail=f"Idempotency-Key {detail}.",

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tollway.identifiers import Address, ChainId, TxHash
+from tollway.identifiers import METHOD_LENGTH_MAX, Address, ChainId, TxHash, is_storable
 from tollway.ledger.authorization import Authorization
 from tollway.ledger.book import (
     AuthorizationTaken,
@@ -135,8 +135,13 @@ def request_name(claim: Claim) -> RequestName | None:
 
 
 def check_claim(claim: Claim) -> None:
-    """Raises ValueError for a claim that contradicts itself, or whose price no balance can hold."""
+    """Raises ValueError for a claim that contradicts itself, whose price no balance can hold, or that no row can hold.
+
+    Checked before the claim joins a batch: SQLite stores a text that is longer than its column, PostgreSQL fails the
+    whole batch for it."""
     check_units(claim.price_units)
+    _check_texts(claim)
+    _check_integers(claim)
     authorization = claim.authorization
     if (authorization is None) != (claim.cover is None) or (authorization and claim.payment_id is not None):
         raise ValueError("a call is paid by a payment, or by an authorisation with its cover")
@@ -147,6 +152,44 @@ def check_claim(claim: Claim) -> None:
         raise ValueError("the claim and its authorisation name different payments")
     if authorization.base_units != claim.price_units * 10 ** max(0, claim.decimals - LEDGER_DECIMALS_MAX):
         raise ValueError("an authorisation pays the price to the unit")
+
+
+TEXT_LENGTH_MAX = {
+    "call_id": 64,
+    "listing_id": 64,
+    "listing_name": None,
+    "method": METHOD_LENGTH_MAX,
+    "path": None,
+    "price": 40,
+    "currency": 32,
+    "asset": 42,
+    "idempotency_key": None,
+    "request_id": 128,
+}
+"""Characters of each text of a claim, as the columns of `call` count them. None: no maximum of its own."""
+_INTEGER_MAX = 2**31 - 1
+"""Of a 32-bit column."""
+
+
+def _check_texts(claim: Claim) -> None:
+    for name, length_max in TEXT_LENGTH_MAX.items():
+        text = getattr(claim, name)
+        if text is None:
+            continue
+        if length_max is not None and len(text) > length_max:
+            raise ValueError(f"{name} has at most {length_max} characters")
+        if not is_storable(text):
+            raise ValueError(f"{name} holds a character that no text column can hold")
+    if claim.authorization is not None and not is_storable(claim.authorization.challenge_id):
+        raise ValueError("challenge_id holds a character that no text column can hold")
+
+
+def _check_integers(claim: Claim) -> None:
+    if not 0 <= (claim.decimals or 0) <= _INTEGER_MAX:
+        raise ValueError("decimals do not fit their column")
+    for number in (claim.chain_id, claim.payment_id, claim.created_ms):
+        if number is not None and not 0 <= number <= UNITS_MAX:
+            raise ValueError("a chain, a payment and a moment are numbers of 63 bits")
 
 
 def check_units(units: int) -> None:

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import TypeVar
 
 import structlog
+from sqlalchemy.exc import IntegrityError
 
 from tollway.errors import StorageUnavailable
 from tollway.identifiers import CallId, TxHash
@@ -47,6 +48,7 @@ from tollway.storage.database import Database, Work, is_retryable
 from tollway.storage.gathering import Gathering
 from tollway.storage.group_commit import GroupCommit, OpenKey
 from tollway.storage.lease import Lease
+from tollway.storage.outage import ValueRefused
 from tollway.storage.posting import Posting, Reopen, Reopened
 from tollway.storage.recovery import (
     BootMark,
@@ -96,9 +98,7 @@ class BookStore(BookReader):
         self._own_ms = now_ms
         self._time = SharedTime(own_ms=now_ms, ticks_ms=ticks_ms)
         super().__init__(database, now_ms=self._time.read, limits=limits)
-        self._recordings: Gathering[recording.Recording, tuple[Payment, ...]] = Gathering(
-            lambda asked: self._write(partial(recording.record_each, recordings=asked))
-        )
+        self._recordings: Gathering[recording.Recording, tuple[Payment, ...]] = Gathering(self._record_each)
         self._owner_id = owner_id
         self._unfinal_max_nano = unfinal_max_nano
         self._boot_mark = boot_mark
@@ -223,6 +223,18 @@ class BookStore(BookReader):
         if not payments:
             return ()
         return await self._recordings.ask(recording.Recording(tuple(payments), judged_by, now_ms))
+
+    async def _record_each(
+        self, asked: Sequence[recording.Recording]
+    ) -> list[tuple[Payment, ...] | Exception]:
+        """In one transaction; where a value of one is at fault, in halves, so that only that one fails."""
+        try:
+            return [*await self._write(partial(recording.record_each, recordings=asked))]
+        except (IntegrityError, ValueRefused) as exc:
+            if len(asked) == 1:
+                return [exc]
+        middle = len(asked) // 2
+        return [*await self._record_each(asked[:middle]), *await self._record_each(asked[middle:])]
 
     async def resolve(self, call_id: CallId, after: CallState, *, now_ms: int) -> bool:
         if after not in (CallState.RELEASED, CallState.CONSUMED):

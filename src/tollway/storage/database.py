@@ -2,8 +2,8 @@
 
 Stores hand in plain functions `(Connection) -> T` written once in SQLAlchemy Core; `read` and `write` run them, on
 SQLite in threads of this module, on PostgreSQL inside an asyncpg connection. Foreign errors stop here: callers see
-`StorageUnavailable` (nothing or everything happened, ask again) or SQLAlchemy's `IntegrityError`, which a store
-turns into an outcome of its own.
+`StorageUnavailable` (nothing or everything happened, ask again; `ValueRefused`: nothing happened, and a value is at fault)
+or SQLAlchemy's `IntegrityError`, which a store turns into an outcome of its own.
 
 On SQLite there is one writer thread with one connection, and it alone checkpoints: SQLite before 3.51.3 can lose
 committed pages when two connections write or checkpoint at once (sqlite.org/wal.html#walresetbug).
@@ -36,7 +36,7 @@ from sqlalchemy.pool import NullPool, QueuePool, StaticPool
 from sqlalchemy.util import greenlet_spawn
 
 from tollway.errors import StorageUnavailable
-from tollway.storage.outage import CommitInDoubt, OutageLog, Use
+from tollway.storage.outage import CommitInDoubt, OutageLog, Use, ValueRefused, is_value_refused
 from tollway.storage.postgres_address import PostgresAddress
 from tollway.storage.postgres_line import PostgresLine
 from tollway.storage.postgres_trust import FOREIGN, Trust, cut_silent
@@ -189,7 +189,9 @@ class SqliteDatabase:
             result = await loop.run_in_executor(threads, job)
         except IntegrityError:
             raise
-        except (SQLAlchemyError, OSError) as exc:
+        except (SQLAlchemyError, OSError, OverflowError, UnicodeEncodeError) as exc:
+            if is_value_refused(exc):
+                raise ValueRefused from exc
             self._outages.note_failure(use, exc)
             raise StorageUnavailable from exc
         self._outages.note_success(use)
@@ -324,6 +326,8 @@ class PostgresDatabase:
         except IntegrityError:
             raise
         except FOREIGN as exc:
+            if is_value_refused(exc):
+                raise ValueRefused from exc
             self._outages.note_failure(use, exc)
             raise StorageUnavailable from exc
 

@@ -15,8 +15,9 @@ A = TypeVar("A")
 class Gathering(Generic[Q, A]):
     """One round at a time, asked by one of those who wait. Who leaves takes nothing from the others: they ask again."""
 
-    def __init__(self, answer: Callable[[Sequence[Q]], Awaitable[Sequence[A]]]) -> None:
-        """`answer`: gets distinct questions, and gives an answer for each, in order. What it raises, all of them hear."""
+    def __init__(self, answer: Callable[[Sequence[Q]], Awaitable[Sequence[A | Exception]]]) -> None:
+        """`answer`: gets distinct questions, and gives an answer for each, in order. What it raises, all of them hear; an
+        exception in place of an answer is raised for that question alone."""
         self._answer = answer
         self._waiting: dict[Q, asyncio.Future[A]] = {}
         self._round_over: asyncio.Event | None = None
@@ -40,13 +41,20 @@ class Gathering(Generic[Q, A]):
         try:
             answers = await self._answer(tuple(asked))
             for future, answer in zip(asked.values(), answers, strict=True):
-                future.set_result(answer)
+                if isinstance(answer, Exception):
+                    _fail(future, answer)
+                else:
+                    future.set_result(answer)
         except Exception as exc:  # noqa: BLE001 - told to everybody who asked
             for future in asked.values():
-                future.set_exception(exc)
-                future.exception()  # seen here: some may have left
+                _fail(future, exc)
         finally:
             for future in asked.values():
                 future.cancel()  # those that are not answered
             self._round_over = None
             over.set()
+
+
+def _fail(future: asyncio.Future[A], exc: Exception) -> None:
+    future.set_exception(exc)
+    future.exception()  # seen here: some may have left

@@ -24,6 +24,7 @@ from tollway.ledger.call import CallState
 from tollway.ledger.gas import LaneTaken
 from tollway.storage.book_tables import owner_table
 from tollway.storage.database import Database, is_retryable
+from tollway.storage.outage import ValueRefused
 from tollway.storage.posting import Entry, Outcome, Posting, PursesShort, Reopen, Reopened, post
 from tollway.storage.setback import WentBack, Witness
 from tollway.storage.settling import Conclude, Settle
@@ -35,14 +36,16 @@ ROLLBACKS_MAX = 8
 COMPANY_S = 0.02
 DOUBTFUL_MAX = 10_000
 REOPENED_MAX = 10_000
-SINGLY_MS_MAX = 10_000
-"""For the entries of a failed batch, one by one: a few that wait for a lock must not hold up all that come after."""
+HALVING_MS_MAX = 10_000
+"""For the parts of a failed batch together: a few that wait for a lock must not hold up all that come after."""
 
 
 # Of what every call asks twice. Tuples: a union would be built anew for each question, and asked slowly.
 _MOVES_IN = (Claim, Reopen)
 _GRANTS = (Claimed, Reopened)
 _DURABLE = (Claim, Reopen, Settle, Conclude)
+_OWN_FAULTS = (IntegrityError, ValueRefused)
+"""An entry of the transaction is at fault, and nothing of it was written."""
 
 
 class OpenKey(NamedTuple):
@@ -54,6 +57,20 @@ class OpenKey(NamedTuple):
 class _Waiting:
     entry: Entry
     future: asyncio.Future[Outcome] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """Entries of one batch that are written together. `is_retry`: they may have been committed before."""
+
+    waiting: Sequence[_Waiting]
+    is_retry: bool = False
+
+    def halve(self) -> "list[_Part]":
+        """Two parts in order; one where there is one entry, none where there is none."""
+        middle = (len(self.waiting) + 1) // 2
+        halves = (self.waiting[:middle], self.waiting[middle:])
+        return [replace(self, waiting=some) for some in halves if some]
 
 
 class GroupCommit:
@@ -202,39 +219,60 @@ class GroupCommit:
         if not batch:
             return
         self._on_batch(len(batch))
-        try:
-            outcomes = await self._write([waiting.entry for waiting in batch], is_retry=False)
-        except Exception as exc:  # noqa: BLE001 - the root of the books' task: no entry may end it
-            _log.warning("books_batch_failed", entries=len(batch), error=repr(exc))
-            failure = await self._find_failure() if isinstance(exc, StorageUnavailable) else None
-            await self._commit_singly(batch, is_retry=not isinstance(exc, IntegrityError), failure=failure)
+        exc = await self._write_part(_Part(waiting=batch))
+        if exc is None:
             return
-        for waiting, outcome in zip(batch, outcomes, strict=True):
-            self._answer(waiting, outcome)
+        _log.warning("books_batch_failed", entries=len(batch), error=repr(exc))
+        is_retry = not isinstance(exc, _OWN_FAULTS)
+        failure = await self._find_failure() if is_retry else None
+        ends_ms = self._ticks_ms() + HALVING_MS_MAX
+        finishes = [one for one in batch if isinstance(one.entry, Finish)]
+        others = [one for one in batch if not isinstance(one.entry, Finish)]
+        for some in (others, finishes):  # a finish is written after the close of its call
+            part = _Part(waiting=some, is_retry=is_retry)
+            failure = await self._commit_halved(part, failure=failure, ends_ms=ends_ms)
 
-    async def _commit_singly(
-        self, batch: Sequence[_Waiting], *, is_retry: bool, failure: StorageUnavailable | None
-    ) -> None:
-        """After a failure: each entry in a transaction of its own, so that only the bad one fails. `failure`: the
-        database takes no writes, so that all fail. `is_retry`: the batch may have been committed all the same."""
-        ends_ms = self._ticks_ms() + SINGLY_MS_MAX
-        for waiting in batch:
+    async def _commit_halved(
+        self, batch: _Part, *, failure: StorageUnavailable | None, ends_ms: int
+    ) -> StorageUnavailable | None:
+        """After a failure: halves, each in a transaction of its own, and halves of those that fail, so that a bad entry
+        fails alone. One of n entries takes 2 log2(n) transactions. Returns why all that is left fails, if it does.
+
+        `failure`: the database takes no writes, so that all fail. The halves that are left from a failure go behind the
+        others: where they wait for a lock until `ends_ms`, the others are written."""
+        parts = deque(batch.halve())
+        while parts:
+            part = parts.popleft()
             if failure is None and self._ticks_ms() > ends_ms:
                 failure = StorageUnavailable("the batch took too long")
             if failure is not None:
-                self._fail(waiting, failure)
+                for waiting in part.waiting:
+                    self._fail(waiting, failure)
                 continue
-            try:
-                (outcome,) = await self._write([waiting.entry], is_retry=is_retry)
-            except IntegrityError as exc:
-                _log.error("books_entry_refused", call_id=waiting.entry.call_id, error=repr(exc))
-                self._fail(waiting, StorageUnavailable(), is_doubtful=False)
-            except Exception as exc:  # noqa: BLE001 - as above
-                _log.error("books_entry_failed", call_id=waiting.entry.call_id, error=repr(exc))
-                self._fail(waiting, StorageUnavailable())
-                failure = await self._find_failure()
+            exc = await self._write_part(part)
+            if exc is None:
+                continue
+            is_own_fault = isinstance(exc, _OWN_FAULTS)
+            if len(part.waiting) > 1:
+                parts.extend(replace(part, is_retry=part.is_retry or not is_own_fault).halve())
             else:
-                self._answer(waiting, outcome)
+                (waiting,) = part.waiting
+                said = "books_entry_refused" if is_own_fault else "books_entry_failed"
+                _log.error(said, call_id=waiting.entry.call_id, error=repr(exc))
+                self._fail(waiting, StorageUnavailable(), is_doubtful=not is_own_fault)
+            if not is_own_fault:
+                failure = await self._find_failure()
+        return failure
+
+    async def _write_part(self, part: _Part) -> Exception | None:
+        """Writes the entries in one transaction and answers them; returns why none was written, or may not have been."""
+        try:
+            outcomes = await self._write([one.entry for one in part.waiting], is_retry=part.is_retry)
+        except Exception as exc:  # noqa: BLE001 - the root of the books' task: no entry may end it
+            return exc
+        for waiting, outcome in zip(part.waiting, outcomes, strict=True):
+            self._answer(waiting, outcome)
+        return None
 
     async def _find_failure(self) -> StorageUnavailable | None:
         """None: the database takes durable writes. Reading would not tell: a commit may wait for a standby that is

@@ -8,12 +8,18 @@ from collections.abc import Callable
 from typing import Literal
 
 import structlog
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DataError, DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from tollway.errors import StorageUnavailable
 
 _log = structlog.get_logger(__name__)
 
 Use = Literal["read", "write"]
+
+
+class ValueRefused(StorageUnavailable):
+    """A column cannot hold a value of the statement. The transaction is rolled back; the database is not away."""
 
 
 class CommitInDoubt(ConnectionError):
@@ -27,6 +33,8 @@ READ_ONLY = "25006"
 ENDED = ("08", "57P", "25P03")
 """How the SQLSTATE begins when the server has ended the session."""
 _ROLLED_BACK = ("40001", "40P01")
+_DATA_EXCEPTION = "22"
+"""The class of SQLSTATEs that blame a value (PostgreSQL, appendix A)."""
 _BY_STATE = {
     READ_ONLY: "read_only",
     "53100": "disk_full",
@@ -60,6 +68,14 @@ def name_state(exc: BaseException) -> str | None:
     source = exc.orig if isinstance(exc, DBAPIError) else exc
     state = getattr(source, "sqlstate", None)
     return state if isinstance(state, str) else None
+
+
+def is_value_refused(exc: BaseException) -> bool:
+    """Whether a value is at fault and not the database: SQLSTATE class 22; on SQLite a number over 64 bits, a text
+    that is not UTF-8, a value over its maximum of bytes."""
+    if isinstance(exc, OverflowError | UnicodeEncodeError | DataError):
+        return True
+    return (name_state(exc) or "").startswith(_DATA_EXCEPTION)
 
 
 def name_cause(exc: BaseException) -> str:

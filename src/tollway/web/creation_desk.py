@@ -96,7 +96,7 @@ def read_creation_key(request: Request) -> str | None:
     key = read_idempotency_key(given)
     if is_idempotency_key(key):
         return key
-    detail = f"must have 1 to {IDEMPOTENCY_KEY_MAX} characters"
+    detail = f"must have 1 to {IDEMPOTENCY_KEY_MAX} characters, none of them NUL"
     error = FieldError(code="malformed", detail=detail, parameter="Idempotency-Key")
     raise Refusal(Problem(code=Code.INVALID_REQUEST, detail=f"Idempotency-Key {detail}.", errors=(error,)))
 

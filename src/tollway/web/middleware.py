@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tollway.errors import Code, FieldError, Problem, Refusal
 from tollway.gateway.headers import EXPOSED_HEADERS, check_control_headers, is_chunked_alone
+from tollway.identifiers import METHOD_LENGTH_MAX
 from tollway.limits import Limits
 from tollway.telemetry import Metrics, bind_request, unbind_request
 from tollway.web.body_room import BodyRoom, HeldBody
@@ -242,8 +243,12 @@ class HeadCheck:
 
 
 def check_request_line(scope: Scope, *, limits: Limits) -> Problem | None:
-    """Refuses a target that is not a path (`*`, CONNECT's authority) and a line over the limit."""
+    """Refuses a target that is not a path (`*`, CONNECT's authority), a method that is too long to be recorded, and a
+    line over the limit."""
     raw_path: bytes = scope.get("raw_path") or scope["path"].encode()
+    if len(scope["method"]) > METHOD_LENGTH_MAX:
+        detail = f"The method has more than {METHOD_LENGTH_MAX} characters."
+        return Problem(code=Code.INVALID_REQUEST, detail=detail)
     if scope["method"] == "CONNECT" or not raw_path.startswith(b"/"):
         return Problem(code=Code.INVALID_REQUEST, detail="The target of a request must be a path.")
     line_bytes = (
