@@ -46,7 +46,11 @@ TERMS_COLUMNS = [
     "networks",
     "pay_to",
     "operations",
+    "other_paths",
+    "methods",
+    "described",
     "charge_on",
+    "status",
     "since_ms",
     "until_ms",
 ]

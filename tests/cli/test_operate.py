@@ -227,6 +227,9 @@ async def test_a_listing_is_suspended_until_it_is_restored(office: Office) -> No
         assert await run("listing", command, LISTING.id) == 0
         assert await suspended() is expected
     assert await run("listing", "suspend", "api_unknown") == operate.FAILED
+    versions = await office.catalog.terms_since(LISTING.id, 0)
+    assert [version.status for version in versions] == ["active", "suspended", "active"]
+    assert versions[0].since_ms >= versions[1].since_ms > versions[2].since_ms == LISTING.created_ms
 
 
 WRITING = [("migrate",), ("audit", "--release"), ("audit", "--restored"), ("admit", str(TX)), ("wallet", "block", str(WALLET)),

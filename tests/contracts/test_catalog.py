@@ -18,7 +18,7 @@ from tollway.registry.standing import UNKNOWN_STANDING, Quality, Standing
 from tollway.storage.catalog_store import CatalogStore
 from tollway.storage.catalog_tables import listing_table
 from tollway.storage.database import Database, connect_database
-from tollway.storage.migrate import upgrade
+from tollway.storage.migrate import OLDEST_SERVICEABLE, upgrade
 from tollway.storage.sealer import Sealer
 from tollway.storage.standing_tables import ownership_table, quality_table
 from tollway.testing.listing_samples import sample_listing
@@ -213,6 +213,11 @@ TERMS_CHANGES: list[dict[str, Any]] = [
     {"pay_to": BOB},
     {"operations": (Operation(method="GET", path="/", price=Price.parse("1")),)},
     {"charge_on": ChargeOn.ANSWERED},
+    {"other_paths": "refuse"},
+    {"methods": ("GET",)},
+    {"status": "paused"},
+    {"suspended_ms": 5},
+    {"retired_ms": 5},
 ]
 
 
@@ -236,12 +241,58 @@ async def test_other_edits_leave_the_terms(catalog: Catalog) -> None:
     edited = replace(FULL, id=listing.id, updated_ms=listing.created_ms + MINUTE)
     same = {
         name: getattr(listing, name)
-        for name in ("price", "currency", "networks", "pay_to", "operations", "charge_on")
+        for name in (
+            "price",
+            "currency",
+            "networks",
+            "pay_to",
+            "operations",
+            "other_paths",
+            "methods",
+            "charge_on",
+            "status",
+        )
     }
     await catalog.revise(replace(edited, **same), expected_revision=1)
     shelf = await catalog.find(listing.id)
     assert shelf is not None
     assert shelf.versions == (listing.current_terms(since_ms=listing.created_ms),)
+
+
+async def test_what_a_document_describes_is_sold_where_other_paths_are_refused(catalog: Catalog) -> None:
+    before, after = ({"paths": {path: {"get": {}} for path in paths}} for paths in (["/a"], ["/a", "/b"]))
+    listing = make_listing(other_paths="refuse", openapi=before)
+    await catalog.publish(listing)
+    worded = replace(listing, openapi={**before, "info": {"title": "x"}})
+    await catalog.revise(worded, expected_revision=1)
+    assert len(await catalog.terms_since(listing.id, 0)) == 1
+    await catalog.revise(replace(listing, openapi=after), expected_revision=2)
+    newest, older = await catalog.terms_since(listing.id, 0)
+    assert (newest.described, older.described) == ((("GET", "/a"), ("GET", "/b")), (("GET", "/a"),))
+    await catalog.revise(replace(listing, other_paths="serve"), expected_revision=3)
+    assert (await catalog.terms_since(listing.id, 0))[0].described == ()
+
+
+async def test_a_version_of_older_tables_does_not_say_what_it_sold(empty_database: Database) -> None:
+    """One that is in force when the tables change gets what its listing says; one that has ended sets no price."""
+    await upgrade(empty_database, revision=OLDEST_SERVICEABLE)
+    catalog = make_store(empty_database, Clock())
+    listing = make_listing(methods=("GET",), other_paths="refuse")
+    await catalog.publish(listing)
+    await catalog.revise(replace(listing, price=Price.parse("2")), expected_revision=1)
+
+    async def list_versions() -> list[tuple[str, tuple[str, ...], str]]:
+        versions = await catalog.terms_since(listing.id, 0)
+        assert versions == (await catalog.find(listing.id)).versions  # type: ignore[union-attr]
+        return [(terms.other_paths, terms.methods, terms.status) for terms in versions]
+
+    unrecorded = ("refuse", (), "unrecorded")
+    assert await list_versions() == [unrecorded, unrecorded]
+    await upgrade(empty_database)
+    catalog = make_store(empty_database, Clock())
+    assert await list_versions() == [("refuse", ("GET",), "active"), unrecorded]
+    await catalog.revise(replace(listing, status="paused"), expected_revision=2)
+    assert [status for _, _, status in await list_versions()] == ["paused", "active", "unrecorded"]
 
 
 async def test_a_clock_that_steps_back_never_ends_terms_before_they_began(catalog: Catalog) -> None:

@@ -105,6 +105,51 @@ def test_knows_what_each_version_of_the_terms_asks_the_current_one_first(
     assert opening.is_free == (prices[0] == "0")
 
 
+@pytest.mark.parametrize(
+    ("method", "older", "is_sold"),
+    [
+        ("GET", {}, True),
+        ("GET", {"methods": ("GET",)}, True),
+        ("HEAD", {"methods": ("GET",)}, True),
+        ("POST", {"methods": ("GET",)}, False),
+        ("GET", {"status": "paused"}, False),
+        ("GET", {"status": "suspended"}, False),
+        ("GET", {"status": "retired"}, False),
+        ("GET", {"status": "unrecorded"}, False),
+        ("GET", {"other_paths": "refuse"}, False),
+        ("GET", {"other_paths": "refuse", "operations": (CITY,)}, True),
+        ("HEAD", {"other_paths": "refuse", "operations": (CITY,)}, True),
+        ("POST", {"other_paths": "refuse", "operations": (CITY,)}, False),
+        ("GET", {"other_paths": "refuse", "described": (("GET", "/v1/cities/{name}"),)}, True),
+        ("HEAD", {"other_paths": "refuse", "described": (("GET", "/v1/cities/{name}"),)}, True),
+        ("POST", {"other_paths": "refuse", "described": (("GET", "/v1/cities/{name}"),)}, False),
+        ("GET", {"other_paths": "refuse", "described": (("GET", "/v1/cities"),)}, False),
+        ("GET", {"described": (("GET", "/v1/cities"),)}, True),
+    ],
+)
+def test_a_version_that_would_have_refused_the_call_sets_no_price(
+    method: str, older: dict[str, Any], is_sold: bool
+) -> None:
+    listing = replace(LISTING, price=Price.parse("7"), endpoint="https://api.example.com")
+    current = listing.current_terms(since_ms=1)
+    before = replace(current, price=Price.parse("0.5"), since_ms=0, until_ms=1, **older)
+    openings = Openings(wait_s=lambda endpoint: None, allow_private=False, manuals=Manuals())
+    shelf = Shelf(listing=listing, versions=(current, before))
+    for _ in range(2):  # what a version described is worked out once
+        opening = opened(openings.find(shelf, call(method=method)))
+        assert [tariff.terms for tariff in opening.tariffs] == [current, before][: 1 + is_sold]
+
+
+def test_a_paused_listing_sells_nothing_at_the_price_of_before() -> None:
+    listing = replace(LISTING, status="paused", endpoint="https://api.example.com")
+    before = replace(listing, status="active").current_terms(since_ms=0)
+    versions = (listing.current_terms(since_ms=1), replace(before, until_ms=1))
+    openings = Openings(wait_s=lambda endpoint: None, allow_private=False, manuals=Manuals())
+    problem = openings.find(Shelf(listing=listing, versions=versions), call())
+    assert isinstance(problem, Problem)
+    assert problem.code is Code.API_PAUSED
+
+
 DOCUMENT = {
     "openapi": "3.1.0",
     "paths": {

@@ -11,6 +11,9 @@ REFUSALS = "payments/test_authorization_verdict.py::test_refusals"
 REPLAYS, PUBLIC = "gateway/replays.py", "gateway/test_public_authorizations.py"
 OWN_CLOCK = "payments/test_authorization_verdict.py::test_our_own_clock"
 
+OPENING = "gateway/opening.py"
+NEVER_SOLD = "gateway/test_opening.py::test_a_version_that_would_have_refused_the_call_sets_no_price"
+
 PAYMENT_GUARDS = (
     guard(
         "P2",
@@ -260,6 +263,62 @@ PAYMENT_GUARDS = (
         "    if authorization.valid_before > now_s + validity_s_max:\n",
         "    if False:\n",
         test=OWN_CLOCK,
+    ),
+    guard(
+        "P15",
+        "a version that was not open sets no price",
+        OPENING,
+        "not version.is_for_sale or ",
+        "",
+        test=NEVER_SOLD,
+    ),
+    guard(
+        "P15",
+        "a version that took another method sets no price",
+        OPENING,
+        " or check_method(version.methods, call.method) is not None:",
+        ":",
+        test=NEVER_SOLD,
+    ),
+    guard(
+        "P15",
+        "a version that refused this path sets no price",
+        OPENING,
+        "                if _find_unsold(version.operations, described, call) is not None:\n                    continue\n",
+        "",
+        test=NEVER_SOLD,
+    ),
+    guard(
+        "P15",
+        "what is described today was not described before",
+        OPENING,
+        "described = self._find_old_description(shelf.listing, place, version)",
+        "described = getattr(self._manuals.find(shelf.listing), 'operations', None)",
+        test=NEVER_SOLD,
+    ),
+    guard(
+        "P15",
+        "a change of status begins a version of the terms",
+        "registry/listing.py",
+        "            status=self._find_status(),\n",
+        '            status="active",\n',
+        test="contracts/test_catalog.py::test_new_terms_begin_when_they_differ",
+    ),
+    guard(
+        "P15",
+        "a version of older tables sets no price when it has ended",
+        "storage/catalog_rows.py",
+        'status=row.status or "unrecorded"',
+        'status=row.status or "active"',
+        test="contracts/test_catalog.py::test_a_version_of_older_tables_does_not_say_what_it_sold",
+    ),
+    guard(
+        "P15",
+        "a suspension ends a version when it begins",
+        "cli/operate.py",
+        ", updated_ms=_now_ms())",
+        ")",
+        test="cli/test_operate.py::test_a_listing_is_suspended_until_it_is_restored",
     ),
     # ---- Origins that must be proved.
     guard(

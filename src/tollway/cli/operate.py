@@ -280,7 +280,8 @@ async def _revise_suspension(catalog: Catalog, listing_id: ListingId, suspended_
             raise CommandFailed(f"there is no listing {listing_id} in service")
         if (shelf.listing.suspended_ms is None) == (suspended_ms is None):
             return shelf.listing
-        changed = replace(shelf.listing, suspended_ms=suspended_ms)
+        # A version of the terms ends here, at this time: a suspended listing sells nothing.
+        changed = replace(shelf.listing, suspended_ms=suspended_ms, updated_ms=_now_ms())
         outcome = await catalog.revise(changed, expected_revision=shelf.listing.revision)
         if isinstance(outcome, Revised):
             return outcome.listing

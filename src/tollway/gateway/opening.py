@@ -1,28 +1,32 @@
-"""Whether a listing takes a call now; and where it leads then, and what each version of the terms asks for it.
+"""Whether a listing takes a call now; and where it leads then, and what each version of the terms that sold it asks for it.
 
 In the order of the contract, and before any question of money. Nothing is asked of anybody, and nothing is dialled.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tollway.errors import Problem
 from tollway.gateway.exchange import IncomingCall
 from tollway.gateway.forward import build_target
-from tollway.gateway.parameters import Manuals
-from tollway.gateway.refusals import NO_OPERATION, UNREACHABLE, find_closed
+from tollway.gateway.parameters import DescribedOperations, Manuals
+from tollway.gateway.refusals import NO_OPERATION, UNREACHABLE, check_method, find_closed
 from tollway.gateway.target import READ_TWICE, match_operation, other_readings
 from tollway.outbound.policy import Endpoint, EndpointRefused, parse_endpoint
 from tollway.payments.terms import Tariff
 from tollway.registry.listing import Listing, Operation, Shelf, Terms
 from tollway.registry.path_reading import normal_path, only_of_method, pick
+from tollway.registry.revision_memory import RevisionMemory
 
 ENDPOINTS_KEPT = 10_000
+OLD_DESCRIPTIONS_KEPT = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:
-    """A call that its listing takes. `target`: path and query at `endpoint`. `tariffs`: the current one first."""
+    """A call that its listing takes. `target`: path and query at `endpoint`. `tariffs`: of each version of the terms that
+    sells this call, the current one first."""
 
     shelf: Shelf
     endpoint: Endpoint
@@ -49,16 +53,21 @@ class Openings:
         self._wait_s = wait_s
         self._allow_private = allow_private
         self._endpoints: dict[str, Endpoint | EndpointRefused] = {}
+        self._old_descriptions: RevisionMemory[DescribedOperations[bool]] = RevisionMemory(
+            OLD_DESCRIPTIONS_KEPT
+        )
 
     def find(self, shelf: Shelf, call: IncomingCall) -> Opening | Problem:
         problem = find_closed(shelf, call, find_wait_s=self._find_wait_s)
         if problem is not None:
             return problem
-        tariffs = _find_tariffs(shelf, call)
-        if isinstance(tariffs, Problem):
-            return tariffs
+        current = _find_tariff(shelf.versions[0], call)
+        if isinstance(current, Problem):
+            return current
         if shelf.listing.other_paths == "refuse":
-            problem = self._find_unsold(shelf.listing, call)
+            manual = self._manuals.find(shelf.listing)
+            described = None if manual is None else manual.operations
+            problem = _find_unsold(shelf.listing.operations, described, call)
             if problem is not None:
                 return problem
         endpoint = self._find_endpoint(shelf.listing)
@@ -67,22 +76,38 @@ class Openings:
         target = build_target(call, shelf.listing, endpoint)
         if isinstance(target, Problem):
             return target
+        tariffs = (current, *self._list_older_tariffs(shelf, call))
         return Opening(shelf=shelf, endpoint=endpoint, target=target, tariffs=tariffs)
 
-    def _find_unsold(self, listing: Listing, call: IncomingCall) -> Problem | None:
-        """Only operations with a price, and those of the document, are served: as the path is written, and under every
-        other reading that a server could give it."""
-        method, rest = call.method, call.target.rest
-        manual = self._manuals.find(listing)
-        priced = only_of_method(listing.operations, method)
-        is_described = manual is not None and manual.describes(method=method, rest=rest)
-        if not is_described and pick(priced, normal_path(rest)) is None:
-            return NO_OPERATION
-        for reading in map(normal_path, other_readings(rest)):
-            is_described = manual is not None and manual.can_be(method=method, reading=reading)
-            if not is_described and pick(priced, reading, is_loose=True) is None:
-                return READ_TWICE
-        return None
+    def _list_older_tariffs(self, shelf: Shelf, call: IncomingCall) -> list[Tariff]:
+        """Of the versions that would have served this call. One that would have refused it has never sold it: its price
+        is of other calls."""
+        tariffs: list[Tariff] = []
+        for place, version in enumerate(shelf.versions[1:]):
+            if not version.is_for_sale or check_method(version.methods, call.method) is not None:
+                continue
+            tariff = _find_tariff(version, call)
+            if isinstance(tariff, Problem):
+                continue
+            if version.other_paths == "refuse":
+                described = self._find_old_description(shelf.listing, place, version)
+                if _find_unsold(version.operations, described, call) is not None:
+                    continue
+            tariffs.append(tariff)
+        return tariffs
+
+    def _find_old_description(
+        self, listing: Listing, place: int, version: Terms
+    ) -> DescribedOperations[bool] | None:
+        """`place` of that version among those of this state of the listing."""
+        if not version.described:
+            return None
+        found = self._old_descriptions.find(listing, place)
+        if found is None:
+            found = self._old_descriptions.keep(listing, place, DescribedOperations())
+            for method, path in version.described:
+                found.add(method=method, path=path, value=True)
+        return found
 
     def _find_wait_s(self, listing: Listing) -> int | None:
         endpoint = self._find_endpoint(listing)
@@ -99,19 +124,26 @@ class Openings:
         return endpoint
 
 
-def _find_tariffs(shelf: Shelf, call: IncomingCall) -> tuple[Tariff, ...] | Problem:
-    """What each version of the terms asks for this very operation, the current one first."""
-    current, *older = shelf.versions
-    operation = match_operation(current.operations, call.method, call.target.rest)
+def _find_unsold(
+    operations: Sequence[Operation], described: DescribedOperations[Any] | None, call: IncomingCall
+) -> Problem | None:
+    """Only operations with a price, and those of the document, are served: as the path is written, and under every
+    other reading that a server could give it."""
+    method, rest = call.method, call.target.rest
+    priced = only_of_method(operations, method)
+    is_described = described is not None and described.describes(method=method, rest=rest)
+    if not is_described and pick(priced, normal_path(rest)) is None:
+        return NO_OPERATION
+    for reading in map(normal_path, other_readings(rest)):
+        is_described = described is not None and described.can_be(method=method, reading=reading)
+        if not is_described and pick(priced, reading, is_loose=True) is None:
+            return READ_TWICE
+    return None
+
+
+def _find_tariff(version: Terms, call: IncomingCall) -> Tariff | Problem:
+    """What a version of the terms asks for this very operation, if it sells it."""
+    operation = match_operation(version.operations, call.method, call.target.rest)
     if isinstance(operation, Problem):
         return operation
-    tariffs = [_tariff(current, operation)]
-    for version in older:
-        operation = match_operation(version.operations, call.method, call.target.rest)
-        if not isinstance(operation, Problem):  # else it would not have been sold then
-            tariffs.append(_tariff(version, operation))
-    return tuple(tariffs)
-
-
-def _tariff(version: Terms, operation: Operation | None) -> Tariff:
     return Tariff(terms=version, price=version.price if operation is None else operation.price)

@@ -7,6 +7,7 @@ only a call that the provider's own words make useless.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 from urllib.parse import unquote_plus
 
 from tollway.errors import Code, FieldError, Problem
@@ -31,27 +32,51 @@ class Required:
     has_body: bool
 
 
-class Manual:
-    """One listing's document."""
+T = TypeVar("T")
 
-    def __init__(self, listing: Listing) -> None:
-        self._listing = listing
-        self._document = ProviderDocument(listing.openapi or {})
-        self._exact: dict[str, PathTree[DocumentOperation]] = {}
+
+class DescribedOperations(Generic[T]):
+    """The operations that a document describes, each with a value, found by method and path."""
+
+    def __init__(self) -> None:
+        self._exact: dict[str, PathTree[T]] = {}
         self._loose: dict[str, PathTree[bool]] = {}
-        self._required: dict[tuple[str, str], Required] = {}
-        for operation in self._document.operations:
-            if takes_method(listing.methods, operation.method):
-                self._add(operation)
+
+    def add(self, *, method: str, path: str, value: T) -> None:
+        """`path`: the template as the document writes it."""
+        normal = normal_path(path)
+        self._exact.setdefault(method, PathTree()).add(normal, value)
+        self._loose.setdefault(method, PathTree()).add(loose_path(normal).casefold(), True)
+
+    def find(self, *, method: str, path: str) -> T | None:
+        """`path` in normal form."""
+        tree = self._exact.get(method)
+        found = None if tree is None else tree.find(path)
+        if found is None and method == "HEAD":  # where GET is, HEAD is too (RFC 9110 §9.3.2)
+            return self.find(method="GET", path=path)
+        return found
 
     def describes(self, *, method: str, rest: str) -> bool:
-        return self._find(method, normal_path(rest)) is not None
+        return self.find(method=method, path=normal_path(rest)) is not None
 
     def can_be(self, *, method: str, reading: str) -> bool:
         """Whether a server that ignores case and decodes could take that reading of a path for one of the operations."""
         verbs = ("HEAD", "GET") if method == "HEAD" else (method,)
         trees = (self._loose.get(verb) for verb in verbs)
         return any(tree is not None and tree.find(reading.casefold()) is not None for tree in trees)
+
+
+class Manual:
+    """One listing's document."""
+
+    def __init__(self, listing: Listing) -> None:
+        self._listing = listing
+        self._document = ProviderDocument(listing.openapi or {})
+        self._required: dict[tuple[str, str], Required] = {}
+        self.operations: DescribedOperations[DocumentOperation] = DescribedOperations()
+        for operation in self._document.operations:
+            if takes_method(listing.methods, operation.method):
+                self.operations.add(method=operation.method, path=operation.path, value=operation)
 
     def check(
         self,
@@ -63,7 +88,7 @@ class Manual:
         has_body: bool = True,
     ) -> Problem | None:
         """Refuses (`validation_failed`) a call without what is required; an operation unknown here passes."""
-        operation = self._find(method.upper(), normal_path(rest))
+        operation = self.operations.find(method=method.upper(), path=normal_path(rest))
         if operation is None:
             return None
         required = self._read(operation)
@@ -86,19 +111,7 @@ class Manual:
             payment_state="none",
         )
 
-    def _find(self, method: str, path: str) -> DocumentOperation | None:
-        tree = self._exact.get(method)
-        found = None if tree is None else tree.find(path)
-        if found is None and method == "HEAD":  # where GET is, HEAD is too (RFC 9110 §9.3.2)
-            return self._find("GET", path)
-        return found
-
     # ---- Reading the document.
-
-    def _add(self, operation: DocumentOperation) -> None:
-        method, path = operation.method, normal_path(operation.path)
-        self._exact.setdefault(method, PathTree()).add(path, operation)
-        self._loose.setdefault(method, PathTree()).add(loose_path(path).casefold(), True)
 
     def _read(self, operation: DocumentOperation) -> Required:
         """When it is first called: a document has many operations, and most are not."""

@@ -62,10 +62,10 @@ def find_closed(
             retry_after_s=wait_s,
             payment_state="none",
         )
-    return _check_method(listing.methods, call.method)
+    return check_method(listing.methods, call.method)
 
 
-def _check_method(methods: Sequence[str], method: str) -> Problem | None:
+def check_method(methods: Sequence[str], method: str) -> Problem | None:
     """Methods are case-sensitive (RFC 9110 §9.1): one in lower case would be another method upstream than here."""
     is_served = not methods or method in methods or _priced_method(method) in methods
     if is_served and method == method.upper() and method not in _NEVER_SERVED:

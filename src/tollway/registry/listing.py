@@ -10,6 +10,10 @@ from typing import Any, Literal
 
 from tollway.identifiers import Address, ChainId, ListingId
 from tollway.money import Price
+from tollway.registry.openapi_document import walk_operations
+
+DESCRIBED_CHARACTERS_MAX = 100_000
+"""So much of what a document describes a version of the terms records: its methods and paths together."""
 
 
 class ChargeOn(StrEnum):
@@ -65,11 +69,16 @@ class RateLimit:
     per_s: int
 
 
+TermsStatus = Literal["active", "paused", "suspended", "retired", "unrecorded"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """One version of what a listing asks, and the time in which it was in force.
+    """One version of what a listing sells and for how much, and the time in which it was in force.
 
-    `until_ms` is None while it still is. `networks` stand in the listing's order of preference.
+    `until_ms` is None while it still is. `networks` stand in the listing's order of preference. `described`: method and
+    path of each operation of the provider's document, where `other_paths` makes it decide what is served; else empty.
+    `status`: `unrecorded` for a version of older tables, which do not say what was sold.
     """
 
     price: Price
@@ -77,9 +86,18 @@ class Terms:
     networks: tuple[ChainId, ...]
     pay_to: Address
     operations: tuple[Operation, ...]
+    other_paths: Literal["serve", "refuse"]
+    methods: tuple[str, ...]  # empty: any method
+    described: tuple[tuple[str, str], ...]
     charge_on: ChargeOn
+    status: TermsStatus
     since_ms: int
     until_ms: int | None
+
+    @property
+    def is_for_sale(self) -> bool:
+        """False for a version that refused each call: it sets no price."""
+        return self.status == "active"
 
     def is_in_force_since(self, moment_ms: int) -> bool:
         """True when this version was in force at any time from `moment_ms` until now."""
@@ -129,10 +147,31 @@ class Listing:
             networks=self.networks,
             pay_to=self.pay_to,
             operations=self.operations,
+            other_paths=self.other_paths,
+            methods=self.methods,
+            described=self._list_described(),
             charge_on=self.charge_on,
+            status=self._find_status(),
             since_ms=since_ms,
             until_ms=None,
         )
+
+    def _list_described(self) -> tuple[tuple[str, str], ...]:
+        """In the order of the document, up to the maximum."""
+        if self.other_paths == "serve" or self.openapi is None:
+            return ()
+        room, found = DESCRIBED_CHARACTERS_MAX, []
+        for operation in walk_operations(self.openapi):
+            room -= len(operation.method) + len(operation.path)
+            if room < 0:
+                break
+            found.append((operation.method, operation.path))
+        return tuple(found)
+
+    def _find_status(self) -> TermsStatus:
+        if self.retired_ms is not None:
+            return "retired"
+        return self.status if self.suspended_ms is None else "suspended"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,9 @@ from tollway.registry.words import fold
 NO_OPERATIONS = "[]"
 """How a listing without operations stands in its column."""
 
+SOLD_COLUMNS = frozenset({"other_paths", "methods", "described", "status"})
+"""What the tables of the release before do not record of a version of the terms."""
+
 
 def listing_values(listing: Listing) -> dict[str, Any]:
     """Every column of a listing but its number and its sealed secret."""
@@ -98,20 +101,29 @@ def terms_values(terms: Terms) -> dict[str, Any]:
         "networks": _write(terms.networks),
         "pay_to": bytes(terms.pay_to),
         "operations": _write_operations(terms.operations),
+        "other_paths": terms.other_paths,
+        "methods": _write(terms.methods),
+        "described": _write(terms.described),
         "charge_on": terms.charge_on.value,
+        "status": terms.status,
         "since_ms": terms.since_ms,
         "until_ms": terms.until_ms,
     }
 
 
 def read_terms(row: Row[Any]) -> Terms:
+    """A version of which no status is recorded sets no price once it has ended: what it sold is not known."""
     return Terms(
         price=Price(text=row.price, nano=row.price_nano),
         currency=row.currency,
         networks=read_networks(row.networks),
         pay_to=Address(row.pay_to),
         operations=_read_operations(row.operations),
+        other_paths=row.other_paths or "refuse",
+        methods=_read_texts(row.methods or "[]"),
+        described=tuple((method, path) for method, path in json.loads(row.described or "[]")),
         charge_on=ChargeOn(row.charge_on),
+        status=row.status or "unrecorded",
         since_ms=row.since_ms,
         until_ms=row.until_ms,
     )

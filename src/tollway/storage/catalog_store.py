@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import structlog
-from sqlalchemy import Connection, Row, delete, exists, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Row, delete, exists, insert, inspect, null, select, update
 from sqlalchemy.exc import IntegrityError
 
 from tollway.errors import StorageUnavailable
@@ -26,6 +26,7 @@ from tollway.registry.listing import Listing, Shelf, Terms, UpstreamAuth
 from tollway.registry.standing import UNKNOWN_STANDING, Standing
 from tollway.registry.words import fold, matched_fields, query_words
 from tollway.storage.catalog_rows import (
+    SOLD_COLUMNS,
     is_shown,
     listing_values,
     read_document,
@@ -70,6 +71,7 @@ class CatalogStore:
         self._sealer = sealer
         self._now_ms = now_ms
         self._has_standings = False
+        self._has_sold = False
         self._cache = ShelfCache()
 
     def forget_shelves(self) -> None:
@@ -78,7 +80,11 @@ class CatalogStore:
 
     async def publish(self, listing: Listing) -> None:
         sealed = self._seal(listing)
-        await self._add(listing, lambda connection: _publish(connection, listing, sealed))
+
+        def work(connection: Connection) -> None:
+            _publish(connection, listing, sealed, is_sold_known=self._knows_sold(connection))
+
+        await self._add(listing, work)
 
     async def publish_once(self, listing: Listing, *, under: Begun, answer: CreationAnswer) -> bool:
         sealed = self._seal(listing)
@@ -86,17 +92,20 @@ class CatalogStore:
         def work(connection: Connection) -> bool:
             if not finish_creation(connection, under, answer):
                 return False
-            _publish(connection, listing, sealed)
+            _publish(connection, listing, sealed, is_sold_known=self._knows_sold(connection))
             return True
 
         return await self._add(listing, work)
 
     async def revise(self, listing: Listing, *, expected_revision: int) -> Revised | Stale:
         sealed = self._seal(listing)
+
+        def work(connection: Connection) -> Revised | Stale:
+            is_sold_known = self._knows_sold(connection)
+            return _revise(connection, listing, sealed, expected_revision, is_sold_known=is_sold_known)
+
         try:
-            return await self._database.write(
-                lambda connection: _revise(connection, listing, sealed, expected_revision)
-            )
+            return await self._database.write(work)
         finally:
             self._cache.forget(listing.id)  # also when the outcome is unknown
 
@@ -133,7 +142,9 @@ class CatalogStore:
 
         def work(connection: Connection) -> tuple[Terms, ...]:
             seq = connection.scalar(select(listing_table.c.seq).where(listing_table.c.id == listing_id))
-            return _load_terms(connection, seq, moment_ms) if seq is not None else ()
+            if seq is None:
+                return ()
+            return _load_terms(connection, seq, moment_ms, is_sold_known=self._knows_sold(connection))
 
         return await self._database.read(work)
 
@@ -169,6 +180,13 @@ class CatalogStore:
         """False on the tables of the release before: nothing is measured or proved there, and nothing weighed by it."""
         self._has_standings = self._has_standings or has_standings(connection)
         return self._has_standings
+
+    def _knows_sold(self, connection: Connection) -> bool:
+        """False on the tables of the release before: a version does not record there what it sold."""
+        if not self._has_sold:
+            columns = inspect(connection).get_columns(terms_table.name)
+            self._has_sold = terms_table.c.status.name in {column["name"] for column in columns}
+        return self._has_sold
 
     async def is_payee_shared(self, pay_to: Address, provider: Address) -> bool:
         listing = listing_table.c
@@ -208,7 +226,8 @@ class CatalogStore:
         if row is None:
             return None
         record = read_listing(row, auth=self._open_auth(row), openapi=read_document(row.openapi))
-        versions = _load_terms(connection, row.seq, since_ms)
+        is_sold_known = self._knows_sold(connection)
+        versions = _load_terms(connection, row.seq, since_ms, is_sold_known=is_sold_known)
         return Shelf(listing=record, versions=versions), len(row.openapi or "")
 
     def _open_auth(self, row: Row[Any]) -> UpstreamAuth | None:
@@ -234,18 +253,24 @@ def secret_label(listing_id: ListingId, location: str, name: str) -> bytes:
     return f"{listing_id}\n{location}\n{name}".encode()
 
 
-def _publish(connection: Connection, listing: Listing, sealed: _Sealed) -> None:
+def _publish(connection: Connection, listing: Listing, sealed: _Sealed, *, is_sold_known: bool) -> None:
     values = {**listing_values(listing), **sealed}
     seq = connection.scalar(insert(listing_table).values(values).returning(listing_table.c.seq))
     assert seq is not None
     _write_document(connection, seq, listing)
-    _begin_terms(connection, seq, 1, listing.current_terms(since_ms=listing.created_ms))
+    terms = listing.current_terms(since_ms=listing.created_ms)
+    _begin_terms(connection, seq, 1, terms, is_sold_known=is_sold_known)
     if is_shown(listing):
         _show(connection, seq, listing)
 
 
 def _revise(
-    connection: Connection, listing: Listing, sealed: _Sealed, expected_revision: int
+    connection: Connection,
+    listing: Listing,
+    sealed: _Sealed,
+    expected_revision: int,
+    *,
+    is_sold_known: bool,
 ) -> Revised | Stale:
     values = {**listing_values(listing), **sealed, "revision": expected_revision + 1}
     found = select(listing_table.c.seq, listing_table.c.revision, listing_table.c.is_shown)
@@ -261,7 +286,7 @@ def _revise(
         return Stale(revision=row.revision)
     connection.execute(delete(document_table).where(document_table.c.listing_seq == row.seq))
     _write_document(connection, row.seq, listing)
-    _renew_terms(connection, row.seq, listing)
+    _renew_terms(connection, row.seq, listing, is_sold_known=is_sold_known)
     end_stale_proof(connection, row.seq, listing)
     if row.is_shown:
         _hide(connection, row.seq)
@@ -277,12 +302,11 @@ def _write_document(connection: Connection, seq: int, listing: Listing) -> None:
         connection.execute(insert(document_table).values(values))
 
 
-def _renew_terms(connection: Connection, seq: int, listing: Listing) -> None:
-    """Ends the version in force and begins another one, when the listing now asks something else."""
+def _renew_terms(connection: Connection, seq: int, listing: Listing, *, is_sold_known: bool) -> None:
+    """Ends the version in force and begins another one, when the listing now sells something else, or for another price."""
     terms = terms_table.c
-    row = connection.execute(
-        select(terms_table).where(terms.listing_seq == seq).order_by(terms.version.desc()).limit(1)
-    ).one()
+    newest = select(*_terms_columns(is_sold_known)).where(terms.listing_seq == seq)
+    row = connection.execute(newest.order_by(terms.version.desc()).limit(1)).one()
     last = read_terms(row)
     # Gateways' clocks differ a little: a version never ends before it began.
     now_ms = max(listing.updated_ms, last.since_ms)
@@ -290,18 +314,32 @@ def _renew_terms(connection: Connection, seq: int, listing: Listing) -> None:
         return
     ended = update(terms_table).where(terms.listing_seq == seq, terms.version == row.version)
     connection.execute(ended.values(until_ms=now_ms))
-    _begin_terms(connection, seq, row.version + 1, listing.current_terms(since_ms=now_ms))
+    begun = listing.current_terms(since_ms=now_ms)
+    _begin_terms(connection, seq, row.version + 1, begun, is_sold_known=is_sold_known)
 
 
-def _begin_terms(connection: Connection, seq: int, version: int, terms: Terms) -> None:
+def _begin_terms(
+    connection: Connection, seq: int, version: int, terms: Terms, *, is_sold_known: bool
+) -> None:
     values = {"listing_seq": seq, "version": version, **terms_values(terms)}
+    if not is_sold_known:
+        values = {name: value for name, value in values.items() if name not in SOLD_COLUMNS}
     connection.execute(insert(terms_table).values(values))
 
 
-def _load_terms(connection: Connection, seq: int, since_ms: int) -> tuple[Terms, ...]:
+def _terms_columns(is_sold_known: bool) -> list[ColumnElement[Any]]:
+    """`is_sold_known` False: the tables are those of the release before, and what they lack reads as null."""
+    return [
+        column if is_sold_known or column.name not in SOLD_COLUMNS else null().label(column.name)
+        for column in terms_table.c
+    ]
+
+
+def _load_terms(connection: Connection, seq: int, since_ms: int, *, is_sold_known: bool) -> tuple[Terms, ...]:
     terms = terms_table.c
     counting = (terms.listing_seq == seq, terms.until_ms.is_(None) | (terms.until_ms >= since_ms))
-    rows = connection.execute(select(terms_table).where(*counting).order_by(terms.version.desc()))
+    columns = _terms_columns(is_sold_known)
+    rows = connection.execute(select(*columns).where(*counting).order_by(terms.version.desc()))
     return tuple(read_terms(row) for row in rows)
 
 

@@ -105,6 +105,11 @@ terms_table = Table(
     Column("charge_on", String(10), nullable=False),
     Column("since_ms", BigInteger, nullable=False),
     Column("until_ms", BigInteger),
+    # Null in a version that a gateway of the release before has begun: what it sold is not known.
+    Column("other_paths", String(10)),
+    Column("methods", Text),
+    Column("described", Text),
+    Column("status", String(10)),
     PrimaryKeyConstraint("listing_seq", "version", name="pk_listing_terms"),
     CheckConstraint("until_ms IS NULL OR until_ms >= since_ms", name="ends_after_it_begins"),
 )
