@@ -1,10 +1,17 @@
-"""Chores: they repeat, they outlive their failures, they end with their group."""
+"""Chores: they repeat, they outlive their failures, they end with their group, and none of them ends the gateway."""
 
 import asyncio
 
 import pytest
 
+from tollway.background import TaskName
 from tollway.chores import Chores
+
+NAME = TaskName.GAS_CHECK
+
+
+async def wait_forever() -> None:
+    await asyncio.Event().wait()
 
 
 async def test_a_chore_that_fails_is_done_again(capsys: pytest.CaptureFixture[str]) -> None:
@@ -19,18 +26,23 @@ async def test_a_chore_that_fails_is_done_again(capsys: pytest.CaptureFixture[st
         done.set()
 
     async with Chores() as chores:
-        chores.every(0.001, sweep)
+        chores.every(NAME, 0.001, sweep)
         async with asyncio.timeout(5):
             await done.wait()
     assert runs >= 2
-    assert "chore_failed" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "background_task_failed" in told
+    assert "Traceback" not in told
 
 
 async def test_leaving_the_group_ends_what_still_runs() -> None:
     async with Chores() as chores:
-        task = chores.start(asyncio.Event().wait())  # type: ignore[arg-type]
+        task = chores.start(NAME, wait_forever)
         await asyncio.sleep(0)
+        assert chores.background[NAME].is_running
     assert task.cancelled()
+    assert not chores.background[NAME].is_running
+    assert chores.background.ended == ()
 
 
 async def test_a_chore_that_fails_while_it_is_ended_ends() -> None:
@@ -45,31 +57,28 @@ async def test_a_chore_that_fails_while_it_is_ended_ends() -> None:
     running: list[asyncio.Task[None]] = []
     async with asyncio.timeout(5):
         async with Chores() as chores:
-            chores.every(0.001, sweep)
+            chores.every(NAME, 0.001, sweep)
             running += chores._tasks
             while not running[0].done():
                 await asyncio.sleep(0)
     assert running[0].cancelled()
 
 
-async def test_a_task_that_must_not_fail_takes_the_house_down_with_it() -> None:
+async def test_a_task_that_ends_by_itself_is_told_of_and_ends_no_other() -> None:
     async def breaks() -> None:
         raise RuntimeError("books closed")
 
-    async def keep_house() -> None:
-        async with Chores() as chores:
-            chores.start(breaks())
-            await asyncio.Event().wait()
-
-    with pytest.raises(BaseExceptionGroup) as failure:
-        await keep_house()
-    assert failure.group_contains(RuntimeError, match="books closed")
+    async with Chores() as chores:
+        other = chores.start(TaskName.CHAIN_CHECK, wait_forever)
+        await chores.start(NAME, breaks)
+        assert chores.background.ended == (NAME,)
+        assert not other.done()
 
 
 async def test_what_the_house_itself_raises_passes_through_as_it_is() -> None:
     async def keep_house() -> None:
         async with Chores() as chores:
-            chores.start(asyncio.Event().wait())  # type: ignore[arg-type]
+            chores.start(NAME, wait_forever)
             raise OSError("port taken")
 
     with pytest.raises(OSError, match="port taken"):

@@ -15,6 +15,7 @@ import pytest
 from prometheus_client import generate_latest
 from sqlalchemy import text
 
+from tollway.background import TaskName
 from tollway.clocks import now_ms
 from tollway.errors import EndpointNotAllowed, SettingsInvalid
 from tollway.house import House
@@ -64,7 +65,7 @@ async def test_lives_without_its_chain_and_says_that_it_is_not_ready(house: Hous
     answer = await ask(house, "GET", "/readyz")
     assert (answer.status_code, answer.json()["code"]) == (503, "chain_unavailable")
     (chain,) = [name for name in answer.json()["checks"] if name.startswith("chain_")]
-    assert answer.json()["checks"] == {chain: False, "load": True, "storage": True}
+    assert answer.json()["checks"] == {chain: False, "load": True, "background": True, "storage": True}
     assert answer.headers["retry-after"]
 
 
@@ -284,7 +285,7 @@ async def test_books_that_cannot_be_written_make_it_not_ready_until_they_can(hou
     assert driver is not None
     for is_read_only in (True, False):
         driver.execute(f"PRAGMA query_only={int(is_read_only)}").close()
-        await house._renew()
+        await house.background[TaskName.LEASE_RENEWAL].attempt(house._renew)
         answer = await ask(house, "GET", "/readyz")
         assert answer.json()["checks"]["storage"] is not is_read_only
         assert answer.json()["code"] == ("storage_unavailable" if is_read_only else "chain_unavailable")

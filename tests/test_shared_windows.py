@@ -125,7 +125,7 @@ async def test_what_is_noted_is_counted_soon(standing: Any, namespace: str) -> N
         asyncio.timeout(20),
         asyncio.TaskGroup() as group,
     ):
-        chore = group.create_task(one.run())
+        chore = group.create_task(one.pass_on())
         for _ in range(2):
             one.note(TWICE, "a")
         while (await two.look(TWICE, "a")).left:  # type: ignore[union-attr]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
+from tollway.background import BackgroundTasks
 from tollway.chores import Chores
 from tollway.identifiers import Address, CallId
 from tollway.identity.public_origin import parse_origin
@@ -55,6 +56,7 @@ def treasury_of(
         limits=LIMITS,
         now_ms=now_ms or scene.read_clock,
         rates=Rates(),
+        background=BackgroundTasks(),
         notes=notes,
     )
 

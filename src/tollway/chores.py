@@ -3,19 +3,18 @@ which chores there are.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from types import TracebackType
 from typing import Self
 
-import structlog
-
-_log = structlog.get_logger(__name__)
+from tollway.background import BackgroundTasks, Job, TaskName
 
 
 class Chores:
-    """A task group of chores. Leaving it cancels them."""
+    """A task group of background tasks. Leaving it cancels them; none of them can end it."""
 
-    def __init__(self) -> None:
+    def __init__(self, background: BackgroundTasks | None = None) -> None:
+        self.background = background or BackgroundTasks()
         self._group = asyncio.TaskGroup()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -31,36 +30,13 @@ class Chores:
     ) -> None:
         for task in self._tasks:
             task.cancel()
-        # A chore that failed for good has cancelled this task: the group turns that into the chore's own failure. What
-        # the body raised itself passes through as it is.
-        if isinstance(exc, asyncio.CancelledError):
-            await self._group.__aexit__(exc_type, exc, traceback)
-        else:
-            await self._group.__aexit__(None, None, None)
+        # What the body raised passes through as it is.
+        await self._group.__aexit__(None, None, None)
 
-    def start(self, job: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        task = self._group.create_task(job)
+    def start(self, name: TaskName, job: Job) -> asyncio.Task[None]:
+        task = self._group.create_task(self.background[name].supervise(job), name=name.value)
         self._tasks.append(task)
         return task
 
-    def every(self, interval_s: float, job: Callable[[], Awaitable[object]]) -> None:
-        self.start(repeat(interval_s, job))
-
-
-async def repeat(interval_s: float, job: Callable[[], Awaitable[object]]) -> None:
-    """Does it again and again, whatever fails, until it is cancelled."""
-    while True:
-        try:
-            await job()
-        except Exception:  # noqa: BLE001 - a task root: logged, and tried again
-            _log.exception("chore_failed", chore=getattr(job, "__name__", "chore"))
-            _heed_cancellation()
-        await asyncio.sleep(interval_s)
-
-
-def _heed_cancellation() -> None:
-    """A task group whose task fails in the moment of a cancellation raises the failure alone (Python 3.11): a chore that
-    went on then would never end."""
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise asyncio.CancelledError
+    def every(self, name: TaskName, interval_s: float, job: Job) -> None:
+        self.start(name, partial(self.background[name].repeat, interval_s, job))

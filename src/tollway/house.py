@@ -11,14 +11,16 @@ import secrets
 import signal
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import structlog
 from prometheus_client import CollectorRegistry, make_asgi_app
 
+from tollway.background import BackgroundTasks, TaskName
 from tollway.chain.roll_call import ABSENT_INTERVAL_S, RollCall
 from tollway.chain.rpc import ChainEndpoints, RpcReader
 from tollway.chain.rules import ChainRules
@@ -50,7 +52,7 @@ from tollway.storage.moderation_store import ModerationStore
 from tollway.storage.schema_keeper import SchemaKeeper
 from tollway.storage.sealer import Sealer
 from tollway.storage.session_store import SqlSessions
-from tollway.telemetry import Metrics
+from tollway.telemetry import BackgroundFigures, Metrics
 from tollway.treasury import Treasury, make_notes
 from tollway.web.load_gauge import LoadGauge, read_resident_bytes
 from tollway.web.server import HttpServer, check_port_free
@@ -76,13 +78,15 @@ class House:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = ensure_secret_key(settings)
-        self.database: Database = connect_database(settings.database_url.reveal())
+        self.database = self._connect_database()
         self.schema = SchemaKeeper(self.database)
         self._is_writing = True  # opening the books writes to them; from then on, the renewals tell
         self.rules: dict[ChainId, ChainRules] = {
             network.rules.chain_id: network.rules for network in settings.networks
         }
         self.metrics = Metrics(CollectorRegistry())
+        self.background = BackgroundTasks()
+        self.metrics.add_background(self._read_background)
         self._stack = contextlib.AsyncExitStack()
         self.shared_windows = self._make_shared_windows()
         self.rates = Rates(self.shared_windows)
@@ -107,7 +111,12 @@ class House:
         self.dialer = self._make_dialer(origin)
         self.inquirer = Inquirer(self.dialer)
         self.reputation = Reputation(
-            settings, database=self.database, dialer=self.dialer, chains=self.chains, now_ms=now_ms
+            settings,
+            database=self.database,
+            dialer=self.dialer,
+            chains=self.chains,
+            now_ms=now_ms,
+            background=self.background,
         )
         self.meters = Meters(limits=limits, rates=self.rates)
         judge = SignatureJudge(self.chains, limits=limits)
@@ -132,11 +141,10 @@ class House:
             limits=limits,
             now_ms=now_ms,
             rates=self.rates,
+            background=self.background,
             notes=make_notes(self.metrics),
         )
-        self.watcher = Watcher(
-            self.book, self.chains, self.rules, limits=limits, now_ms=now_ms, on_gone=self._on_gone
-        )
+        self.watcher = self._make_watcher()
         self.desk = FrontDesk(
             self.sessions,
             judge,
@@ -177,6 +185,9 @@ class House:
             check_ready=self.check_ready,
         )
 
+    def _connect_database(self) -> Database:
+        return connect_database(self.settings.database_url.reveal())
+
     def _make_shared_windows(self) -> "SharedWindows | None":
         settings, limits = self.settings, self.settings.limits
         if settings.rate_limit_url is None:
@@ -211,6 +222,17 @@ class House:
             on_request=lambda count: self.metrics.rpc_requests.inc(),
         )
 
+    def _make_watcher(self) -> Watcher:
+        return Watcher(
+            self.book,
+            self.chains,
+            self.rules,
+            limits=self.settings.limits,
+            now_ms=now_ms,
+            on_gone=self._on_gone,
+            task=self.background[TaskName.PAYMENT_CHECK],
+        )
+
     def _make_book(self) -> BookStore:
         """A gateway that is to die at a named step puts its own books here, and its own dialer below."""
         return BookStore(
@@ -223,6 +245,7 @@ class House:
             on_batch=self.metrics.claims_batch_size.observe,
             on_lapse=self.metrics.lease_lapses.inc,
             on_setback=self._on_setback,
+            writer=self.background[TaskName.BOOK_WRITER],
         )
 
     def _make_dialer(self, origin: PublicOrigin) -> Dialer:
@@ -277,24 +300,26 @@ class House:
             strays := await self.roll_call.find_strays()
         ):  # a mistake in the settings; a node that is only away is not
             raise SettingsInvalid([f"networks: {stray}" for stray in strays])
-        chores = await self._stack.enter_async_context(Chores())
+        chores = await self._stack.enter_async_context(Chores(self.background))
         limits = self.settings.limits
         if self.shared_windows is not None:
             await self.shared_windows.open()
             self._stack.push_async_callback(self.shared_windows.close)
-            chores.every(limits.shared_rates_retry_s, self.shared_windows.mend)
-            chores.start(self.shared_windows.run())
-        chores.every(limits.owner_renew_s, self._renew)
-        chores.every(limits.recovery_interval_s, self._recover)
-        chores.every(ABSENT_INTERVAL_S, self.roll_call.ask)
-        chores.every(PRUNE_INTERVAL_S, self._prune)
-        chores.every(SCHEMA_INTERVAL_S, self.schema.watch)
-        chores.every(MODERATION_INTERVAL_S, self.moderation.refresh)
-        chores.every(READY_NOTE_INTERVAL_S, self._note_ready)
-        chores.start(self._leadership(Duty.WATCHER).lead(self.watcher.run))
+            windows, writer = self.shared_windows, self.background[TaskName.SHARED_RATES_WRITER]
+            chores.every(TaskName.SHARED_RATES_CHECK, limits.shared_rates_retry_s, windows.mend)
+            chores.start(writer.name, partial(writer.repeat_on_demand, windows.pass_on))
+        watch = partial(self.background[TaskName.PAYMENT_CHECK].supervise, self.watcher.run)
+        chores.every(TaskName.LEASE_RENEWAL, limits.owner_renew_s, self._renew)
+        chores.every(TaskName.CALL_RECOVERY, limits.recovery_interval_s, self._recover)
+        chores.every(TaskName.CHAIN_CHECK, ABSENT_INTERVAL_S, self.roll_call.ask)
+        chores.every(TaskName.SESSION_PRUNING, PRUNE_INTERVAL_S, self._prune)
+        chores.every(TaskName.SCHEMA_CHECK, SCHEMA_INTERVAL_S, self.schema.watch)
+        chores.every(TaskName.BLOCKED_WALLETS, MODERATION_INTERVAL_S, self.moderation.refresh)
+        chores.every(TaskName.READINESS_NOTE, READY_NOTE_INTERVAL_S, self._note_ready)
+        chores.start(TaskName.WATCHER_ELECTION, partial(self._leadership(Duty.WATCHER).lead, watch))
         self.treasury.start(chores, sweeping=self._leadership(Duty.SWEEPER))
         self.reputation.start(chores, lead=self._leadership)
-        writing = chores.start(self.book.run())
+        writing = chores.start(TaskName.BOOK_WRITER, self.book.run)
         self._stack.push_async_callback(self._stop_writing, writing)
 
     def _leadership(self, duty: Duty) -> Leadership:
@@ -305,6 +330,7 @@ class House:
             limits=self.settings.limits,
             note=lambda _, leads: gauge.set(leads),
             count_lost=self.roll_call.count_lost,
+            task=self.background[TaskName(f"{duty.label}_election")],
         )
 
     async def _stop_writing(self, writing: asyncio.Task[None]) -> None:
@@ -312,6 +338,7 @@ class House:
         written before the database closes."""
         await self.dialer.close()
         await self.book.wait_closed(timeout_s=CUT_DEADLINE_S)
+        self.background[TaskName.BOOK_WRITER].expect_end()
         self.book.stop()
         await asyncio.wait([writing], timeout=self.settings.limits.drain_deadline_s)
 
@@ -359,8 +386,9 @@ class House:
         self.server.stop()
 
     async def check_ready(self) -> Mapping[str, bool]:
-        """What `/readyz` shows: there is room, the books can be read and written, and each network's nodes serve the chain they should."""
-        checks = {**self.roll_call.checks, "load": not self.gauge.is_full()}
+        """What `/readyz` shows: there is room, no background task has ended, the books can be read and written, and each network's nodes serve the chain they should."""
+        is_running = not self.background.ended
+        checks = {**self.roll_call.checks, "load": not self.gauge.is_full(), "background": is_running}
         try:
             await self.book.find_payments(_NO_TRANSACTION)
             checks["storage"] = self._is_writing and self.schema.is_served
@@ -374,9 +402,21 @@ class House:
         """The one durable write that every gateway makes all the time: where it fails, no call could be claimed either."""
         try:
             await self.book.renew_ownership(now_ms=now_ms())
-            self._is_writing = True
         except StorageUnavailable:
-            self._is_writing = False  # why, says the log of the database
+            self._is_writing = False
+            raise
+        self._is_writing = True
+
+    def _read_background(self) -> Iterator[BackgroundFigures]:
+        for task in self.background:
+            yield BackgroundFigures(
+                name=task.name.value,
+                is_running=task.is_running,
+                has_ended=task.has_ended,
+                age_s=task.age_s,
+                interval_s=task.interval_s,
+                failures=task.failures,
+            )
 
     async def _recover(self) -> None:
         if moved := await self.book.recover(now_ms=now_ms()):

@@ -2,11 +2,12 @@
 up, wired together and kept running. A part of the house. It decides nothing about a call.
 """
 
-import asyncio
 from collections.abc import Callable
+from functools import partial
 
+from tollway.background import BackgroundTasks, TaskName, run_all
 from tollway.chain.reader import ChainReader
-from tollway.chores import Chores, repeat
+from tollway.chores import Chores
 from tollway.discovery.ownership_rounds import OwnershipRounds
 from tollway.gateway.breaker import Breaker
 from tollway.gateway.prober import Prober
@@ -42,10 +43,12 @@ class Reputation:
         dialer: Dialer,
         chains: ChainReader,
         now_ms: Callable[[], int],
+        background: BackgroundTasks,
     ) -> None:
+        self._background = background
         self._limits = limits = settings.limits
         self.breaker = Breaker(limits=limits)
-        self._prober = Prober(self.breaker, knock=dialer.knock)
+        self._prober = Prober(self.breaker, knock=dialer.knock, task=background[TaskName.UPSTREAM_PROBES])
         self.ownerships = OwnershipStore(database, now_ms=now_ms)
         self.checker = OwnershipChecker(
             dialer=dialer,
@@ -66,22 +69,26 @@ class Reputation:
 
     def start(self, chores: Chores, *, lead: Callable[[Duty], Leadership]) -> None:
         """Everything that runs beside the requests, from here on. `lead`: a candidature for a duty of one gateway."""
-        chores.start(self._keep_quality())
-        chores.every(PROBER_RESTART_S, self._prober.run)
-        chores.start(lead(Duty.REPUTATION).lead(self._lead))
+        chores.start(TaskName.QUALITY_WRITER, self._keep_quality)
+        chores.every(TaskName.UPSTREAM_PROBES, PROBER_RESTART_S, self._prober.run)
+        chores.start(TaskName.REPUTATION_ELECTION, partial(lead(Duty.REPUTATION).lead, self._lead))
 
     async def _keep_quality(self) -> None:
+        task = self._background[TaskName.QUALITY_WRITER]
         try:
-            await repeat(self._limits.quality_flush_s, self._quality.write_down)
+            await task.repeat(self._limits.quality_flush_s, self._quality.write_down)
         finally:
             await self._quality.finish()
 
     async def _lead(self) -> None:
         """What one gateway does for all."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(repeat(RENEW_INTERVAL_S, self._quality.renew))
-            interval_s = min(OWNERSHIP_INTERVAL_S, self._limits.ownership_recheck_s)
-            group.create_task(repeat(interval_s, self._rounds.check_due))
+        quality, ownership = (
+            self._background[name] for name in (TaskName.QUALITY_RENEWAL, TaskName.OWNERSHIP_CHECK)
+        )
+        interval_s = min(OWNERSHIP_INTERVAL_S, self._limits.ownership_recheck_s)
+        renewing = partial(quality.repeat, RENEW_INTERVAL_S, self._quality.renew)
+        checking = partial(ownership.repeat, interval_s, self._rounds.check_due)
+        await run_all([partial(quality.supervise, renewing), partial(ownership.supervise, checking)])
 
     async def _look(self, challenge: Challenge) -> tuple[Method, ...]:
         return (await self.checker.look(challenge)).proved

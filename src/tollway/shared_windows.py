@@ -12,6 +12,7 @@ import hashlib
 import hmac
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import structlog
@@ -99,11 +100,13 @@ class SharedWindows:
         self._is_up = False
         await self._pool.disconnect()
 
-    async def run(self) -> None:
-        """A chore without end: passes on what was noted."""
-        while True:
-            item, name = await self._notes.get()
-            await self._ask(lambda: self._limiter.hit(item, name))  # noqa: B023 - asked before the next turn
+    async def pass_on(self) -> None:
+        """A chore: waits until something was noted, and passes on all that was."""
+        notes = [await self._notes.get()]
+        while not self._notes.empty():
+            notes.append(self._notes.get_nowait())
+        for item, name in notes:
+            await self._ask(partial(self._limiter.hit, item, name))
 
     async def mend(self) -> None:
         """A chore: whether the server is there and takes writes, so that no caller has to find out."""

@@ -5,11 +5,14 @@ have few values. A secret never reaches either, and nothing here is created at i
 import logging
 import re
 import sys
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
 from typing import Any, Literal, TextIO
 
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 from structlog.typing import Processor
 
 REQUEST_SECONDS = "http_server_request_duration_seconds"
@@ -31,6 +34,10 @@ CALLS_ADRIFT = "tollway_calls_adrift"
 RAILS_WITHDRAWN = "tollway_rails_withdrawn"
 SHARED_RATES_UP = "tollway_shared_rates_up"
 LEADING = "tollway_leading"
+BACKGROUND_AGE = "tollway_background_task_age_seconds"
+BACKGROUND_INTERVAL = "tollway_background_task_interval_seconds"
+BACKGROUND_FAILURES = "tollway_background_task_failures"
+BACKGROUND_ENDED = "tollway_background_tasks_ended"
 
 DURATION_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
 """OpenTelemetry's semantic conventions for `http.server.request.duration`."""
@@ -47,6 +54,51 @@ _URL_PASSWORD = re.compile(r"(?<=://)[^/\s:@]*:[^/\s@]+(?=@)")
 _BEARER = re.compile(r"(?i)\b(bearer|payment)\s+[a-z0-9._~+/=-]{8,}")
 _SIGNATURE = re.compile(r"0x[0-9a-fA-F]{130}\b")
 _FORMAT_NOISE = ("granian", "_granian", "asyncio")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackgroundFigures:
+    """One background task, as it is when metrics are read. `age_s`: since its last good run. `interval_s`: between two runs;
+    None where it runs only when there is work. `failures`: in a row."""
+
+    name: str
+    is_running: bool
+    has_ended: bool
+    age_s: float
+    interval_s: float | None
+    failures: int
+
+
+class _BackgroundCollector(Collector):
+    """Reads the figures when metrics are read. Tasks that another gateway runs for all have none here."""
+
+    def __init__(self, read: Callable[[], Iterable[BackgroundFigures]]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        age = GaugeMetricFamily(
+            BACKGROUND_AGE, "Since a background task of this gateway last ran well.", labels=("task",)
+        )
+        interval = GaugeMetricFamily(
+            BACKGROUND_INTERVAL, "Between two runs of a background task of this gateway.", labels=("task",)
+        )
+        failures = GaugeMetricFamily(
+            BACKGROUND_FAILURES,
+            "Failed runs in a row of a background task of this gateway.",
+            labels=("task",),
+        )
+        ended = GaugeMetricFamily(
+            BACKGROUND_ENDED, "Background tasks of this gateway that ended by themselves; it is not ready."
+        )
+        tasks = list(self._read())
+        for task in tasks:
+            if task.is_running:
+                age.add_metric((task.name,), task.age_s)
+                failures.add_metric((task.name,), task.failures)
+                if task.interval_s is not None:
+                    interval.add_metric((task.name,), task.interval_s)
+        ended.add_metric((), sum(task.has_ended for task in tasks))
+        yield from (age, interval, failures, ended)
 
 
 class Metrics:
@@ -96,6 +148,9 @@ class Metrics:
             LEADING, "1 where this gateway does what one does for all.", ("duty",), registry=registry
         )
         self._add_settling(registry)
+
+    def add_background(self, read: Callable[[], Iterable[BackgroundFigures]]) -> None:
+        self.registry.register(_BackgroundCollector(read))
 
     def add_shared_rates(self) -> Callable[[bool], None]:
         """Only for a gateway that shares its rates: without, 0 would say that something is wrong."""

@@ -7,10 +7,12 @@ has one all the same, which offers nothing.
 import hmac
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
+from tollway.background import BackgroundTasks, TaskName
 from tollway.chain.reader import SettlementChain
 from tollway.chain.rules import ChainRules
-from tollway.chores import Chores, repeat
+from tollway.chores import Chores
 from tollway.identifiers import ChainId, format_network
 from tollway.identity.public_origin import PublicOrigin
 from tollway.ledger.book import Book
@@ -50,8 +52,10 @@ class Treasury:
         limits: Limits,
         now_ms: Callable[[], int],
         rates: Rates,
+        background: BackgroundTasks,
         notes: SettlingNotes = SILENT,
     ) -> None:
+        self._background = background
         self._book = book
         self._limits = limits
         self._notes = notes
@@ -73,8 +77,9 @@ class Treasury:
             now_ms=now_ms,
             facilitators=facilitators,
             notes=notes,
+            task=background[TaskName.GAS_CHECK],
         )
-        self._follower = Follower(chains, tuple(rules))
+        self._follower = Follower(chains, tuple(rules), task=background[TaskName.RECEIPT_POLLING])
         self.settlement = Settlement(
             book=book,
             gas=gas,
@@ -110,15 +115,17 @@ class Treasury:
 
     def start(self, chores: Chores, *, sweeping: Leadership) -> None:
         """What has to run beside the calls. Its own strays each gateway sets adrift itself; one sweeps for all."""
-        chores.start(self.tank.run())
-        chores.start(self._follower.run())
-        chores.every(self._limits.sweep_interval_s, self.settlement.mend)
-        chores.start(sweeping.lead(self._sweep))
-        chores.every(PRUNE_INTERVAL_S, self._prune)
+        sweep = partial(self._background[TaskName.SETTLEMENT_SWEEP].supervise, self._sweep)
+        chores.start(TaskName.GAS_CHECK, self.tank.run)
+        chores.start(TaskName.RECEIPT_POLLING, self._follower.run)
+        chores.every(TaskName.SETTLEMENT_HANDOVER, self._limits.sweep_interval_s, self.settlement.mend)
+        chores.start(TaskName.SWEEPER_ELECTION, partial(sweeping.lead, sweep))
+        chores.every(TaskName.ANSWER_PRUNING, PRUNE_INTERVAL_S, self._prune)
 
     async def _sweep(self) -> None:
+        task = self._background[TaskName.SETTLEMENT_SWEEP]
         try:
-            await repeat(self._limits.sweep_interval_s, self._sweeper.run_once)
+            await task.repeat(self._limits.sweep_interval_s, self._sweeper.run_once)
         finally:
             self._notes.adrift(0)  # whoever sweeps next counts them
 

@@ -1,5 +1,6 @@
 """Every guard that has to prove itself."""
 
+from tests.guards.background_guards import BACKGROUND_GUARDS
 from tests.guards.exhaustion_guards import EXHAUSTION_GUARDS
 from tests.guards.identity_guards import IDENTITY_GUARDS
 from tests.guards.key_guards import KEY_GUARDS
@@ -19,6 +20,7 @@ GUARDS = (
     *TEXT_GUARDS,
     *LIMIT_GUARDS,
     *EXHAUSTION_GUARDS,
+    *BACKGROUND_GUARDS,
     *PAYMENT_GUARDS,
     *KEY_GUARDS,
     *SETTING_GUARDS,

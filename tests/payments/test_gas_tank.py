@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tollway.identifiers import ListingId, keccak256
+from tollway.limits import DEFAULT_LIMITS
 from tollway.money import TokenDomain
 from tollway.payments.gas_tank import BUDGET_PAUSE_FACTOR, LOOKS_UNTIL_STALE
 from tollway.payments.remote_facilitator import RemoteFacilitator
@@ -336,4 +337,22 @@ async def test_it_looks_again_soon_after_trouble_and_through_failures() -> None:
             running.cancel()
         scene.gas.away = False
         await scene.tank.refresh()
+        assert is_offered(scene)
+
+
+@pytest.mark.parametrize("outage", ["storage", "chain"])
+async def test_the_look_at_gas_goes_on_after_an_outage(outage: str) -> None:
+    """On Python 3.11 and 3.12 a task group whose task failed leaves `cancelling()` at 1 in its task. The loop took that
+    for its own end, and x402 was off until a restart."""
+    async with SettlingScene(limits=replace(DEFAULT_LIMITS, gas_refresh_s=0.001)) as scene:
+        async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+            running = group.create_task(scene.tank.run())
+            for is_away in (True, False, True, False):
+                scene.gas.away = is_away and outage == "storage"
+                (scene.chain.take_away if is_away and outage == "chain" else scene.chain.bring_back)(CHAIN)
+                looks = scene.chain.asked["fetch_fees", CHAIN]
+                while scene.chain.asked["fetch_fees", CHAIN] < looks + 3:
+                    assert not running.done()
+                    await asyncio.sleep(0.001)
+            running.cancel()
         assert is_offered(scene)

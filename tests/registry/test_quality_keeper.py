@@ -3,6 +3,8 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+import pytest
+
 from tollway.errors import StorageUnavailable
 from tollway.identifiers import ListingId
 from tollway.registry.quality_keeper import (
@@ -87,7 +89,8 @@ async def test_what_was_counted_is_written_once_and_summed_up() -> None:
 async def test_an_outage_loses_nothing() -> None:
     scene = Scene(book=Notebook(is_away=True))
     scene.tally.note(ONE, FAST)
-    await scene.keeper.write_down()
+    with pytest.raises(StorageUnavailable):
+        await scene.keeper.write_down()
     scene.tally.note(ONE, FAST)
     await scene.keeper.finish()
     scene.book.is_away = False
@@ -101,7 +104,8 @@ async def test_many_counts_are_written_in_lots_and_the_rest_is_kept() -> None:
     for number in range(2 * ADDED_AT_ONCE + 1):
         scene.tally.note(ListingId(f"api_{number:04}"), FAST)
     scene.book.lots_left = 1
-    await scene.keeper.write_down()
+    with pytest.raises(StorageUnavailable):
+        await scene.keeper.write_down()
     assert [len(lot) for lot, _ in scene.book.added] == [ADDED_AT_ONCE]
     scene.book.lots_left = None
     await scene.keeper.write_down()
@@ -113,7 +117,8 @@ async def test_a_sum_that_failed_is_due_again() -> None:
     scene = Scene()
     scene.tally.note(ONE, FAST)
     scene.book.is_adding = False
-    await scene.keeper.write_down()
+    with pytest.raises(StorageUnavailable):
+        await scene.keeper.write_down()
     assert scene.book.summed == []
     scene.book.is_adding = True
     await scene.keeper.write_down()
@@ -160,4 +165,5 @@ async def test_outdated_sums_are_made_anew_and_old_days_forgotten(monkeypatch) -
     assert scene.book.summed == outdated
     assert (scene.book.outdated, scene.book.old_rows) == ([], 0)
     scene.book.is_away = True
-    await scene.keeper.renew()  # tried again at the next turn
+    with pytest.raises(StorageUnavailable):
+        await scene.keeper.renew()  # tried again at the next turn

@@ -10,13 +10,15 @@ again, so a lie would stand for ever. Whatever the value, as many nodes as the n
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import assert_never
 
 import structlog
 
+from tollway.background import BackgroundTask, TaskName, describe_failure, run_all
 from tollway.chain.reader import ChainFacts, NotMined, SettlementChain, Trust
 from tollway.chain.rules import ChainRules
-from tollway.errors import ChainUnavailable, NodesDisagree
+from tollway.errors import ChainUnavailable, NodesDisagree, StorageUnavailable
 from tollway.identifiers import ChainId
 from tollway.ledger.authorization import AuthorizedCall, SettledTransfer
 from tollway.ledger.book import Book
@@ -54,7 +56,9 @@ class Watcher:
         now_ms: Callable[[], int],
         on_gone: Callable[[Payment], None],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        task: BackgroundTask | None = None,
     ) -> None:
+        self._task = task or BackgroundTask(TaskName.PAYMENT_CHECK)
         self._book = book
         self._chains = chains
         self._rules = rules
@@ -66,12 +70,10 @@ class Watcher:
 
     async def run(self) -> None:
         """Checks again and again, until it is cancelled."""
+        self._task.interval_s = self._limits.watch_interval_s
         self._missed.clear()  # another may have checked since it last ran here: not in a row any more
         while True:
-            try:
-                await self.check_once()
-            except Exception:  # noqa: BLE001 - a task root: logged, and tried again
-                _log.exception("payment_check_failed")
+            await self._task.attempt(self.check_once)
             await self._sleep(self._limits.watch_interval_s)
 
     async def check_once(self) -> None:
@@ -79,16 +81,16 @@ class Watcher:
         payments = await self._book.unfinal_payments(limit=self._limits.watch_batch_max)
         turns = asyncio.Semaphore(self._limits.watch_in_flight_max)
         away: set[ChainId] = set()
-        async with asyncio.TaskGroup() as group:
-            for payment in payments:
-                group.create_task(self._check_in_turn(payment, turns, away))
+        await run_all([partial(self._check_in_turn, payment, turns, away) for payment in payments])
 
     async def _check_in_turn(self, payment: Payment, turns: asyncio.Semaphore, away: set[ChainId]) -> None:
         async with turns:
             try:
                 await self._check(payment, away)
-            except Exception:  # noqa: BLE001 - a task root: one bad payment must not stop the others
-                _log.exception("payment_check_failed", transaction=str(payment.tx_hash))
+            except StorageUnavailable:
+                raise  # one line for all of them
+            except Exception as exc:  # noqa: BLE001 - a task root: one bad payment must not stop the others
+                _log.error("payment_check_failed", transaction=str(payment.tx_hash), **describe_failure(exc))
 
     async def _check(self, payment: Payment, away: set[ChainId]) -> None:
         rules = self._rules.get(payment.chain_id)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from tollway.background import describe_failure
 from tollway.identifiers import Address
 from tollway.limits import Limits
 from tollway.registry.ownership import Challenge, Method, Ownerships, Stake
@@ -69,8 +70,8 @@ class OwnershipRounds:
             async with seats:
                 try:
                     return await self._look(challenge)
-                except Exception:  # noqa: BLE001 - a task root: logged; one origin must not stop the others' turn
-                    _log.exception("ownership_look_failed", origin=challenge.origin)
+                except Exception as exc:  # noqa: BLE001 - a task root: logged; one origin must not stop the others' turn
+                    _log.error("ownership_look_failed", origin=challenge.origin, **describe_failure(exc))
                     return ()
 
         async with asyncio.TaskGroup() as group:

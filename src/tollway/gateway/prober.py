@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
+from tollway.background import BackgroundTask, TaskName, describe_failure
 from tollway.errors import UpstreamUnreachable
 from tollway.gateway.breaker import Breaker
 from tollway.outbound.policy import Endpoint, parse_endpoint
@@ -27,7 +28,9 @@ class Prober:
         *,
         knock: Callable[[Endpoint], Awaitable[None]],
         tick_s: float = TICK_S,
+        task: BackgroundTask | None = None,
     ) -> None:
+        self._task = task or BackgroundTask(TaskName.UPSTREAM_PROBES)
         self._breaker = breaker
         self._knock = knock
         self._tick_s = tick_s
@@ -43,6 +46,7 @@ class Prober:
                     if origin not in self._probed:
                         self._probed.add(origin)
                         group.create_task(self._probe(origin))
+                self._task.note_success()
                 await asyncio.sleep(self._tick_s)
 
     async def _probe(self, origin: str) -> None:
@@ -52,6 +56,8 @@ class Prober:
                     _log.info("upstream_back", origin=origin)
             elif self._breaker.note_failed(origin):
                 _log.info("upstream_down", origin=origin)
+        except Exception as exc:  # noqa: BLE001 - a child of the prober's group: the next probes go on
+            _log.error("probe_failed", origin=origin, **describe_failure(exc))
         finally:
             self._probed.discard(origin)
 
@@ -63,7 +69,7 @@ class Prober:
             await self._knock(endpoint)
         except UpstreamUnreachable:
             return False
-        except Exception:  # noqa: BLE001 - a task root: logged, and tried again
-            _log.exception("probe_failed", origin=origin)
+        except Exception as exc:  # noqa: BLE001 - a task root: logged, and tried again
+            _log.error("probe_failed", origin=origin, **describe_failure(exc))
             return False
         return True

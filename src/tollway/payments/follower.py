@@ -10,10 +10,10 @@ that does not answer is asked again; only who waits decides how long that is wor
 import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeGuard
 
-import structlog
-
+from tollway.background import BackgroundTask, TaskName, run_loops
 from tollway.chain.reader import ChainFacts, NotMined, SettlementChain, Trust
 from tollway.errors import ChainUnavailable
 from tollway.identifiers import Address, ChainId, TxHash
@@ -24,8 +24,6 @@ PAUSE_GROWTH = 1.5
 BATCH_MAX = 100
 ROUNDS_UNTIL_ALL = 5
 """A first one that can never be mined (its nonce went to another) must not hide those behind it."""
-
-_log = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -56,7 +54,9 @@ class Follower:
         *,
         pause_min_s: float = PAUSE_MIN_S,
         pause_max_s: float = PAUSE_MAX_S,
+        task: BackgroundTask | None = None,
     ) -> None:
+        self._task = task or BackgroundTask(TaskName.RECEIPT_POLLING)
         self._chains = chains
         self._pause_min_s = pause_min_s
         self._pause_max_s = pause_max_s
@@ -64,9 +64,7 @@ class Follower:
 
     async def run(self) -> None:
         """Asks while somebody waits, until it is cancelled."""
-        async with asyncio.TaskGroup() as group:
-            for chain_id, street in self._streets.items():
-                group.create_task(self._walk(chain_id, street))
+        await run_loops([partial(self._walk, chain_id, street) for chain_id, street in self._streets.items()])
 
     async def wait_mined(
         self, chain_id: ChainId, tx_hash: TxHash, *, lane: Address, depth: int, trust: Trust = Trust.AGREED
@@ -92,10 +90,7 @@ class Follower:
             if street.has_news.is_set():
                 street.has_news.clear()
                 pause_s = self._pause_min_s
-            try:
-                await self._ask(chain_id, street)
-            except Exception:  # noqa: BLE001 - a task root: logged, and tried again
-                _log.exception("follower_failed", chain_id=chain_id)
+            await self._task.attempt(partial(self._ask, chain_id, street))
             await _sleep_until(street.has_news, pause_s)
             pause_s = min(pause_s * PAUSE_GROWTH, self._pause_max_s)
 

@@ -9,10 +9,12 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 
 import structlog
 
+from tollway.background import BackgroundTask, TaskName, run_all
 from tollway.chain.reader import AccountFacts, Fees, SettlementChain
 from tollway.chain.rules import ChainRules
 from tollway.chain.token_domain import find_domain_fault
@@ -98,7 +100,9 @@ class GasTank:
         now_ms: Callable[[], int],
         facilitators: Mapping[ChainId, RemoteFacilitator] = _NO_FACILITATORS,
         notes: SettlingNotes = SILENT,
+        task: BackgroundTask | None = None,
     ) -> None:
+        self._task = task or BackgroundTask(TaskName.GAS_CHECK)
         self._rules = {chain_id: one for chain_id, one in rules.items() if one.has_rail}
         self._assets = tuple(asset for asset in assets if asset.domain is not None)
         self._chains = chains
@@ -201,15 +205,10 @@ class GasTank:
 
     async def run(self) -> None:
         """Looks again and again, and soon after trouble, until it is cancelled."""
+        self._task.interval_s = self._limits.gas_refresh_s
         while True:
             self._has_trouble.clear()
-            try:
-                await self.refresh()
-            except Exception:  # noqa: BLE001 - a task root: logged, and tried again
-                _log.exception("gas_look_failed")
-                task = asyncio.current_task()
-                if task is not None and task.cancelling():
-                    raise asyncio.CancelledError from None  # the task group that failed has swallowed it
+            await self._task.attempt(self.refresh)
             await asyncio.sleep(min(TROUBLE_PAUSE_S, self._limits.gas_refresh_s))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._limits.gas_refresh_s):
@@ -218,13 +217,15 @@ class GasTank:
     async def refresh(self) -> None:
         """A look at every network, and at what was spent. Raises `StorageUnavailable`; a chain that does not answer only
         leaves what was known."""
-        async with asyncio.TaskGroup() as group:
-            for chain_id in self._rules:
-                group.create_task(self._look(chain_id))
-            for facilitator in self._facilitators.values():
-                group.create_task(facilitator.look(deadline_s=self._limits.rpc_deadline_s))
-        await self._refresh_budgets()
-        self._withdrawals.update(self._find_withdrawals())
+        looks = [partial(self._look, chain_id) for chain_id in self._rules]
+        asks = [
+            partial(one.look, deadline_s=self._limits.rpc_deadline_s) for one in self._facilitators.values()
+        ]
+        try:
+            await run_all([*looks, *asks])
+            await self._refresh_budgets()
+        finally:
+            self._withdrawals.update(self._find_withdrawals())
 
     async def _look(self, chain_id: ChainId) -> None:
         gauge = self._gauges[chain_id]

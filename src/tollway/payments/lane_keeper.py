@@ -6,13 +6,14 @@ ceiling. One gateway keeps them for all, and two at once do no harm: of all that
 judged or moved here, and nothing is broadcast that was not stored before.
 """
 
-import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import structlog
 
+from tollway.background import describe_failure, run_all
 from tollway.chain.reader import ChainFacts, NotMined, SendFault, SendRefused, SettlementChain
-from tollway.errors import ChainUnavailable
+from tollway.errors import ChainUnavailable, StorageUnavailable
 from tollway.identifiers import TxHash
 from tollway.ledger.authorization import SettlementAttempt
 from tollway.ledger.book import Book
@@ -58,11 +59,9 @@ class LaneKeeper:
         self._capped: dict[GasLane, TxHash] = {}  # of which it was told that gas costs more than is allowed
 
     async def run_once(self) -> None:
-        """One look at every lane, those of keys without gas too."""
-        async with asyncio.TaskGroup() as group:
-            for chain_id in self._tank.chain_ids:
-                for lane in self._tank.lanes(chain_id):
-                    group.create_task(self._look_after(lane))
+        """One look at every lane, those of keys without gas too. Raises StorageUnavailable."""
+        lanes = [lane for chain_id in self._tank.chain_ids for lane in self._tank.lanes(chain_id)]
+        await run_all([partial(self._look_after, lane) for lane in lanes])
 
     async def _look_after(self, lane: GasLane) -> None:
         try:
@@ -71,8 +70,11 @@ class LaneKeeper:
             _log.warning(
                 "lane_unseen", chain_id=lane.chain_id, address=str(lane.key.address), detail=str(exc)
             )
-        except Exception:  # noqa: BLE001 - a task root: one bad lane must not stop the others
-            _log.exception("lane_failed", chain_id=lane.chain_id, address=str(lane.key.address))
+        except StorageUnavailable:
+            raise  # one line for all of them
+        except Exception as exc:  # noqa: BLE001 - a task root: one bad lane must not stop the others
+            where = {"chain_id": lane.chain_id, "address": str(lane.key.address)}
+            _log.error("lane_failed", **where, **describe_failure(exc))
 
     async def _keep(self, lane: GasLane) -> None:
         attempts = await self._gas.open_attempts(lane.chain_id, lane.key.address, limit=OPEN_MAX)

@@ -9,9 +9,11 @@ nobody, and signs nothing that was not stored before.
 import asyncio
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 
+from tollway.background import describe_failure, run_all, run_contained
 from tollway.chain.reader import (
     AuthorizationFacts,
     ChainFacts,
@@ -22,7 +24,7 @@ from tollway.chain.reader import (
     Trust,
 )
 from tollway.chain.rules import ChainRules
-from tollway.errors import ChainUnavailable
+from tollway.errors import ChainUnavailable, StorageUnavailable
 from tollway.identifiers import ZERO_ADDRESS, Address, CallId, ChainId, TxHash
 from tollway.ledger.authorization import AuthorizedCall, SettledTransfer, SettlementAttempt
 from tollway.ledger.book import Book
@@ -115,13 +117,13 @@ class Sweeper:
 
     async def run_once(self) -> None:
         """One look at the lanes of our keys, and at the calls adrift. Raises StorageUnavailable."""
-        await self._keeper.run_once()
+        lane_failure = await run_contained(self._keeper.run_once)
         calls = await self._book.unsettled(limit=self._limits.sweep_batch_max)
         self._notes.adrift(sum(call.state is CallState.SETTLING for call in calls))
         turns = asyncio.Semaphore(self._limits.sweep_in_flight_max)
-        async with asyncio.TaskGroup() as group:
-            for call in calls:
-                group.create_task(self._sweep_in_turn(call, turns))
+        await run_all([partial(self._sweep_in_turn, call, turns) for call in calls])
+        if lane_failure is not None:
+            raise lane_failure
 
     async def _sweep_in_turn(self, call: AuthorizedCall, turns: asyncio.Semaphore) -> None:
         async with turns:
@@ -129,8 +131,10 @@ class Sweeper:
                 await self._sweep(call)
             except ChainUnavailable as exc:
                 _log.warning("sweep_postponed", call_id=call.call_id, detail=str(exc))
-            except Exception:  # noqa: BLE001 - a task root: one bad call must not stop the others
-                _log.exception("sweep_failed", call_id=call.call_id)
+            except StorageUnavailable:
+                raise  # one line for all of them
+            except Exception as exc:  # noqa: BLE001 - a task root: one bad call must not stop the others
+                _log.error("sweep_failed", call_id=call.call_id, **describe_failure(exc))
 
     async def _sweep(self, call: AuthorizedCall) -> None:
         case = await self._open_case(call)

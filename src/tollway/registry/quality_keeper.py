@@ -3,7 +3,6 @@ and the sums of listings without new calls are made anew every day. It counts no
 """
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 
 from tollway.errors import StorageUnavailable
@@ -42,11 +41,12 @@ class QualityKeeper:
         try:
             async with asyncio.timeout(STOP_DEADLINE_S):
                 await self.write_down(is_last=True)
-        except TimeoutError:
+        except (TimeoutError, StorageUnavailable):
             pass  # a database that is away: what it does not know by now is lost
 
     async def write_down(self, *, is_last: bool = False) -> None:
-        """What was counted since the last time, and the sums that are due. `is_last`: also those that could wait."""
+        """What was counted since the last time, and the sums that are due. `is_last`: also those that could wait.
+        Raises StorageUnavailable: what was not written is due at the next turn."""
         now_ms = self._now_ms()
         counts = list(self._tally.take().items())
         for start in range(0, len(counts), ADDED_AT_ONCE):
@@ -56,7 +56,7 @@ class QualityKeeper:
             except StorageUnavailable:
                 # It may have been written all the same: counted twice is better than a good day lost to an outage.
                 self._tally.give_back(dict(counts[start:]))
-                return
+                raise
             for listing_id, _ in lot:
                 if len(self._due) < WAITING_MAX:
                     self._due[listing_id] = None
@@ -65,10 +65,7 @@ class QualityKeeper:
             await self._sum_up(ready[start : start + BATCH], now_ms)
 
     async def _sum_up(self, listing_ids: list[ListingId], now_ms: int) -> None:
-        try:
-            sums = await self._book.sum_up(listing_ids, today=day_of(now_ms))
-        except StorageUnavailable:
-            return  # they stay due
+        sums = await self._book.sum_up(listing_ids, today=day_of(now_ms))
         for listing_id in listing_ids:
             self._due.pop(listing_id, None)
             if sums.get(listing_id, 0) >= BUSY_CALLS:
@@ -77,11 +74,9 @@ class QualityKeeper:
                 self._not_before_ms[listing_id] = now_ms + BUSY_WAIT_MS
 
     async def renew(self) -> None:
-        """Sums of an earlier day are made anew, and what counts no more is dropped; in small pieces."""
-        with contextlib.suppress(StorageUnavailable):  # whoever needs it says so; it goes on at the next turn
-            await self._renew(day_of(self._now_ms()))
-
-    async def _renew(self, today: int) -> None:
+        """Sums of an earlier day are made anew, and what counts no more is dropped; in small pieces. Raises
+        StorageUnavailable: it goes on at the next turn."""
+        today = day_of(self._now_ms())
         while outdated := await self._book.find_outdated(today=today, count_max=BATCH):
             await self._book.sum_up(outdated, today=today)
             await asyncio.sleep(RENEW_PAUSE_S)

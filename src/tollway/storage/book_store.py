@@ -15,6 +15,7 @@ from typing import TypeVar
 import structlog
 from sqlalchemy.exc import IntegrityError
 
+from tollway.background import BackgroundTask
 from tollway.errors import StorageUnavailable
 from tollway.identifiers import CallId, TxHash
 from tollway.ledger.authorization import AuthorizedCall, SettledTransfer, SettlementAttempt
@@ -91,10 +92,11 @@ class BookStore(BookReader):
         on_batch: Callable[[int], None] = lambda size: None,
         on_lapse: Callable[[], None] = lambda: None,
         on_setback: Callable[[], None] = lambda: None,
+        writer: BackgroundTask | None = None,
     ) -> None:
         """`on_lapse`: this gateway was silent for longer than its lease, and others may have settled its calls.
         `on_setback`: the database was found to have gone back in time; its balances are held.
-        `ticks_ms`: a monotonic clock, by which jumps of the others are seen."""
+        `ticks_ms`: a monotonic clock, by which jumps of the others are seen. `writer`: the background task that `run` is."""
         self._own_ms = now_ms
         self._time = SharedTime(own_ms=now_ms, ticks_ms=ticks_ms)
         super().__init__(database, now_ms=self._time.read, limits=limits)
@@ -122,6 +124,7 @@ class BookStore(BookReader):
             ticks_ms=ticks_ms or now_ms,
             grant_ms_max=int(limits.owner_lease_s * 500),
             on_batch=on_batch,
+            task=writer,
         )
 
     async def open(self) -> None:

@@ -17,6 +17,7 @@ import structlog
 from sqlalchemy import Connection, update
 from sqlalchemy.exc import IntegrityError
 
+from tollway.background import BackgroundTask, TaskName
 from tollway.errors import StorageUnavailable
 from tollway.identifiers import CallId
 from tollway.ledger.book import Claim, Claimed, Close, Closed, Finish
@@ -88,6 +89,7 @@ class GroupCommit:
         ticks_ms: Callable[[], int],
         grant_ms_max: int,
         on_batch: Callable[[int], None] = lambda size: None,
+        task: BackgroundTask | None = None,
     ) -> None:
         """`on_went_back`: the database has gone back in time; when it returns, the balances there are held.
         `grant_ms_max`: a grant that reaches its caller later, by `ticks_ms` (monotonic), is given back: the process may
@@ -100,6 +102,7 @@ class GroupCommit:
         self._ticks_ms = ticks_ms
         self._grant_ms_max = grant_ms_max
         self._on_batch = on_batch
+        self._task = task or BackgroundTask(TaskName.BOOK_WRITER)
         self._queue: deque[_Waiting] = deque()
         self._in_flight: list[_Waiting] = []
         self._wake = asyncio.Event()
@@ -122,7 +125,13 @@ class GroupCommit:
                 # Not before the wait: what became due while the last batch was written has called already.
                 self._wake.clear()
                 self._in_flight = self._take()
-                await self._commit(self._in_flight)
+                try:
+                    await self._commit(self._in_flight)
+                except Exception as exc:  # noqa: BLE001 - the root of the books' task: no batch may end it
+                    self._task.note_failure(exc)
+                    for waiting in self._in_flight:
+                        if waiting.future is None or not waiting.future.done():
+                            self._fail(waiting, StorageUnavailable())
                 self._in_flight = []
         finally:
             self._is_stopping = self._has_ended = True
@@ -221,7 +230,9 @@ class GroupCommit:
         self._on_batch(len(batch))
         exc = await self._write_part(_Part(waiting=batch))
         if exc is None:
+            self._task.note_success()
             return
+        self._task.note_failure(exc)
         _log.warning("books_batch_failed", entries=len(batch), error=repr(exc))
         is_retry = not isinstance(exc, _OWN_FAULTS)
         failure = await self._find_failure() if is_retry else None

@@ -15,10 +15,12 @@ import asyncio
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 
 import structlog
 from sqlalchemy import func, select, text
 
+from tollway.background import BackgroundTask, TaskName
 from tollway.errors import StorageUnavailable
 from tollway.limits import Limits
 from tollway.storage.database import Ask, Database, PostgresDatabase
@@ -76,7 +78,9 @@ class Leadership:
         limits: Limits,
         note: Callable[[Duty, bool], None],
         count_lost: Callable[[], int] = lambda: 0,
+        task: BackgroundTask | None = None,
     ) -> None:
+        self._task = task or BackgroundTask(TaskName(f"{duty.label}_election"))
         self._database = database
         self._duty = duty
         self._limits = limits
@@ -86,7 +90,7 @@ class Leadership:
 
     async def lead(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
         """Runs `work` while this gateway leads, until this is cancelled. Where the lead is lost, `work` is cancelled;
-        or given to a better one, it begins anew with the next lead. It is to run until then; what it raises ends this too."""
+        or given to a better one, it begins anew with the next lead. It is to run until then, and must not raise."""
         if not isinstance(self._database, PostgresDatabase):
             self._note(is_leading=True)
             try:
@@ -94,14 +98,13 @@ class Leadership:
             finally:
                 self._note(is_leading=False)
             return
-        while True:
-            try:
-                if await self._is_vacant():
-                    await self._serve(self._database, work)
-            except StorageUnavailable as exc:
-                # Nobody can lead without the books; whoever asks them says so.
-                _log.debug("leadership_unknown", duty=self._duty.label, detail=str(exc))
-            await asyncio.sleep(self._limits.leader_poll_s)
+        await self._task.repeat(self._limits.leader_poll_s, partial(self._stand, self._database, work))
+
+    async def _stand(
+        self, database: PostgresDatabase, work: Callable[[], Coroutine[None, None, None]]
+    ) -> None:
+        if await self._is_vacant():
+            await self._serve(database, work)
 
     async def _is_vacant(self) -> bool:
         """Whether nobody leads who is as good. Asked on a connection of the pool, so that those who wait hold none of
@@ -144,6 +147,7 @@ class Leadership:
                 async with asyncio.timeout(self._limits.leader_lease_s / 2):
                     found = await ask(_KEPT)
                     if found == session:
+                        self._task.note_success()
                         held = await self._adapt(ask, held)
             except (StorageUnavailable, TimeoutError) as exc:
                 _log.warning("leadership_lost", duty=self._duty.label, detail=str(exc.__cause__ or exc))

@@ -1,0 +1,220 @@
+"""Background tasks of a gateway: their names, when each ran well the last time, and how often each failed since.
+
+Each run is a task of its own, and its failure is a value. On Python 3.11 and 3.12 a `TaskGroup` whose child fails while
+the group is left cancels its parent and never takes that back: `cancelling()` stays at 1, and a loop that goes on in the
+same task can no longer tell this from its own cancellation. So no loop of a background task runs such a group in its own
+task, and no child of a group raises.
+"""
+
+import asyncio
+import time
+import traceback
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from enum import StrEnum
+
+import structlog
+
+RESTART_S = 1.0
+"""A task that runs when there is work rests for so long after a failure."""
+ERROR_LENGTH_MAX = 300
+
+_log = structlog.get_logger(__name__)
+
+Job = Callable[[], Awaitable[object]]
+
+
+class TaskName(StrEnum):
+    """Every background task of a gateway. The value is its name in the log, in metrics and in `tollway doctor`."""
+
+    ANSWER_PRUNING = "answer_pruning"
+    BLOCKED_WALLETS = "blocked_wallets"
+    BOOK_WRITER = "book_writer"
+    CALL_RECOVERY = "call_recovery"
+    CHAIN_CHECK = "chain_check"
+    GAS_CHECK = "gas_check"
+    LEASE_RENEWAL = "lease_renewal"
+    OWNERSHIP_CHECK = "ownership_check"
+    PAYMENT_CHECK = "payment_check"
+    QUALITY_RENEWAL = "quality_renewal"
+    QUALITY_WRITER = "quality_writer"
+    READINESS_NOTE = "readiness_note"
+    RECEIPT_POLLING = "receipt_polling"
+    REPUTATION_ELECTION = "reputation_election"
+    SCHEMA_CHECK = "schema_check"
+    SESSION_PRUNING = "session_pruning"
+    SETTLEMENT_HANDOVER = "settlement_handover"
+    SETTLEMENT_SWEEP = "settlement_sweep"
+    SHARED_RATES_CHECK = "shared_rates_check"
+    SHARED_RATES_WRITER = "shared_rates_writer"
+    SWEEPER_ELECTION = "sweeper_election"
+    UPSTREAM_PROBES = "upstream_probes"
+    WATCHER_ELECTION = "watcher_election"
+
+
+class BackgroundTask:
+    """One background task. Used from one event loop. `clock`: monotonic seconds.
+
+    `interval_s`: the pause between two runs; None where it runs only when there is work. `failures`: runs in a row that
+    failed. `succeeded_s`: when the last good run ended. `has_ended`: it ended although it was neither cancelled nor expected to end.
+    """
+
+    def __init__(self, name: TaskName, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.name = name
+        self.interval_s: float | None = None
+        self.failures = 0
+        self.is_running = False
+        self.has_ended = False
+        self._clock = clock
+        self.succeeded_s = clock()
+        self._is_end_expected = False
+        self._is_woken = asyncio.Event()
+
+    @property
+    def age_s(self) -> float:
+        """Since the last good run; before the first one, since the task began."""
+        return self._clock() - self.succeeded_s
+
+    async def supervise(self, job: Job) -> None:
+        """Runs the whole of the task, and says so when it ends by itself. Raises only what cancels it from outside."""
+        self.failures, self.has_ended, self._is_end_expected = 0, False, False
+        self.succeeded_s = self._clock()
+        self.is_running = True
+        try:
+            failure = await run_contained(job)
+        finally:
+            self.is_running = False
+        if failure is None and self._is_end_expected:
+            return
+        self.has_ended = True
+        told = {"error": "it returned"} if failure is None else describe_failure(failure)
+        _log.error("background_task_ended", task=self.name.value, hint="restart this gateway", **told)
+
+    def expect_end(self) -> None:
+        """From now on it may return."""
+        self._is_end_expected = True
+
+    async def repeat(self, interval_s: float, job: Job) -> None:
+        """Runs `job` again and again, whatever fails, until it is cancelled."""
+        self.interval_s = interval_s
+        while True:
+            await self.attempt(job)
+            await self.pause(interval_s)
+
+    async def repeat_on_demand(self, job: Job) -> None:
+        """The same for a job that waits for its work."""
+        while True:
+            if not await self.attempt(job):
+                await self.pause(RESTART_S)
+
+    async def attempt(self, job: Job) -> bool:
+        """One run: whether it went well. Raises only what cancels it from outside."""
+        failure = await run_contained(job)
+        if failure is None:
+            self.note_success()
+        else:
+            self.note_failure(failure)
+        return failure is None
+
+    def note_success(self) -> None:
+        self.succeeded_s = self._clock()
+        if self.failures:
+            _log.info("background_task_recovered", task=self.name.value, failures=self.failures)
+        self.failures = 0
+
+    def note_failure(self, failure: Exception) -> None:
+        """One line in the log for the first failure, the second, the fourth, the eighth in a row, and so on."""
+        self.failures += 1
+        if self.failures.bit_count() == 1:
+            told = describe_failure(failure)
+            _log.warning("background_task_failed", task=self.name.value, failures=self.failures, **told)
+
+    async def pause(self, seconds: float) -> None:
+        """Returns after so long, or as soon as `wake` is called."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._is_woken.wait()
+        except TimeoutError:
+            return
+        self._is_woken.clear()
+
+    def wake(self) -> None:
+        """Ends the pause, or the next one at once."""
+        self._is_woken.set()
+
+
+class BackgroundTasks:
+    """All background tasks of one gateway, by name, whether they run or not."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._tasks = {name: BackgroundTask(name, clock=clock) for name in TaskName}
+
+    def __getitem__(self, name: TaskName) -> BackgroundTask:
+        return self._tasks[name]
+
+    def __iter__(self) -> Iterator[BackgroundTask]:
+        return iter(self._tasks.values())
+
+    @property
+    def ended(self) -> tuple[TaskName, ...]:
+        """Those that ended by themselves: this gateway is not ready any more."""
+        return tuple(task.name for task in self if task.has_ended)
+
+
+async def run_contained(job: Job) -> Exception | None:
+    """Runs a job in a task of its own and returns its failure. Raises only what cancels the caller: a job that ends by a
+    cancellation of its own has failed."""
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(_catch(job))
+    return _read(task)
+
+
+async def run_all(jobs: Iterable[Job]) -> None:
+    """Runs all at once, each in a task of its own, and to its end. Raises the first failure when all have ended."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(_catch(job)) for job in jobs]
+    for task in tasks:
+        failure = _read(task)
+        if failure is not None:
+            raise failure
+
+
+async def run_loops(loops: Iterable[Job]) -> None:
+    """Runs loops side by side, each in a task of its own, until this is cancelled. A loop that ends all the same ends the
+    others, and this raises why it ended."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(_catch(loop)) for loop in loops]
+        if not tasks:
+            await asyncio.Event().wait()
+        ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            task.cancel()
+    raise _read(ended.pop()) or RuntimeError("it returned")
+
+
+async def _catch(job: Job) -> Exception | None:
+    try:
+        await job()
+    except Exception as exc:  # noqa: BLE001 - the root of a background task: its caller logs it
+        return exc
+    return None
+
+
+def _read(task: asyncio.Task[Exception | None]) -> Exception | None:
+    return RuntimeError("it was cancelled from within") if task.cancelled() else task.result()
+
+
+def describe_failure(failure: Exception) -> dict[str, str]:
+    """Fields of one line in the log: the error with its cause, and where it was raised. Of a group, its first."""
+    while isinstance(failure, ExceptionGroup):
+        failure = failure.exceptions[0]
+    text = _name(failure)
+    if failure.__cause__ is not None:
+        text += f", caused by {_name(failure.__cause__)}"
+    frames = traceback.extract_tb(failure.__traceback__)
+    at = f"{frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}" if frames else "unknown"
+    return {"error": text[:ERROR_LENGTH_MAX], "at": at}
+
+
+def _name(failure: BaseException) -> str:
+    text = " ".join(str(failure).split())
+    return f"{type(failure).__name__}: {text}" if text else type(failure).__name__

@@ -1,0 +1,57 @@
+"""Guards of background tasks: an outage switches nothing off for good, and what ended is seen (K9)."""
+
+from tests.guards.guard import guard
+
+BACKGROUND = "background.py"
+OUTLIVES = "test_background_outages.py::test_a_background_task_outlives_an_outage"
+
+BACKGROUND_GUARDS = (
+    guard(
+        "K9",
+        "a failed run leaves no cancellation in its loop",
+        BACKGROUND,
+        "    async with asyncio.TaskGroup() as group:\n        task = group.create_task(_catch(job))\n    return _read(task)\n",
+        "    return await _catch(job)\n",
+        test="test_background.py::test_a_failed_run_leaves_nothing_behind_in_its_loop",
+    ),
+    guard(
+        "K9",
+        "a failed run does not end its background task",
+        BACKGROUND,
+        "            await self.attempt(job)\n",
+        "            await job()\n            self.note_success()\n",
+        test=OUTLIVES,
+    ),
+    guard(
+        "K9",
+        "the look at gas goes on after an outage",
+        "payments/gas_tank.py",
+        "            await self._task.attempt(self.refresh)\n",
+        "            await self.refresh()\n",
+        test="payments/test_gas_tank.py::test_the_look_at_gas_goes_on_after_an_outage",
+    ),
+    guard(
+        "K9",
+        "a background task that ends by itself is an error in the log",
+        BACKGROUND,
+        "        self.has_ended = True\n        told",
+        "        return\n        told",
+        test="test_background.py::test_a_task_that_ends_by_itself_is_an_error",
+    ),
+    guard(
+        "K9",
+        "a background task that ended makes the gateway not ready",
+        "house.py",
+        "        is_running = not self.background.ended\n",
+        "        is_running = True\n",
+        test="test_background_outages.py::test_a_background_task_that_ended_is_on_readyz_and_in_the_metrics",
+    ),
+    guard(
+        "K9",
+        "failures in a row are few lines in the log",
+        BACKGROUND,
+        "        if self.failures.bit_count() == 1:\n",
+        "        if True:\n",
+        test="test_background.py::test_failures_in_a_row_are_told_in_few_lines_without_a_traceback",
+    ),
+)
