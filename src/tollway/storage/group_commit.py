@@ -232,9 +232,10 @@ class GroupCommit:
         if exc is None:
             self._task.note_success()
             return
-        self._task.note_failure(exc)
         _log.warning("books_batch_failed", entries=len(batch), error=repr(exc))
         is_retry = not isinstance(exc, _OWN_FAULTS)
+        if is_retry:
+            self._task.note_failure(exc)
         failure = await self._find_failure() if is_retry else None
         ends_ms = self._ticks_ms() + HALVING_MS_MAX
         finishes = [one for one in batch if isinstance(one.entry, Finish)]
