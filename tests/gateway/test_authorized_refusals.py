@@ -187,30 +187,31 @@ BOMB = b64(b"[" * 12_000)
 DEEP = b64(b'{"a":' * 2_000 + b"1" + b"}" * 2_000)
 V = "payment_verification_failed"
 M = "payment_malformed"
+MALFORMED_STATUS = {Dialect.X402_V2: 400, Dialect.X402_V1: 400, Dialect.MPP: 402}
 U = "payment_method_unsupported"
 X = "payment_expired"
 
 ROWS: list[tuple[str, Show, int, str, str | None]] = [
-    ("garbage", raw_header("!!!not base64!!!"), 402, M, "invalid_payload"),
-    ("nothing", raw_header(""), 402, M, "invalid_payload"),
-    ("text", raw_header(b64(b"hello")), 402, M, "invalid_payload"),
-    ("no object", raw_header(b64(b"[1]")), 402, M, "invalid_payload"),
-    ("null", raw_header(b64(b"null")), 402, M, "invalid_payload"),
-    ("bomb", raw_header(BOMB), 402, M, "invalid_payload"),
-    ("deep", raw_header(DEEP), 402, M, "invalid_payload"),
-    ("endless number", raw_header(b64(b'{"x402Version":1e999999}')), 402, M, None),
-    ("lone surrogate", raw_header(b64(b'{"x402Version":"\\ud800"}')), 402, M, None),
-    ("no text", raw_header("\xff\xfe"), 402, M, "invalid_payload"),
-    ("v1 no text", raw_header("\xff\xfe", "X-PAYMENT"), 402, M, "invalid_payload"),
+    ("garbage", raw_header("!!!not base64!!!"), 400, M, "invalid_payload"),
+    ("nothing", raw_header(""), 400, M, "invalid_payload"),
+    ("text", raw_header(b64(b"hello")), 400, M, "invalid_payload"),
+    ("no object", raw_header(b64(b"[1]")), 400, M, "invalid_payload"),
+    ("null", raw_header(b64(b"null")), 400, M, "invalid_payload"),
+    ("bomb", raw_header(BOMB), 400, M, "invalid_payload"),
+    ("deep", raw_header(DEEP), 400, M, "invalid_payload"),
+    ("endless number", raw_header(b64(b'{"x402Version":1e999999}')), 400, M, None),
+    ("lone surrogate", raw_header(b64(b'{"x402Version":"\\ud800"}')), 400, M, None),
+    ("no text", raw_header("\xff\xfe"), 400, M, "invalid_payload"),
+    ("v1 no text", raw_header("\xff\xfe", "X-PAYMENT"), 400, M, "invalid_payload"),
     ("MPP no text", raw_header("Payment \xff\xfe", "Authorization"), 402, M, "invalid_payload"),
     ("another scheme, no text", raw_header("Bearer \xff\xfe", "Authorization"), 400, "invalid_request", None),
-    ("v1 garbage", raw_header("%%%", "X-PAYMENT"), 402, M, "invalid_payload"),
-    ("v1 bomb", raw_header(BOMB, "X-PAYMENT"), 402, M, "invalid_payload"),
-    ("v1 in v2", in_the_other_header, 402, M, "invalid_x402_version"),
-    ("v2 in v1", v2_in_the_header_of_v1, 402, M, "invalid_x402_version"),
-    ("v3", edited("x402Version", 3), 402, M, "invalid_x402_version"),
-    ("version as text", edited("x402Version", "2"), 402, M, "invalid_x402_version"),
-    ("version is true", edited("x402Version", True, Dialect.X402_V1), 402, M, "invalid_x402_version"),
+    ("v1 garbage", raw_header("%%%", "X-PAYMENT"), 400, M, "invalid_payload"),
+    ("v1 bomb", raw_header(BOMB, "X-PAYMENT"), 400, M, "invalid_payload"),
+    ("v1 in v2", in_the_other_header, 402, U, "invalid_x402_version"),
+    ("v2 in v1", v2_in_the_header_of_v1, 402, U, "invalid_x402_version"),
+    ("v3", edited("x402Version", 3), 402, U, "invalid_x402_version"),
+    ("version as text", edited("x402Version", "2"), 400, M, "invalid_payload"),
+    ("version is true", edited("x402Version", True, Dialect.X402_V1), 400, M, "invalid_payload"),
     ("both headers", in_both_headers, 400, "invalid_request", "more_than_one_rail"),
     ("x402 and MPP", with_mpp_beside, 400, "invalid_request", "more_than_one_rail"),
     ("X-Payment-Tx", with_a_transaction_beside, 400, "invalid_request", "more_than_one_rail"),
@@ -247,17 +248,17 @@ ROWS: list[tuple[str, Show, int, str, str | None]] = [
      "invalid_exact_evm_payload_signature"),
     ("other nonce", edited("payload.authorization.nonce", "0x" + "00" * 32), 402, V,
      "invalid_exact_evm_payload_signature"),
-    ("no signature", edited("payload.signature", "0x"), 402, M, "invalid_payload"),
-    ("null signature", edited("payload.signature", None), 402, M, "invalid_payload"),
+    ("no signature", edited("payload.signature", "0x"), 400, M, "invalid_payload"),
+    ("null signature", edited("payload.signature", None), 400, M, "invalid_payload"),
     ("wrong checksum", edited("payload.authorization.to", "0x036cbD53842c5426634e7929541eC2318f3dCF7e"),
-     402, M, "invalid_payload"),
-    ("short address", edited("payload.authorization.to", "0xbb"), 402, M, "invalid_payload"),
-    ("value as number", edited("payload.authorization.value", PRICE), 402, M, "invalid_payload"),
-    ("negative value", edited("payload.authorization.value", "-10000"), 402, M, "invalid_payload"),
-    ("value beyond uint256", edited("payload.authorization.value", "9" * 78), 402, M, "invalid_payload"),
-    ("other digits", edited("payload.authorization.value", "١٠٠٠٠"), 402, M, "invalid_payload"),
-    ("no payload", edited("payload", None), 402, M, "invalid_payload"),
-    ("no accepted", edited("accepted", []), 402, M, "invalid_payload"),
+     400, M, "invalid_payload"),
+    ("short address", edited("payload.authorization.to", "0xbb"), 400, M, "invalid_payload"),
+    ("value as number", edited("payload.authorization.value", PRICE), 400, M, "invalid_payload"),
+    ("negative value", edited("payload.authorization.value", "-10000"), 400, M, "invalid_payload"),
+    ("value beyond uint256", edited("payload.authorization.value", "9" * 78), 400, M, "invalid_payload"),
+    ("other digits", edited("payload.authorization.value", "١٠٠٠٠"), 400, M, "invalid_payload"),
+    ("no payload", edited("payload", None), 400, M, "invalid_payload"),
+    ("no accepted", edited("accepted", []), 400, M, "invalid_payload"),
     ("bad identifier", with_identifier("short"), 400, "invalid_request", "invalid_payment_identifier"),
     ("MPP garbage", raw_header("Payment garbage", "Authorization"), 402, M, "invalid_payload"),
     ("MPP nothing", raw_header("Payment", "Authorization"), 402, M, "invalid_payload"),
@@ -293,7 +294,7 @@ async def test_refuses_with_its_code_and_reason_and_nothing_happens(
     if reason is not None:
         assert answer.problem["reason"] == reason
     await check_nothing_happened(gate, answer)
-    assert "www-authenticate" not in answer.headers or status == 402
+    assert ("payment" in answer.problem, "www-authenticate" in answer.headers) == (status == 402,) * 2
     if status == 402:  # its terms are good
         payer.fund(10 * PRICE)
         assert (await gate.ask("GET", TARGET, payer.show(answer))).status == 200
@@ -343,12 +344,13 @@ async def test_what_it_says_beyond_what_is_signed_decides_nothing(
 async def test_a_paid_authorisation_in_a_dress_that_nobody_knows_is_not_asked_to_pay(
     gate: SmallGateway, payer: SmallPayer, dialect: Dialect
 ) -> None:
-    """An unknown member is refused with terms, but only where the authorisation itself is not known."""
+    """An unknown member is refused, but only where the ledger does not know the authorisation."""
     asked = await payer.quote()
     signed = {} if dialect is Dialect.MPP else {"nonce": NONCE}
     strange = payer.show(asked, dialect, edit=lambda content: content.update(note=1), **signed)
     refused = await gate.ask("GET", TARGET, strange)
-    assert (refused.status, refused.problem["code"]) == (402, "payment_malformed")
+    assert (refused.status, refused.problem["code"]) == (MALFORMED_STATUS[dialect], "payment_malformed")
+    assert ("payment" in refused.problem) == (dialect is Dialect.MPP)
     assert "`note`" in refused.problem["detail"]
     await check_nothing_happened(gate, refused)
     assert (await gate.ask("GET", TARGET, payer.show(asked, dialect, **signed))).status == 200

@@ -1,5 +1,7 @@
 """The header tables, both ways."""
 
+from dataclasses import replace
+
 import http_sf
 import pytest
 
@@ -15,6 +17,7 @@ from tollway.gateway.headers import (
 )
 from tollway.limits import DEFAULT_LIMITS
 from tollway.outbound.policy import Endpoint, parse_endpoint
+from tollway.registry.listing import UpstreamAuth
 
 GATEWAY = "gw.example"
 PATH = "/api/v2/gateway/api_1"
@@ -407,6 +410,69 @@ def test_every_answer_is_guarded_once() -> None:
     assert dict(answer)[b"content-security-policy"].startswith(b"sandbox")
     assert dict(answer)[b"access-control-allow-origin"] == b"*"
     assert b"Tollway-Payment-State" in dict(answer)[b"access-control-expose-headers"]
+
+
+SECRET = "s3cret/key+1"
+QUERY_SECRET = UpstreamAuth(location="query", name="api_key", value=SECRET)
+HEADER_SECRET = UpstreamAuth(location="header", name="X-Api-Key", value=SECRET)
+ENCODED, TWICE = b"s3cret%2Fkey%2B1", b"s3cret%252fkey%252b1"
+
+
+def _kept(name: bytes, value: bytes, secret: UpstreamAuth) -> bytes | None:
+    answer = caller_headers(
+        [(name, value)],
+        keep_length=False,
+        endpoint=ENDPOINT,
+        target=f"/v1/x?{ENCODED.decode()}",
+        gateway_path=PATH,
+        secret=secret,
+    )
+    return dict(answer).get(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        (b"content-location", b"/v1/x?api_key=" + ENCODED, b"/v1/x"),
+        (b"content-location", b"/v1/x?a=1&api_key=" + ENCODED + b"&b=2#c", b"/v1/x?a=1&b=2#c"),
+        (b"content-location", b"/v1/x?api%5Fkey=" + ENCODED, b"/v1/x"),
+        (b"content-location", b"/v1/" + ENCODED, None),
+        (b"link", b'<https://api.example.com/v1?p=2&api_key=' + ENCODED + b'>; rel="next", </v1?api_key=x>; rel=first',
+         b'<https://api.example.com/v1?p=2>; rel="next", </v1>; rel=first'),
+        (b"link", b'</v1?p=2>; rel="next"; title="' + SECRET.encode() + b'"', None),
+        (b"refresh", b"0; url=/v1/x?api_key=" + ENCODED, b"0; url=/v1/x"),
+        (b"refresh", b"5;URL='/v1/x?api_key=" + ENCODED + b"&q=1'", b"5;URL='/v1/x?q=1'"),
+        (b"sourcemap", b"/maps/x.map?api_key=" + ENCODED, b"/maps/x.map"),
+        (b"x-sourcemap", b"/maps/x.map?v=1&api_key=" + SECRET.encode(), b"/maps/x.map?v=1"),
+        (b"location", b"/v1/x?api_key=" + ENCODED + b"&a=1", PATH.encode() + b"/x?a=1"),
+        (b"location", b"/v1/x?next=%2Fv1%3Fapi_key%3D" + TWICE, None),
+        (b"location", b"/v1/x#" + ENCODED, None),
+        (b"x-debug-url", b"/v1/x?api_key=" + ENCODED, None),
+        (b"x-debug-url", b"/v1/x?api_key=" + TWICE, None),
+        (b"etag", b'"' + SECRET.encode() + b'"', None),
+        (b"etag", b'"another"', b'"another"'),
+        (b"x-echo", b"s3cret/key 1", b"s3cret/key 1"),
+    ],
+)  # fmt: skip
+def test_no_header_brings_the_query_secret_to_the_caller(
+    name: bytes, value: bytes, expected: bytes | None
+) -> None:
+    assert _kept(name, value, QUERY_SECRET) == expected
+
+
+def test_no_header_brings_the_header_secret_to_the_caller() -> None:
+    assert _kept(b"x-echo", b"key " + SECRET.encode(), HEADER_SECRET) is None
+    assert _kept(b"link", b"</v1?api_key=1>; rel=next", HEADER_SECRET) == b"</v1?api_key=1>; rel=next"
+
+
+def test_a_dropped_cache_rule_leaves_the_default_one() -> None:
+    assert _kept(b"cache-control", b"public, ext=" + SECRET.encode(), QUERY_SECRET) == b"private, no-store"
+
+
+def test_a_secret_of_a_few_bytes_is_not_searched_for() -> None:
+    short = replace(QUERY_SECRET, value="json")
+    assert _kept(b"content-type", b"application/json", short) == b"application/json"
+    assert _kept(b"content-location", b"/v1/x?api_key=json", short) == b"/v1/x"
 
 
 @pytest.mark.parametrize(

@@ -177,8 +177,23 @@ MAY_ASK = {
 
 @pytest.mark.parametrize("code", list(Code))
 def test_terms_go_with_the_seven_codes_that_may_ask_for_money(code: Code) -> None:
-    declined = decline(Problem(code=code, detail=""), OFFER)
+    declined = decline(Problem(code=code, detail=""), OFFER, call(authorization="Payment e30"))
     assert (declined.offer is OFFER) == (code in MAY_ASK)
+
+
+@pytest.mark.parametrize(
+    ("shown", "has_terms"),
+    [
+        ({"payment_signature": "!"}, False),
+        ({"x_payment": "!"}, False),
+        ({"authorization": "Payment !"}, True),
+        ({"authorization": "payment"}, True),
+        ({"payment_signature": "!", "authorization": "Bearer x"}, False),
+    ],
+)
+def test_an_unreadable_payment_gets_terms_on_mpp_only(shown: dict[str, str], has_terms: bool) -> None:
+    declined = decline(Problem(code=Code.PAYMENT_MALFORMED, detail=""), OFFER, call(**shown))
+    assert (declined.offer is OFFER) == has_terms
 
 
 def bad_response(cause: Exception | None) -> UpstreamBadResponse:

@@ -250,9 +250,17 @@ OUTBOUND_GUARDS = (
         "F3",
         "more than the answer is no answer",
         ANSWER,
-        '        if head.length is not None and rest[head.length :].strip(b"\\r\\n"):\n',
+        '        if head.length is not None and may_have_body and rest[head.length :].strip(b"\\r\\n"):\n',
         "        if False:\n",
         test="outbound/test_answer.py::test_more_than_the_answer_in_one_piece_with_its_head_is_none",
+    ),
+    guard(
+        "F3",
+        "a body where none may be ends the connection and holds no price",
+        ANSWER,
+        'may_have_body = self._method != "HEAD" and head.status not in BODILESS_STATUSES',
+        "may_have_body = True",
+        test="outbound/test_dialer.py::test_a_body_where_none_may_be_ends_the_connection_and_not_the_answer",
     ),
     guard(
         "F3",

@@ -27,6 +27,14 @@ PASSAGE_GUARDS = (
         test="web/test_middleware.py::test_refuses_a_head",
     ),
     guard(
+        "H6",
+        "a request of HTTP/1.1 has a valid Host",
+        MIDDLEWARE,
+        "    return _check_host(scope)\n",
+        "    return None\n",
+        test="web/test_middleware.py::test_refuses_a_head",
+    ),
+    guard(
         "F2",
         "nothing is read behind a body whose coding is refused",
         MIDDLEWARE,
@@ -218,6 +226,22 @@ PASSAGE_GUARDS = (
         "search = _without(url.search, secret) if secret else url.search",
         "search = url.search",
         test="gateway/test_headers.py::test_the_secret_parameter_does_not_come_back_in_a_location",
+    ),
+    guard(
+        "K2",
+        "a secret parameter does not come back in a header of URIs",
+        HEADERS,
+        "elif parameter and name in _URI_HEADERS:",
+        "elif False:",
+        test="gateway/test_headers.py::test_no_header_brings_the_query_secret_to_the_caller",
+    ),
+    guard(
+        "K2",
+        "a header that holds the secret is dropped",
+        HEADERS,
+        "if secret_value and _holds(value, secret_value):",
+        "if False:",
+        test="gateway/test_headers.py::test_no_header_brings_the_header_secret_to_the_caller",
     ),
     guard(
         "T1",

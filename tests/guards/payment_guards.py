@@ -178,6 +178,14 @@ PAYMENT_GUARDS = (
     # ---- Signed payments.
     guard(
         "P11",
+        "an unreadable payment of x402 is asked for no other one",
+        "gateway/refusals.py",
+        " and not is_unreadable_x402 else None",
+        " else None",
+        test="gateway/test_refusals.py::test_an_unreadable_payment_gets_terms_on_mpp_only",
+    ),
+    guard(
+        "P11",
         "an authorisation is for this network",
         AUTHORIZED,
         "    if not authorization.chain_id == asset.chain_id == facts.chain_id:\n",

@@ -97,13 +97,14 @@ class Door:
         created: int | None = None,
         expires: int | None = None,
         sign: Callable[[bytes], bytes] | None = None,
+        origin: str = PUBLIC_URL,
     ) -> SignedRequest:
         """A request as a well-behaved client signs it."""
         bare = SignedRequest(method=method, raw_path=path, query=query, headers=headers, body=body)
         created = self.clock.now_ms // 1000 if created is None else created
         more = signature_headers(
             bare,
-            origin=parse_origin(PUBLIC_URL),
+            origin=parse_origin(origin),
             address=address or wallet.address,
             chain_id=CHAIN,
             created=created,

@@ -137,6 +137,15 @@ class TestSignedRequest:
         assert await refusal_of(door, forged) == (Code.INVALID_SIGNATURE, "signature_mismatch")
         await door.authenticator.authenticate(door.signed(wallet))
 
+    async def test_for_another_authority_is_refused_with_the_public_url_of_this_gateway(
+        self, door, wallet
+    ) -> None:
+        request = door.signed(wallet, origin="http://127.0.0.1:8402")
+        with pytest.raises(
+            Refusal, match=r"public_url of this gateway is https://gw\.example\.com: sign gw\.example\.com"
+        ):
+            await door.authenticator.authenticate(request)
+
     async def test_that_was_tampered_with_is_refused(self, door, wallet) -> None:
         request = replace(door.signed(wallet), raw_path=b"/api/v2/payments")
         assert await refusal_of(door, request) == (Code.INVALID_SIGNATURE, "signature_mismatch")

@@ -160,7 +160,7 @@ async def test_who_is_signed_in_is_asked_to_pay_all_the_same(gate: SmallGateway)
         assert (answer.status, answer.problem["code"]) == (402, "payment_required"), name
     for wrong in ("PAYMENT-SIGNATURE", "X-PAYMENT"):
         answer = await gate.ask("GET", "/q", [(wrong, payload)])
-        assert (answer.status, answer.problem["code"]) == (402, "payment_malformed"), wrong
+        assert (answer.status, answer.problem["code"]) == (400, "payment_malformed"), wrong
     assert not gate.upstream.arrived
 
 

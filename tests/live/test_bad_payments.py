@@ -42,7 +42,9 @@ DEADLINE_S = 20.0
 STRANGER = Address(b"\x5a" * 20)
 _NUMBERS = itertools.count(1)
 
-MALFORMED = (402, "payment_malformed")
+MALFORMED = (400, "payment_malformed")
+MALFORMED_CREDENTIAL = (402, "payment_malformed")
+"""Of MPP."""
 UNSUPPORTED = (402, "payment_method_unsupported")
 EXPIRED = (402, "payment_expired")
 FAILED = (402, "payment_verification_failed")
@@ -210,6 +212,11 @@ def swap_last(text: str) -> str:
     return text[:-1] + ("A" if text[-1] != "A" else "B")
 
 
+def unreadable(dialect: str) -> tuple[int, str]:
+    """400 without terms on x402 (its HTTP transport), 402 with terms on MPP."""
+    return MALFORMED_CREDENTIAL if dialect == MPP else MALFORMED
+
+
 def garbage_rows(dialect: str) -> list[Row]:
     """What cannot be read, whatever the dialect."""
     inside = ("payload",) if dialect == MPP else ("payload", "authorization")
@@ -240,11 +247,16 @@ def garbage_rows(dialect: str) -> list[Row]:
         "no nonce": ("nonce", None),
     }
     rows = [
-        Row(name=name, show=raw(dialect, value), answer=MALFORMED, reason=UNREADABLE)
+        Row(name=name, show=raw(dialect, value), answer=unreadable(dialect), reason=UNREADABLE)
         for name, value in values.items()
     ]
     rows += [
-        Row(name=name, show=edited(dialect, *inside, member, to=to), answer=MALFORMED, reason=UNREADABLE)
+        Row(
+            name=name,
+            show=edited(dialect, *inside, member, to=to),
+            answer=unreadable(dialect),
+            reason=UNREADABLE,
+        )
         for name, (member, to) in members.items()
     ]
     changes: list[tuple[str, tuple[str, ...], Any]] = [
@@ -255,7 +267,7 @@ def garbage_rows(dialect: str) -> list[Row]:
         ("a signature of 5 KiB", ("payload", "signature"), "0x" + "11" * 5_120),
     ]
     return rows + [
-        Row(name=name, show=edited(dialect, *path, to=to), answer=MALFORMED, reason=UNREADABLE)
+        Row(name=name, show=edited(dialect, *path, to=to), answer=unreadable(dialect), reason=UNREADABLE)
         for name, path, to in changes
     ]
 
@@ -288,9 +300,9 @@ def signed_rows(dialect: str) -> list[Row]:
 def v2_rows() -> list[Row]:
     network = ("accepted", "network")
     return [
-        Row(name="v1 in the v2 header", show=lambda p, q: [(p.show(q, V2)[0], p.show(q, V1)[1])], answer=MALFORMED, reason="invalid_x402_version"),
-        Row(name="version as text", show=edited(V2, "x402Version", to="2"), answer=MALFORMED, reason="invalid_x402_version"),
-        Row(name="no version", show=edited(V2, "x402Version", to=None), answer=MALFORMED, reason="invalid_x402_version"),
+        Row(name="v1 in the v2 header", show=lambda p, q: [(p.show(q, V2)[0], p.show(q, V1)[1])], answer=UNSUPPORTED, reason="invalid_x402_version"),
+        Row(name="version as text", show=edited(V2, "x402Version", to="2"), answer=MALFORMED, reason=UNREADABLE),
+        Row(name="no version", show=edited(V2, "x402Version", to=None), answer=MALFORMED, reason=UNREADABLE),
         Row(name="no accepted", show=edited(V2, "accepted", to=None), answer=MALFORMED, reason=UNREADABLE),
         Row(name="another network", show=edited(V2, *network, to="eip155:8453"), answer=UNSUPPORTED, reason="invalid_network"),
         Row(name="a network of another kind", show=edited(V2, *network, to="solana:EtWTRABZaYq6iMfeYKouRu166VU2xqa1"), answer=UNSUPPORTED, reason="invalid_network"),
@@ -304,7 +316,7 @@ def v2_rows() -> list[Row]:
 
 def v1_rows() -> list[Row]:
     return [
-        Row(name="v2 in the v1 header", show=lambda p, q: [(p.show(q, V1)[0], p.show(q, V2)[1])], answer=MALFORMED, reason="invalid_x402_version"),
+        Row(name="v2 in the v1 header", show=lambda p, q: [(p.show(q, V1)[0], p.show(q, V2)[1])], answer=UNSUPPORTED, reason="invalid_x402_version"),
         Row(name="another network", show=edited(V1, "network", to="base"), answer=UNSUPPORTED, reason="invalid_network"),
         Row(name="a network that nobody knows", show=edited(V1, "network", to="moonbase"), answer=UNSUPPORTED, reason="invalid_network"),
         Row(name="a network in v2's words", show=edited(V1, "network", to="eip155:84532"), answer=UNSUPPORTED, reason="invalid_network"),
@@ -315,8 +327,8 @@ def v1_rows() -> list[Row]:
 def mpp_rows() -> list[Row]:
     challenge = ("challenge",)
     rows = [
-        Row(name="no challenge", show=edited(MPP, *challenge, to=None), answer=MALFORMED, reason=UNREADABLE),
-        Row(name="a challenge whose request is garbage", show=edited(MPP, *challenge, "request", to="%%%"), answer=MALFORMED, reason=UNREADABLE),
+        Row(name="no challenge", show=edited(MPP, *challenge, to=None), answer=MALFORMED_CREDENTIAL, reason=UNREADABLE),
+        Row(name="a challenge whose request is garbage", show=edited(MPP, *challenge, "request", to="%%%"), answer=MALFORMED_CREDENTIAL, reason=UNREADABLE),
         Row(name="another method", show=edited(MPP, *challenge, "method", to="tempo"), answer=UNSUPPORTED, reason="method_unsupported"),
         Row(name="another intent", show=edited(MPP, *challenge, "intent", to="session"), answer=UNSUPPORTED, reason="method_unsupported"),
         Row(name="a transaction for an authorisation", show=edited(MPP, "payload", "type", to="transaction"), answer=UNSUPPORTED, reason="method_unsupported"),
@@ -378,7 +390,7 @@ def extra_rows(dialect: str) -> list[Row]:
         Row(
             name=f"an extra member {path}",
             show=edited(dialect, *path.split("."), to={"any": 1}),
-            answer=MALFORMED,
+            answer=unreadable(dialect),
             reason=UNREADABLE,
         )
         for path in EXTRA[dialect]
@@ -581,16 +593,23 @@ async def test_a_credential_that_is_garbage_is_a_402_with_terms(shop: Shop, cred
     before = await shop.what_may_not_move(payer)
     for scheme in ("Payment", "payment", "PAYMENT"):
         reply = await payer.call(path, [("Authorization", f"{scheme} {credential}")])
-        assert ((reply.status, reply.code), reply.json["reason"]) == (MALFORMED, UNREADABLE), reply.body
+        assert ((reply.status, reply.code), reply.json["reason"]) == (MALFORMED_CREDENTIAL, UNREADABLE), (
+            reply.body
+        )
         check_terms(reply)
     assert await shop.what_may_not_move(payer) == before
     assert (await payer.pay(path, MPP)).status == 200
 
 
 @pytest.mark.parametrize(
-    "line", [b"Authorization: Payment \xff\xfe", b"PAYMENT-SIGNATURE: \xff\xfe", b"X-PAYMENT: \xc3"]
+    ("line", "status"),
+    [
+        (b"Authorization: Payment \xff\xfe", 402),
+        (b"PAYMENT-SIGNATURE: \xff\xfe", 400),
+        (b"X-PAYMENT: \xc3", 400),
+    ],
 )
-async def test_a_payment_that_is_no_text_is_a_402_with_terms(shop: Shop, line: bytes) -> None:
+async def test_a_payment_that_is_no_text_is_unreadable(shop: Shop, line: bytes, status: int) -> None:
     """By hand: clients have libraries that would encode it."""
     payer, path = await shop.customer(), fresh_path()
     before = await shop.what_may_not_move(payer)
@@ -606,10 +625,9 @@ async def test_a_payment_that_is_no_text_is_a_402_with_terms(shop: Shop, line: b
         writer.close()
     head, _, body = answer.partition(b"\r\n\r\n")
     problem = json.loads(body[body.index(b"{") : body.rindex(b"}") + 1])
-    assert head.split(b" ")[1] == b"402"
+    assert int(head.split(b" ")[1]) == status
     assert (problem["code"], problem["reason"]) == ("payment_malformed", UNREADABLE)
-    assert problem["payment"]["options"]
-    assert b"payment-required:" in head.lower()
+    assert ("payment" in problem, b"payment-required:" in head.lower()) == (status == 402,) * 2
     assert await shop.what_may_not_move(payer) == before
 
 

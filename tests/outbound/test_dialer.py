@@ -814,6 +814,17 @@ async def test_an_answer_without_a_body_is_whole_whatever_comes_after_it(method:
         assert await read_all(response) == b""
 
 
+@pytest.mark.parametrize(("method", "status"), [("HEAD", "200 OK"), ("GET", "204 No"), ("GET", "304 No")])
+async def test_a_body_where_none_may_be_ends_the_connection_and_not_the_answer(
+    method: str, status: str
+) -> None:
+    handler = answer(head(status, b"Content-Length: 9\r\n"), b"a body at all")
+    async with running(handler) as upstream, dialing() as dialer:
+        for number in (1, 2):
+            assert await call(dialer, get(upstream, method)) == (int(status[:3]), b"")
+            assert upstream.accepted == number
+
+
 async def test_a_body_that_falls_silent_is_a_timeout() -> None:
     async def handler(upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await upstream.read_head(reader)

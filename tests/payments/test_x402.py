@@ -87,7 +87,7 @@ def test_the_name_of_a_member_is_a_strangers_and_is_cut() -> None:
 
 
 MALFORMED, UNSUPPORTED = Code.PAYMENT_MALFORMED, Code.PAYMENT_METHOD_UNSUPPORTED
-VERSION = (MALFORMED, "invalid_x402_version")
+VERSION = (UNSUPPORTED, "invalid_x402_version")
 SHAPE = (MALFORMED, "invalid_payload")
 
 
@@ -105,10 +105,10 @@ def changed(path: str, value: Any, payment: dict[str, Any] | None = None) -> dic
     ("content", "expected"),
     [
         (Payer().payment_v1(), VERSION),
-        ({}, VERSION),
-        (changed("x402Version", "2"), VERSION),
-        (changed("x402Version", 2.0), VERSION),
-        (changed("x402Version", True), VERSION),
+        ({}, SHAPE),
+        (changed("x402Version", "2"), SHAPE),
+        (changed("x402Version", 2.0), SHAPE),
+        (changed("x402Version", True), SHAPE),
         (changed("x402Version", 3), VERSION),
         (changed("accepted", None), SHAPE),
         (changed("accepted", []), SHAPE),

@@ -98,7 +98,7 @@ async def test_the_callers_address_trace_and_way_come_along_and_nothing_else_of_
     )
     await make(door, at=outer)
     assert door.scope["client"] == ("192.0.2.7", 0)
-    assert set(door.headers) == {"user-agent", "traceparent", "cdn-loop", "x-request-id", "accept"}
+    assert set(door.headers) == {"host", "user-agent", "traceparent", "cdn-loop", "x-request-id", "accept"}
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ async def test_the_callers_address_trace_and_way_come_along_and_nothing_else_of_
 async def test_an_argument_never_becomes_a_header_that_the_gateway_obeys(name: str) -> None:
     door = Door(start(), piece(b""))
     await make(door, ToolRequest(method="GET", rest="", headers=((name, "x"),)))
-    assert name.lower() not in door.headers
+    assert door.headers.get(name.lower()) == ("gw.example.com" if name == "Host" else None)
 
 
 async def test_an_argument_comes_before_what_the_outer_request_says() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -31,14 +32,22 @@ LIMITS = Limits(
 )
 
 
-def make_scope(**more: Any) -> dict[str, Any]:
+HOST = (b"host", b"gw.example.com")
+
+
+def make_scope(
+    *, headers: Sequence[tuple[bytes, bytes]] = (), host: bool = True, **more: Any
+) -> dict[str, Any]:
+    """A request with a `Host`, unless the headers hold one or `host` is False."""
+    has_host = not host or any(name == b"host" for name, _ in headers)
     return {
         "type": "http",
+        "http_version": "1.1",
         "method": "GET",
         "path": "/x",
         "raw_path": b"/x",
         "query_string": b"",
-        "headers": [],
+        "headers": [*headers] if has_host else [HOST, *headers],
         "client": ("127.0.0.1", "1"),
         "state": {"client_address": "127.0.0.1"},
         **more,
@@ -90,10 +99,31 @@ async def reading_app(scope: Any, receive: Any, send: Any) -> None:
 
 REFUSED_HEADS = [
     ("two hosts", {"headers": [(b"host", b"a"), (b"host", b"a")]}),
+    ("no host", {"host": False}),
+    *(
+        (f"host {value!r}", {"headers": [(b"host", value)]})
+        for value in (
+            b"",
+            b" ",
+            b"a b",
+            b"a/b",
+            b"user@a",
+            b"a:80x",
+            b"a:b:c",
+            b"[::1",
+            b"::1",
+            b"a\x00",
+            b"\xc3\xa9",
+            b"%zz",
+            b"a?b",
+            b"a#b",
+        )
+    ),
+    ("a bad host of HTTP/1.0", {"http_version": "1.0", "headers": [(b"host", b"a/b")]}),
     ("two authorizations", {"headers": [(b"authorization", b"a"), (b"authorization", b"b")]}),
     ("an underscore", {"headers": [(b"x_payment_tx", b"a")]}),
     ("a nominated control header", {"headers": [(b"connection", b"X-Payment-Tx")]}),
-    ("too many headers", {"headers": [(b"a%d" % n, b"") for n in range(11)]}),
+    ("too many headers", {"headers": [(b"a%d" % n, b"") for n in range(10)]}),
     ("a large header", {"headers": [(b"a", b"x" * 101)]}),
     ("a large payment header", {"headers": [(b"payment-signature", b"x" * 201)]}),
     ("large headers", {"headers": [(b"a%d" % n, b"x" * 90) for n in range(5)]}),
@@ -116,7 +146,20 @@ async def test_refuses_a_head(name: str, more: dict[str, Any]) -> None:
 
 ACCEPTED_HEADS = [
     {},
-    {"headers": [(b"host", b"a")]},
+    {"http_version": "1.0", "host": False},
+    *(
+        {"headers": [(b"host", value)]}
+        for value in (
+            b"a",
+            b"A.example:8402",
+            b"127.0.0.1:",
+            b"[::1]:80",
+            b"[::1]",
+            b"xn--bcher-kva.example",
+            b"a_b",
+            b"%61",
+        )
+    ),
     {"headers": [(b"payment-signature", b"x" * 150)]},
     {"headers": [(b"accept", b"a"), (b"accept", b"b")]},
     {"headers": [(b"connection", b"keep-alive")]},

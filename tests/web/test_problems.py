@@ -21,9 +21,9 @@ from tollway.web.problems import (
 PUBLIC_URL = "https://gw.example.com"
 
 STATUSES = {
-    400: "invalid_request",
+    400: "invalid_request payment_malformed",
     401: "authentication_required invalid_signature signature_expired nonce_reused session_expired conflicting_identities",
-    402: "payment_required payment_malformed payment_expired payment_method_unsupported payment_settlement_failed "
+    402: "payment_required payment_expired payment_method_unsupported payment_settlement_failed "
     "payment_insufficient payment_verification_failed",
     403: "payer_mismatch payer_in_debt wallet_blocked not_provider ownership_unverified",
     404: "api_not_found call_not_found payment_not_found route_not_found",

@@ -2,6 +2,7 @@
 the types of the x402 package.
 """
 
+import base64
 import json
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
@@ -26,6 +27,8 @@ from tollway.web.terms_wire import HEADERS_KEPT, TermsWire
 from tollway.web.wire import parse_time
 
 URL = f"{PUBLIC_URL}/api/v2/gateway/api_quotes"
+UNSUPPORTED = ("PAYMENT-SIGNATURE", base64.b64encode(b'{"x402Version":3}').decode())
+"""A payment that can be read and that this gateway does not take: 402 with terms."""
 V1_UNKNOWN = ChainId(11_155_111)  # a network that clients of version 1 have no name for
 
 
@@ -250,7 +253,7 @@ async def test_browsers_may_read_every_dialect(gate: SmallGateway) -> None:
 
 async def test_the_reason_of_a_refusal_stands_in_every_dialect(gate: SmallGateway) -> None:
     await gate.publish()
-    answer = await gate.ask("GET", "/quote", [("PAYMENT-SIGNATURE", "e30=")])
+    answer = await gate.ask("GET", "/quote", [UNSUPPORTED])
     reason = answer.problem["reason"]
     assert required(answer)["error"] == answer.problem["error"] == reason
     assert isinstance(reason, str)
@@ -377,7 +380,7 @@ async def test_refusals_of_other_kinds_quote_the_same_with_words_of_their_own(ga
     await gate.publish()
     plain = await gate.ask("GET", "/quote")
     for _ in range(2):
-        refused = await gate.ask("GET", "/quote", [("PAYMENT-SIGNATURE", "e30=")])
+        refused = await gate.ask("GET", "/quote", [UNSUPPORTED])
         assert payment_of(refused) == payment_of(plain)
         assert required(refused)["accepts"] == required(plain)["accepts"]
         assert required(refused)["error"] != required(plain)["error"]
@@ -387,7 +390,7 @@ async def test_no_member_of_a_402_is_told_twice(gate: SmallGateway) -> None:
     """The terms and the problem are encoded apart, and joined as text."""
     await gate.publish()
     tiny = await gate.pay(1)
-    for headers in ([], [("PAYMENT-SIGNATURE", "e30=")], gate.plain_proof(tiny.tx_hash)):
+    for headers in ([], [UNSUPPORTED], gate.plain_proof(tiny.tx_hash)):
         answer = await gate.ask("GET", "/quote", headers)
         assert answer.status == 402
         names = [name for name, _ in json.loads(answer.body, object_pairs_hook=list)]

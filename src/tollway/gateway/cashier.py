@@ -146,7 +146,7 @@ class Cashier:
             return told
         matched = match_requirement(sale.presented, self._requirements(sale, tariffs))
         if isinstance(matched, Problem):
-            return decline(matched, sale.offer)
+            return decline(matched, sale.offer, sale.call)
         requirement, authorization = matched
         cover = await self._check_buyer(sale, requirement, authorization, check_customer)
         if isinstance(cover, Problem):
@@ -233,7 +233,7 @@ class Cashier:
         to pay again."""
         if problem.payment_state == "released":  # nothing was taken that could be given back
             problem = replace(problem, payment_state="none")
-        declined = decline(problem, sale.offer)
+        declined = decline(problem, sale.offer, sale.call)
         if declined.offer is None:
             return declined
         known = await self.replays.find_known(sale.presented)
@@ -272,7 +272,7 @@ class Cashier:
                 )
                 raise ClaimRefused(say_key_used(told) if isinstance(told, KeyedCall) else told)
             case NotCovered():
-                raise ClaimRefused(decline(NOT_COVERED, purchase.sale.offer))
+                raise ClaimRefused(decline(NOT_COVERED, purchase.sale.offer, purchase.sale.call))
             case UnfinalLimit():
                 raise ClaimRefused(Declined(problem=replace(UNFINAL_LIMIT, payment_state="none")))
             case InDebt(units=units):

@@ -353,7 +353,7 @@ class Counter:
             case UnfinalLimit():
                 return Declined(problem=UNFINAL_LIMIT)
             case NotFirst():
-                return decline(OTHER_CURRENCY, order.offer)
+                return decline(OTHER_CURRENCY, order.offer, order.call)
             case Claimed() | AuthorizationTaken() | NotCovered() | KeyTaken() | CallOpen():
                 raise AssertionError("no refusal of a claim on a payment")
             case _:

@@ -7,12 +7,14 @@ what the list allows; to the caller goes what the list does not forbid. Framing 
 import re
 from collections.abc import Sequence
 from functools import lru_cache
+from urllib.parse import unquote_to_bytes
 
 import ada_url
 
 from tollway.errors import Code, FieldError, Problem
 from tollway.limits import Limits
 from tollway.outbound.policy import Endpoint
+from tollway.registry.listing import UpstreamAuth
 from tollway.registry.reserved import STANDARD_HEADERS
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
@@ -259,6 +261,11 @@ _NOT_RETURNED = _HOP_BY_HOP | {
 }
 _NOT_RETURNED_PREFIXES = (b"tollway-", b"x-payment-", b"payment-", b"access-control-")
 _NOT_RETURNED_EXACT = frozenset({b"x-payment", b"x-signature"})
+_URI_HEADERS = frozenset({b"content-location", b"link", b"refresh", b"sourcemap", b"x-sourcemap"})
+_QUERY = re.compile(rb"\?[^\s<>\"'#]*")
+_DECODES_MAX = 3
+SECRET_BYTES_MIN = 6
+"""A listing's secret of fewer bytes is not searched for in the upstream's headers."""
 _BAD_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9a-z-]+")
 _PAYMENT_CHALLENGE = re.compile(rb"(?:^|,)\s*payment(?:\s|,|$)", re.I)
@@ -275,15 +282,17 @@ def caller_headers(
     endpoint: Endpoint,
     target: str,
     gateway_path: str,
-    secret: str = "",
+    secret: UpstreamAuth | None = None,
 ) -> list[tuple[bytes, bytes]]:
     """What the caller gets of the upstream's headers, names in lower case, plus the guards of proxied content.
 
     `keep_length`: only for an answer to HEAD and for a body that is streamed in more than one message; a length
     that contradicts a single message would desynchronise the connection. `target`: path and query as sent upstream;
-    `gateway_path`: `/api/v2/gateway/{apiId}`; both for `Location`. `secret`: the name of the listing's secret query
-    parameter, kept out of `Location`.
+    `gateway_path`: `/api/v2/gateway/{apiId}`; both for `Location`. `secret`: the listing's. Its query parameter is
+    taken out of every header that carries URIs; a header that still holds its value is dropped. Bodies are not searched.
     """
+    parameter = secret.name if secret is not None and secret.location == "query" else ""
+    secret_value = b"" if secret is None else secret.reveal().encode()
     returned: list[tuple[bytes, bytes]] = []
     nominated: frozenset[bytes] = frozenset()
     has_cache_rule = has_length = False
@@ -305,15 +314,20 @@ def caller_headers(
             continue
         if name == b"location":
             location = rewrite_location(
-                value, endpoint=endpoint, target=target, gateway_path=gateway_path, secret=secret
+                value, endpoint=endpoint, target=target, gateway_path=gateway_path, secret=parameter
             )
             if location is None:
                 continue
             value = location
+        elif parameter and name in _URI_HEADERS:
+            value = _QUERY.sub(
+                lambda found: _without(found[0].decode("latin-1"), parameter).encode("latin-1"), value
+            )
         elif name == b"www-authenticate" and _PAYMENT_CHALLENGE.search(value):
             continue  # a client that pays by itself would pay whoever this names
-        elif name == b"cache-control":
-            has_cache_rule = True
+        if secret_value and _holds(value, secret_value):
+            continue
+        has_cache_rule = has_cache_rule or name == b"cache-control"
         returned.append((name, value))
     if nominated:
         returned = [header for header in returned if header[0] not in nominated]
@@ -341,6 +355,21 @@ def rewrite_location(
     if url.origin != endpoint.origin or not under:
         return f"{url.origin}{url.pathname}{search}{url.hash}".encode()
     return f"{gateway_path}{url.pathname[len(endpoint.base_path) :]}{search}{url.hash}".encode()
+
+
+def _holds(value: bytes, secret: bytes) -> bool:
+    """Whether the value holds the secret, as it stands or percent-encoded, up to three times. A secret of a few bytes
+    is a part of ordinary values, and keeps nothing secret."""
+    if len(secret) < SECRET_BYTES_MIN:
+        return False
+    for _ in range(_DECODES_MAX):
+        if secret in value or secret in value.replace(b"+", b" "):
+            return True
+        decoded = unquote_to_bytes(value)
+        if decoded == value:
+            return False
+        value = decoded
+    return secret in value
 
 
 def _without(search: str, name: str) -> str:

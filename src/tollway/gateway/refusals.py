@@ -151,9 +151,17 @@ def ask_payment(offer: Offer) -> Problem:
     )
 
 
-def decline(problem: Problem, offer: Offer) -> Declined:
-    """Terms ride along only with refusals that may ask for money."""
-    return Declined(problem=problem, offer=offer if may_ask(problem) else None)
+def decline(problem: Problem, offer: Offer, call: IncomingCall) -> Declined:
+    """A refusal, with terms where its code may ask for money.
+
+    An x402 payment that cannot be read gets no terms: the HTTP transport of x402 answers it with 400, and its clients
+    sign a new payment for each 402. A credential of MPP gets them (Payment HTTP authentication scheme: 402)."""
+    is_unreadable_x402 = problem.code is Code.PAYMENT_MALFORMED and not _has_credential(call)
+    return Declined(problem=problem, offer=offer if may_ask(problem) and not is_unreadable_x402 else None)
+
+
+def _has_credential(call: IncomingCall) -> bool:
+    return any(name == b"authorization" and _PAYS.match(value) is not None for name, value in call.headers)
 
 
 def may_ask(problem: Problem) -> bool:

@@ -87,14 +87,14 @@ class Relay:
         return StoredAnswer(status=response.status, headers=tuple(headers), body=bytes(body))
 
     def _caller_headers(self, shipment: Shipment, response: UpstreamResponse) -> Headers:
-        listing, auth = shipment.listing, shipment.listing.upstream_auth
+        listing = shipment.listing
         headers = caller_headers(
             response.headers,
             keep_length=True,  # taken off again where the body fits one message
             endpoint=shipment.endpoint,
             target=shipment.target,
             gateway_path=f"/api/v2/gateway/{listing.id}",
-            secret=auth.name if auth is not None and auth.location == "query" else "",
+            secret=listing.upstream_auth,
         )
         return _keep_private(headers) if shipment.is_paid else headers
 

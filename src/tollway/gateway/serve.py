@@ -224,7 +224,7 @@ class Gateway:
         if shown is None:
             return Declined(problem=ask_payment(offer), offer=offer)
         if isinstance(shown, Problem):
-            return decline(shown, offer)
+            return decline(shown, offer, call)
         problem = self._check_request(call, opening.listing)
         if problem is not None:
             return Declined(problem=problem)

@@ -157,7 +157,7 @@ class Teller:
         """`openers`: the wallets whose keys were looked for already."""
         tenders = await self._till.tender(order.proof, order.offer.shelf, self._request(order))
         if isinstance(tenders, Problem):
-            return decline(tenders, order.offer)
+            return decline(tenders, order.offer, order.call)
         payer = tenders[0].payment.payer
         if payer not in openers:  # a contract's wallet, or a new payment: whose it is turns out only now
             told, _ = await self._find_keyed(order, (payer,))
@@ -167,14 +167,14 @@ class Teller:
                 return told
         purchases = self._counter.price(tenders, tariffs)
         if not purchases:
-            return decline(OTHER_CURRENCY, order.offer)
+            return decline(OTHER_CURRENCY, order.offer, order.call)
         spent = await self._counter.check_spent(order, purchases)
         if spent is not None:
             return spent
         due = purchases[0].due
         problem = await check_customer(payer, due.price, due.asset)
         if problem is not None:
-            return decline(problem, order.offer)
+            return decline(problem, order.offer, order.call)
         return Admission(payer=payer, take=partial(self._counter.take, order, purchases))
 
     async def _admit_again(

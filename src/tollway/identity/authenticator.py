@@ -122,7 +122,8 @@ class Authenticator:
             raise Refusal(
                 Problem(
                     code=Code.INVALID_SIGNATURE,
-                    detail="The request was not signed by the wallet that keyid names, or was changed after that.",
+                    detail="The request was not signed by the wallet that keyid names, or it changed after that. "
+                    f"The public_url of this gateway is {self._origin}: sign {self._origin.authority} as @authority.",
                     reason="signature_mismatch",
                 )
             )

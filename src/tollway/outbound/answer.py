@@ -5,6 +5,7 @@ part of it.
 """
 
 from tollway.outbound.answer_head import (
+    BODILESS_STATUSES,
     HEAD_END,
     AnswerHead,
     AnswerMalformed,
@@ -99,8 +100,10 @@ class Answer:
 
     def _accept(self, head: AnswerHead, rest: bytes) -> None:
         """More bytes than the answer has, in one piece with its head: its length is wrong, or it was split. What comes
-        later than that only ends the connection."""
-        if head.length is not None and rest[head.length :].strip(b"\r\n"):
+        later than that only ends the connection. So does a body behind a head that has none by its method or status
+        (RFC 9112 §6.3): servers make that mistake, the head is whole all the same, and the caller's price is not held."""
+        may_have_body = self._method != "HEAD" and head.status not in BODILESS_STATUSES
+        if head.length is not None and may_have_body and rest[head.length :].strip(b"\r\n"):
             raise AnswerMalformed("there is more than the answer")
         self.head = head
         self._begun = b""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 HEAD_END = b"\r\n\r\n"
-_BODILESS = (204, 304)
+BODILESS_STATUSES = (204, 304)
 _SWITCHING = 101
 _FRAMING_SIZES = frozenset(map(len, (b"content-length", b"connection", b"transfer-encoding")))
 _VERSIONS = (b"HTTP/1.1 ", b"HTTP/1.0 ")
@@ -136,7 +136,7 @@ def _frame(status: int, headers: Headers, *, method: str, is_old: bool) -> Answe
             if is_chunked or value.lower() != b"chunked":
                 raise AnswerMalformed("the transfer coding is not chunked")
             is_chunked = True
-    if method == "HEAD" or status in _BODILESS or status < 200:
+    if method == "HEAD" or status in BODILESS_STATUSES or status < 200:
         length, is_chunked, is_told = 0, False, True
     else:
         is_told = length is not None or is_chunked

@@ -15,11 +15,11 @@ class AuthorizationReason(StrEnum):
 
     # What was shown cannot be read.
     UNREADABLE = "invalid_payload"
-    WRONG_VERSION = "invalid_x402_version"
     BAD_IDENTIFIER = "invalid_payment_identifier"
     MORE_THAN_ONE = "more_than_one_rail"
 
     # It is of another kind than what is taken here.
+    WRONG_VERSION = "invalid_x402_version"
     SCHEME = "unsupported_scheme"
     NETWORK = "invalid_network"
     TOKEN = "invalid_exact_evm_eip3009_not_supported"  # noqa: S105 - a reason, not a secret
@@ -64,7 +64,7 @@ _EXPIRED = Code.PAYMENT_EXPIRED
 _PROBLEMS: dict[AuthorizationReason, tuple[Code, str]] = {
     AuthorizationReason.UNREADABLE: (_MALFORMED, "The payment header cannot be read."),
     AuthorizationReason.WRONG_VERSION: (
-        _MALFORMED,
+        _UNSUPPORTED,
         "PAYMENT-SIGNATURE carries x402 version 2 and X-PAYMENT carries version 1; this one says otherwise.",
     ),
     # Not a 402: a client would only sign a second payment under the same identifier.

@@ -25,6 +25,7 @@ from tollway.payments.authorization_wire import (
     take_address,
     take_object,
     take_text,
+    unreadable,
 )
 from tollway.payments.requirement import Requirement
 
@@ -153,7 +154,9 @@ def parse_payment_v1(value: bytes, *, limits: Limits) -> ShownPayment:
 
 def _check_version(content: Mapping[str, Any], version: int) -> None:
     given = content.get("x402Version")
-    if type(given) is not int or given != version:
+    if type(given) is not int:
+        raise unreadable("`x402Version` must be an integer.")
+    if given != version:
         raise Refusal(explain_authorization(AuthorizationReason.WRONG_VERSION))
 
 

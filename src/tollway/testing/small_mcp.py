@@ -77,7 +77,8 @@ async def prove_wallet(request: Request) -> Identity:
 
 
 def visit(*headers: tuple[str, str], client: str = CLIENT) -> Visit:
-    """One MCP request, as the door hands it to the tools."""
+    """One MCP request, as the door hands it to the tools. It has a `Host`, whether the headers give one or not."""
+    given = {"host": "gw.example.com"} | {name.lower(): value for name, value in headers}
     scope: Scope = {
         "type": "http",
         "method": "POST",
@@ -86,7 +87,7 @@ def visit(*headers: tuple[str, str], client: str = CLIENT) -> Visit:
         "raw_path": b"/mcp",
         "query_string": b"",
         "server": ("gw.example.com", 443),
-        "headers": [(name.lower().encode(), value.encode()) for name, value in headers],
+        "headers": [(name.encode(), value.encode()) for name, value in given.items()],
     }
     return Visit(
         request=Request(scope), request_id="req_12345678", client_address=client, over=asyncio.Event()

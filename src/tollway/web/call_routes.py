@@ -35,7 +35,7 @@ from tollway.web.body_room import HeldBody
 from tollway.web.caller_lines import CallerLines
 from tollway.web.load_gauge import LoadGauge
 from tollway.web.middleware import BROKEN_OFF, check_request_line
-from tollway.web.problems import instance_of, render_problem
+from tollway.web.problems import instance_of, render_problem, status_of
 from tollway.web.terms_wire import Terms, TermsWire
 
 _log = structlog.get_logger(__name__)
@@ -175,6 +175,7 @@ class CallRoutes:
             public_url=self._public_url,
             request_id=request_id,
             instance=instance_of(scope),
+            status=None if terms is None else status_of(Code.PAYMENT_REQUIRED),  # MPP: also an unreadable one
             encoded=b"" if terms is None else terms.members,
         )
         headers += declined.headers

@@ -50,7 +50,7 @@ async def make_inner_call(
     scope = {
         "type": "http",
         "asgi": {"version": "3.0"},
-        "http_version": "1.1",
+        "http_version": visit.request.scope.get("http_version", "1.1"),
         "method": request.method,
         "scheme": visit.request.scope.get("scheme", "http"),
         "path": raw_path.decode(),

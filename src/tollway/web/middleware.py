@@ -26,6 +26,10 @@ RawHeaders = list[tuple[bytes, bytes]]
 ProxyNetworks = tuple[IPv4Network | IPv6Network, ...]
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{8,64}")
+_HOST = re.compile(
+    rb"(?:[A-Za-z0-9._~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})+(?::[0-9]*)?|\[[0-9A-Fa-fvV:.]+\](?::[0-9]*)?"
+)
+"""`uri-host [ ":" port ]` (RFC 3986 §3.2.2), and not empty: no target of ours is without an authority."""
 _FORWARDED_MAX = 20
 _ALWAYS_ANSWERED = frozenset({"/healthz", "/readyz"})
 _METHODS = b"GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"
@@ -243,8 +247,8 @@ class HeadCheck:
 
 
 def check_request_line(scope: Scope, *, limits: Limits) -> Problem | None:
-    """Refuses a target that is not a path (`*`, CONNECT's authority), a method that is too long to be recorded, and a
-    line over the limit."""
+    """Refuses a target that is not a path (`*`, CONNECT's authority), a method that is too long to be recorded, a line
+    over the limit, and a request of HTTP/1.1 without a valid `Host` (RFC 9112 §3.2)."""
     raw_path: bytes = scope.get("raw_path") or scope["path"].encode()
     if len(scope["method"]) > METHOD_LENGTH_MAX:
         detail = f"The method has more than {METHOD_LENGTH_MAX} characters."
@@ -257,7 +261,25 @@ def check_request_line(scope: Scope, *, limits: Limits) -> Problem | None:
     if line_bytes > limits.request_line_bytes_max:
         detail = f"The request line is larger than {limits.request_line_bytes_max} bytes."
         return Problem(code=Code.INVALID_REQUEST, detail=detail)
-    return None
+    return _check_host(scope)
+
+
+def _check_host(scope: Scope) -> Problem | None:
+    """Two of them are found with the other control headers. Which host it is decides nothing (`public_url` does)."""
+    for name, value in scope["headers"]:
+        if name == b"host":
+            if _HOST.fullmatch(value) is not None:
+                return None
+            return _refused_host("Host is no host name or address with an optional port.")
+    return None if scope["http_version"] == "1.0" else _refused_host("A request of HTTP/1.1 has a Host.")
+
+
+def _refused_host(detail: str) -> Problem:
+    return Problem(
+        code=Code.INVALID_REQUEST,
+        detail=detail,
+        errors=(FieldError(code="invalid", detail=detail, parameter="Host"),),
+    )
 
 
 async def send_problem(problem: Problem, scope: Scope, send: Send, *, public_url: str) -> None:

@@ -57,7 +57,8 @@ PAGES: Mapping[Code, Page] = MappingProxyType(
         Code.PAYMENT_MALFORMED: _page(
             "The payment header (x402 or MPP) cannot be read, or has a member that its protocol does not have. "
             "Nothing was spent.",
-            "`reason` names what is wrong with it; make the header again from the terms in this answer.",
+            "`detail` names what is wrong with it; repeat the call without a payment, and make the header from the "
+            "terms of that answer. An unreadable MPP credential gets 402 with the terms.",
         ),
         Code.PAYMENT_EXPIRED: _page(
             "The authorisation, or the challenge it answers, ends too early to be settled. Nothing was spent.",

@@ -86,7 +86,7 @@ KINDS: Mapping[Code, Kind] = MappingProxyType(
         Code.SESSION_EXPIRED: _lasting(401, "Session expired"),
         Code.CONFLICTING_IDENTITIES: _lasting(401, "Conflicting identities"),
         Code.PAYMENT_REQUIRED: _lasting(402, "Payment required"),
-        Code.PAYMENT_MALFORMED: _lasting(402, "Payment malformed"),
+        Code.PAYMENT_MALFORMED: _lasting(400, "Payment malformed"),
         Code.PAYMENT_EXPIRED: _lasting(402, "Payment expired"),
         Code.PAYMENT_METHOD_UNSUPPORTED: _lasting(402, "Payment method unsupported"),
         Code.PAYMENT_SETTLEMENT_FAILED: _lasting(402, "Payment settlement failed"),
