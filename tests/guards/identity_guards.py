@@ -15,6 +15,14 @@ IDENTITY_GUARDS = (
     # ---- Sign-in messages.
     guard(
         "I1",
+        "a refused signature is answered with the public_url of this gateway",
+        "identity/authenticator.py",
+        'f"The public_url of this gateway is {self._origin}: sign {self._origin.authority} as @authority.",',
+        '"",',
+        test="identity/test_authenticator.py::TestSignedRequest::test_for_another_authority_is_refused_with_the_public_url_of_this_gateway",
+    ),
+    guard(
+        "I1",
         "a sign-in is for this domain",
         SIGNIN,
         "if message.domain != origin.authority or message.scheme not in (None, origin.scheme):",
