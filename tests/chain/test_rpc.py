@@ -673,6 +673,28 @@ async def test_a_transaction_goes_to_one_node_after_another_until_one_takes_it(
     assert [len(script.batches) for script in scripts] == [1, 1, 0]
 
 
+async def test_a_transaction_that_is_sent_again_goes_to_every_node(make_node, make_reader) -> None:
+    """The first has it in its pool, and tells no other node."""
+    scripts, urls = zip(*[await make_node() for _ in range(4)], strict=True)
+    seen: list[Any] = []
+    for script in scripts:
+        script.answers["eth_sendRawTransaction"] = lambda params: seen.append(params) or RAW_HASH
+    scripts[1].http = fail
+    scripts[2].answers |= {"eth_sendRawTransaction": TOO_LOW, "eth_getTransactionByHash": None}
+    reader = await make_reader(*urls)
+    assert await reader.resend_transaction(CHAIN, RAW) is None
+    assert seen == [["0x" + RAW.hex()]] * 2
+    for script in (scripts[0], scripts[3]):
+        script.answers |= {"eth_sendRawTransaction": TOO_LOW, "eth_getTransactionByHash": None}
+    refused = await reader.resend_transaction(CHAIN, RAW)
+    assert isinstance(refused, SendRefused)
+    assert refused.fault is SendFault.NONCE_TOO_LOW
+    for script in scripts:
+        script.http = fail
+    with pytest.raises(ChainUnavailable):
+        await reader.resend_transaction(CHAIN, RAW)
+
+
 async def test_no_node_is_sent_a_transaction_twice(make_node, make_reader) -> None:
     scripts, urls = zip(*[await make_node() for _ in range(2)], strict=True)
 

@@ -1,6 +1,7 @@
 """What every keeper of the gas keys' lanes promises: nonces without holes, transactions on their way, their cost."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -65,6 +66,46 @@ async def test_a_lane_is_raised_and_never_lowered(book: Any, gas: Any) -> None:
     assert taken == LaneTaken(next_nonce=7)
     assert isinstance(await book.settle(close, attempt=attempt_of(claim, 7), digest=None), Closed)
     assert await gas.next_nonce(CHAIN, GAS_KEY) == 8
+
+
+async def test_a_lane_goes_back_only_where_nothing_waits(book: Any, gas: Any) -> None:
+    attempt = await settling(book, 0)
+    await gas.raise_nonce(CHAIN, GAS_KEY, 7)
+    assert await gas.lower_nonce(CHAIN, GAS_KEY, 0) == 7
+    assert await gas.lower_nonce(CHAIN, GAS_KEY, 9) == 7
+    assert await gas.lower_nonce(CHAIN, OTHER_KEY, 3) == 0
+    assert await gas.lower_nonce(CHAIN, GAS_KEY, 1) == 1
+    assert await gas.next_nonce(CHAIN, GAS_KEY) == 1
+    await gas.mark_mined(CHAIN, GAS_KEY, below=1)
+    assert await gas.lower_nonce(CHAIN, GAS_KEY, 0) == 0
+    await gas.raise_nonce(CHAIN, GAS_KEY, 1)
+    await gas.reopen(CHAIN, GAS_KEY, since_nonce=0, since_ms=attempt.created_ms)
+    assert await gas.lower_nonce(CHAIN, GAS_KEY, 0) == 1
+    await settling(book, 1)
+
+
+async def test_a_nonce_that_the_lane_has_passed_and_nothing_has_can_be_filled_once(
+    book: Any, gas: Any
+) -> None:
+    await gas.raise_nonce(CHAIN, GAS_KEY, 2)
+    above, other = await settling(book, 2), await settling(book, 3)
+    filler = bump_of(replace(above, nonce=1), "filler")
+    assert await book.add_attempt(filler) == LaneTaken(next_nonce=4)
+    assert await book.add_attempt(filler, is_filling=True) is True
+    assert await book.add_attempt(filler, is_filling=True) is True  # the same again, whose answer was lost
+    rival = bump_of(replace(other, nonce=1), "rival")
+    assert await book.add_attempt(rival, is_filling=True) is False
+    assert await gas.next_nonce(CHAIN, GAS_KEY) == 4
+    waiting = await gas.open_attempts(CHAIN, GAS_KEY, limit=9)
+    assert [one.tx_hash for one in waiting] == [filler.tx_hash, above.tx_hash, other.tx_hash]
+
+
+async def test_keepers_that_fill_at_once_fill_once(book: Any, gas: Any) -> None:
+    await gas.raise_nonce(CHAIN, GAS_KEY, 1)
+    above = [await settling(book, nonce) for nonce in range(1, 6)]
+    fillers = [bump_of(replace(one, nonce=0), f"filler {one.nonce}") for one in above]
+    filled = await asyncio.gather(*(book.add_attempt(one, is_filling=True) for one in fillers))
+    assert sorted(filled) == [False] * 4 + [True]
 
 
 async def test_raising_and_settling_at_once_leave_no_hole(book: Any, gas: Any) -> None:

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Connection, text
 
 from tollway.errors import StorageUnavailable
-from tollway.storage.database import PostgresDatabase
+from tollway.storage.database import COMMAND_TIMEOUT_S, PostgresDatabase
 from tollway.storage.durability import read_server_settings
 
 pytestmark = pytest.mark.postgres
@@ -186,3 +186,17 @@ async def test_the_server_is_asked_what_it_would_lose(database: PostgresDatabase
     found = await read_server_settings(database)
     assert (found.fsync, found.full_page_writes) == (False, True)  # the tests' own server
     assert (found.standbys, found.is_read_only, found.hosts) == ("", False, 1)
+
+
+async def test_what_waits_for_a_gateway_that_stands_still_in_a_transaction_goes_on_and_does_not_fail(
+    database: PostgresDatabase,
+) -> None:
+    """Its session ends before others give up on its lock."""
+    await database.write(run("INSERT INTO t VALUES (1)"))
+    still = await database.line.dial(statement_deadline_s=COMMAND_TIMEOUT_S)
+    await still.execute("BEGIN")
+    await still.execute("UPDATE t SET n = n + 1")
+    await database.write(run("UPDATE t SET n = n + 10"))
+    assert await numbers(database) == [11]
+    with pytest.raises((asyncpg.PostgresError, asyncpg.InterfaceError)):
+        await still.execute("COMMIT")

@@ -230,7 +230,7 @@ async def test_what_a_lane_waits_for_is_replaced_whatever_its_call_has_become(
     assert await settle(book, await opened(book), 1) == SETTLED
 
 
-async def test_filling_takes_no_nonce_that_the_call_never_had(book: Any) -> None:
+async def test_filling_takes_no_nonce_that_another_call_has_or_that_comes_next(book: Any) -> None:
     claim = await settling(book, nonce=0)
     other = await settling(book, nonce=1)
     assert await book.add_attempt(attempt_of(claim, 2), is_filling=True) is False

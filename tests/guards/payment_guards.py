@@ -4,6 +4,7 @@ of origins that must be proved (I7).
 
 from tests.guards.guard import guard
 
+LANES = "payments/lane_keeper.py"
 VERDICT, AUTHORIZED, TILL = "payments/verdict.py", "payments/authorization_verdict.py", "payments/till.py"
 NO_PAYMENT = "payments/test_verdict.py::test_refuses_with_a_reason"
 ELSEWHERE = "payments/test_verdict.py::test_refuses_what_did_not_succeed_or_is_elsewhere"
@@ -327,6 +328,71 @@ PAYMENT_GUARDS = (
         ", updated_ms=_now_ms())",
         ")",
         test="cli/test_operate.py::test_a_listing_is_suspended_until_it_is_restored",
+    ),
+    # ---- Gas keys.
+    guard(
+        "P6",
+        "a gas key whose nonces do not move is not chosen",
+        "payments/gas_tank.py",
+        "            if not lane.progress.is_stuck and lane.key.address not in without\n",
+        "            if lane.key.address not in without\n",
+        test="payments/test_lane_keeper.py::test_a_key_whose_nonces_do_not_move_is_neither_offered_nor_chosen",
+    ),
+    guard(
+        "P6",
+        "what waits on a stuck lane is carried by another key",
+        "payments/sweeper.py",
+        "        if self._is_late(first) and self._tank.is_stuck(attempt.chain_id, attempt.sender):\n",
+        "        if False:\n",
+        test="payments/test_lane_keeper.py::test_another_key_is_chosen_whose_nonces_move_and_carries_what_waits",
+    ),
+    guard(
+        "P6",
+        "a missing nonce is filled",
+        LANES,
+        "            await self._fill(lane, nonce, waiting[0])\n",
+        "            pass\n",
+        test="payments/test_lane_keeper.py::test_missing_nonces_below_what_waits_are_filled",
+    ),
+    guard(
+        "P6",
+        "a lane that passed nonces for nothing goes back",
+        LANES,
+        "        if not waiting:\n            now_at",
+        "        if not waiting:\n            return\n            now_at",
+        test="payments/test_lane_keeper.py::test_a_lane_that_passed_nonces_for_nothing_goes_back",
+    ),
+    guard(
+        "P6",
+        "a node's word makes no gateway fill a gap without end",
+        LANES,
+        "        if min(taken) - mined_nonce > GAP_MAX:\n",
+        "        if False:\n",
+        test="payments/test_lane_keeper.py::test_a_gap_that_is_too_wide_is_told_and_costs_no_gas",
+    ),
+    guard(
+        "P6",
+        "what another gateway signed and never sent is sent by a call that waits behind it",
+        "payments/settlement.py",
+        "            await self._keeper.resend_before(attempt)\n",
+        "",
+        test="payments/test_lane_keeper.py::test_what_another_gateway_signed_and_never_sent_keeps_no_call_waiting",
+    ),
+    guard(
+        "P6",
+        "a transaction that is sent again goes to every node",
+        "chain/rpc.py",
+        "(panel, node, raw, failures) for node in panel.in_order)",
+        "(panel, node, raw, failures) for node in panel.in_order[:1])",
+        test="chain/test_rpc.py::test_a_transaction_that_is_sent_again_goes_to_every_node",
+    ),
+    guard(
+        "P6",
+        "a gateway that stands still gives its locks back before others give up",
+        "storage/postgres_line.py",
+        "IDLE_S = 2\n",
+        "IDLE_S = 10\n",
+        test="storage/test_postgres_line.py::test_a_session_that_stands_still_ends_before_others_give_up_on_its_locks",
     ),
     # ---- Origins that must be proved.
     guard(

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import text
-from tollway_live_rpc_line import DEADLINE_S, SETTINGS
+from tollway_live_rpc_line import DEADLINE_S, SEND, SETTINGS, run_rpc_line
 from tollway_live_signed_calls import SOON_DEAD, SignedCall, Stall, count_sent, find_pending, unmined
 from tollway_live_street import poll
 
@@ -144,6 +144,46 @@ async def test_a_gateway_that_slept_finds_its_calls_in_the_hands_of_another(stre
         assert (thinking.seen, waiting.seen) == (before + 2, 2)
         await pair.check_settled([waiting, thinking])
         assert await count_sent(street, pair.gas) == 2
+
+
+async def test_a_gateway_that_stands_still_with_a_nonce_that_it_never_sent_keeps_no_other_waiting(
+    street: Any,
+) -> None:
+    """Its transaction is signed and stored, and it is paused before its node has it. It leads the sweepers, and goes on
+    leading: nobody but the caller at the other gateway can find out."""
+    gas, url = await street.wallet(), await street.make_postgres()
+    async with run_rpc_line(street.session, street.driver.rpc_url) as line:
+        env = {
+            **SETTINGS,
+            "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key,
+            "TOLLWAY_LIMIT_SETTLE_WAIT_S": "20",
+            "TOLLWAY_LIMIT_LEADER_LEASE_S": "600",
+        }
+        async with (
+            street.gateway(database_url=url, settings={**env, "TOLLWAY_RPC_LOCAL": line.url}) as one,
+            street.gateway(database_url=url, settings=env, public_url=one.public_url) as two,
+        ):
+            stall = await Stall.open(street, [one, two])
+            calls = [
+                stall.sign(wallet, f"/echo/still-{n}") for n, wallet in enumerate(await street.wallets(5))
+            ]
+            asleep, *awake = calls
+            line.cut_at(SEND, is_heard=False)
+            async with asyncio.TaskGroup() as group:
+                first = group.create_task(send_or_lose(asleep, one))
+                await poll(lambda: line.is_cut, deadline_s=DEADLINE_S, what="a transaction at the line")
+                one.process.send_signal(signal.SIGSTOP)
+                try:
+                    replies = await asyncio.gather(*(call.send(two) for call in awake))
+                finally:
+                    line.mend()
+                    one.process.send_signal(signal.SIGCONT)
+            assert [reply.status for reply in replies] == [200] * len(awake), [r.body for r in replies]
+            assert first.result() is None or not first.result().asks_for_money
+            last = await insist(asleep, two)
+            assert (last.status, last.code) in {(200, None), (409, "payment_already_used")}, last.body
+            assert await count_sent(street, gas) == len(calls)
+            await stall.check_books()
 
 
 async def test_a_gateway_that_is_stopped_leaves_its_settlements_to_the_next(street: Any) -> None:

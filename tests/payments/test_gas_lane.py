@@ -1,7 +1,9 @@
 """A lane's guess of the next nonce, and how it is put right."""
 
+import pytest
+
 from tollway.identifiers import ChainId
-from tollway.payments.gas_lane import GasLane
+from tollway.payments.gas_lane import GasLane, LaneProgress
 from tollway.testing.settling_scene import make_gas_key
 
 
@@ -40,3 +42,41 @@ def test_an_unknown_end_makes_it_ask_the_books_again() -> None:
     assert not lane.is_known
     lane.start_at(4)
     assert lane.take().nonce == 4
+
+
+IDLE, MOVES, WAITS = (5, 5), (6, 9), (5, 9)
+
+
+@pytest.mark.parametrize(
+    ("looks", "is_stuck"),
+    [
+        ([WAITS] * 4, True),
+        ([WAITS] * 3, False),
+        ([IDLE] * 9, False),
+        ([IDLE] * 9 + [WAITS] * 3, True),  # it began to wait after the last look that saw it idle
+        ([IDLE] * 9 + [WAITS] * 2, False),
+        ([WAITS] * 3 + [MOVES] * 3, False),
+        ([WAITS] * 9 + [MOVES], False),
+        ([WAITS] * 9 + [(9, 9)], False),
+        ([MOVES, WAITS] * 9, False),  # nodes that are not equally far
+    ],
+)
+def test_a_lane_is_stuck_when_nothing_is_mined_for_some_looks_while_something_waits(
+    looks: list[tuple[int, int]], is_stuck: bool
+) -> None:
+    progress = LaneProgress()
+    for number, (mined_nonce, next_nonce) in enumerate(looks):
+        progress.note_look(
+            mined_nonce=mined_nonce, next_nonce=next_nonce, now_s=10.0 * number, interval_s=10.0
+        )
+    assert progress.is_stuck is is_stuck
+
+
+def test_looks_in_quick_succession_and_a_gateway_that_stood_still_say_nothing() -> None:
+    quick, still = LaneProgress(), LaneProgress()
+    for number in range(20):
+        quick.note_look(mined_nonce=5, next_nonce=9, now_s=number, interval_s=10.0)
+        assert quick.is_stuck is False
+    for now_s in (0.0, 3_600.0, 3_601.0):
+        still.note_look(mined_nonce=5, next_nonce=9, now_s=now_s, interval_s=10.0)
+        assert still.is_stuck is False

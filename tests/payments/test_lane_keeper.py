@@ -1,6 +1,7 @@
 """Lanes that go on: what is lost is sent again, and what a lane waits for is offered more, whatever its call became."""
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,14 +10,17 @@ from structlog.testing import capture_logs
 from tollway.chain.reader import SendFault, SendRefused
 from tollway.identifiers import keccak256
 from tollway.ledger.call import CallState
-from tollway.payments.lane_keeper import OPEN_MAX
+from tollway.payments.gas_lane import LOOKS_UNTIL_STUCK
+from tollway.payments.lane_keeper import GAP_MAX, OPEN_MAX
 from tollway.payments.settlement import Settled, Undecided
 from tollway.payments.settlement_signing import read_offer
+from tollway.payments.settling_notes import WithdrawalReason
 from tollway.payments.sweeper import EXPIRY_SLACK_S
-from tollway.testing.authorization_samples import CHAIN
+from tollway.testing.authorization_samples import CHAIN, USDC
 from tollway.testing.memory_transfers import parse_sent
 from tollway.testing.settling_scene import (
     HASTY,
+    LISTING,
     ClaimedCall,
     SettlingScene,
     make_gas_key,
@@ -311,3 +315,165 @@ async def test_a_lane_that_fails_does_not_stop_the_others() -> None:
         scene.gas.open_attempts = fail  # type: ignore[method-assign]  # the fake's own hook
         await sweep(scene)
         assert [sent.sender for sent in scene.chain.sent(CHAIN)] == [keys[1].address]
+
+
+# ---- Lanes that do not move.
+
+
+async def look_often(scene: SettlingScene) -> None:
+    """So many looks as it takes until what does not move is known to be stuck."""
+    for _ in range(LOOKS_UNTIL_STUCK + 1):
+        await scene.tank.refresh()
+        scene.pass_time(scene.limits.gas_refresh_s)
+    await scene.tank.refresh()
+
+
+def long_payer(scene: SettlingScene, number: int = 1) -> Any:
+    return scene.payer(nonce=bytes([number]) * 32, valid_before=scene.now_ms // 1000 + 3_600)
+
+
+def is_offered(scene: SettlingScene) -> bool:
+    return scene.tank.is_offered(USDC, 10_000, LISTING)
+
+
+async def test_a_key_whose_nonces_do_not_move_is_neither_offered_nor_chosen(scene: SettlingScene) -> None:
+    first = await leave_adrift(scene, payer=long_payer(scene))
+    await look_often(scene)
+    assert not is_offered(scene)
+    assert scene.tank.choose_lane(CHAIN, is_claimed=True) is None
+    late = await leave_adrift(scene, payer=long_payer(scene, 2))
+    assert await attempts_of(late) == ()  # it does not queue up behind the first
+    scene.chain.mine_sent(CHAIN)
+    await scene.tank.refresh()
+    assert is_offered(scene)
+    await sweep(scene)
+    scene.chain.mine_sent(CHAIN)
+    await sweep(scene)
+    assert [await call.read_state() for call in (first, late)] == [CallState.CONSUMED] * 2
+
+
+async def test_another_key_is_chosen_whose_nonces_move_and_carries_what_waits() -> None:
+    keys = (make_gas_key("one"), make_gas_key("two"))
+    async with SettlingScene(limits=HASTY, rules=settlement_rules(gas_keys=keys)) as scene:
+        scene.chain.is_automining = False
+        call = await leave_adrift(scene, payer=long_payer(scene))
+        await look_often(scene)
+        assert is_offered(scene)
+        lane = scene.tank.choose_lane(CHAIN)
+        assert lane is not None
+        assert lane.key.address == keys[1].address
+        assert withdrawn_keys(scene) == 1
+        await sweep(scene)
+        assert {one.sender for one in await attempts_of(call)} == {key.address for key in keys}
+        first, *_ = await attempts_of(call)
+        scene.chain.drop_sent(
+            CHAIN, *(s.tx_hash for s in scene.chain.sent(CHAIN) if s.sender == first.sender)
+        )
+        scene.chain.mine_sent(CHAIN)
+        await sweep(scene)
+        assert await call.read_state() is CallState.CONSUMED
+
+
+def withdrawn_keys(scene: SettlingScene) -> int:
+    """How many rails the latest look counted as withdrawn for want of progress."""
+    counts = [note[3] for note in scene.told if note[:3] == ("withdrawn", CHAIN, WithdrawalReason.LANE_STUCK)]
+    return int(str(counts[-1]))
+
+
+async def test_missing_nonces_below_what_waits_are_filled(scene: SettlingScene) -> None:
+    """A node once counted two transactions that nobody has sent; a call waits behind them."""
+    await scene.gas.raise_nonce(CHAIN, KEY, 2)
+    call = await leave_adrift(scene, payer=long_payer(scene))
+    assert [one.nonce for one in await attempts_of(call)] == [2]
+    await sweep(scene, 3)
+    assert [sent.nonce for sent in scene.chain.sent(CHAIN)] == [2]
+    await look_often(scene)
+    with capture_logs() as lines:
+        await sweep(scene, 3)
+    assert [line["nonce"] for line in lines if line["event"] == "lane_nonce_filled"] == [0, 1]
+    fillers = [one for one in await attempts_of(call) if one.nonce < 2]
+    assert [(parse_sent(one.raw).recipient, parse_sent(one.raw).calldata) for one in fillers] == [
+        (KEY, b"")
+    ] * 2
+    assert {one.raw for one in fillers} <= set(scene.chain.broadcasts)
+    scene.chain.mine_sent(CHAIN)
+    await scene.tank.refresh()
+    assert is_offered(scene)
+    await sweep(scene)
+    assert await call.read_state() is CallState.CONSUMED
+    assert (await scene.book.audit()).is_balanced
+
+
+async def test_a_filler_is_no_attempt_to_settle(scene: SettlingScene) -> None:
+    """It is mined and pays nothing, and its call is neither given up nor thought to wait for it."""
+    await scene.gas.raise_nonce(CHAIN, KEY, 5)
+    call = await leave_adrift(scene, payer=long_payer(scene))
+    await look_often(scene)
+    await sweep(scene)
+    fillers = [one.tx_hash for one in await attempts_of(call) if one.nonce < 5]
+    assert len(fillers) == 5
+    scene.chain.mine_sent(CHAIN, *fillers)
+    scene.chain.drop_sent(CHAIN)
+    scene.pass_time(10)
+    await sweep(scene, 2)
+    scene.chain.mine_sent(CHAIN)
+    await sweep(scene)
+    assert await call.read_state() is CallState.CONSUMED
+
+
+async def test_a_lane_that_passed_nonces_for_nothing_goes_back(scene: SettlingScene) -> None:
+    await scene.gas.raise_nonce(CHAIN, KEY, 10**9)
+    await look_often(scene)
+    assert not is_offered(scene)
+    await sweep(scene)
+    assert await scene.gas.next_nonce(CHAIN, KEY) == 0
+    await scene.tank.refresh()
+    assert is_offered(scene)
+    scene.chain.is_automining = True
+    assert isinstance(await scene.settlement.settle((await scene.claim()).order()), Settled)
+
+
+async def test_a_gap_that_is_too_wide_is_told_and_costs_no_gas(scene: SettlingScene) -> None:
+    await scene.gas.raise_nonce(CHAIN, KEY, GAP_MAX + 1)
+    call = await leave_adrift(scene, payer=long_payer(scene))
+    await look_often(scene)
+    with capture_logs() as lines:
+        await sweep(scene)
+    assert "lane_gap_too_wide" in [line["event"] for line in lines]
+    assert len(await attempts_of(call)) == 1
+
+
+async def test_what_a_stuck_lane_waits_for_goes_to_all_nodes_though_one_knows_it(
+    scene: SettlingScene,
+) -> None:
+    call = await leave_adrift(scene, payer=long_payer(scene))
+    (attempt,) = await attempts_of(call)
+    scene.chain.resent.clear()
+    await sweep(scene, 3)
+    assert scene.chain.resent == []
+    await look_often(scene)
+    await sweep(scene)
+    assert attempt.raw in scene.chain.resent
+
+
+# ---- Gateways that stand still.
+
+
+async def test_what_another_gateway_signed_and_never_sent_keeps_no_call_waiting() -> None:
+    """It stands still between its commit and its broadcast. Whoever waits behind its nonce sends it."""
+    limits = replace(HASTY, settle_wait_s=0.4)
+    async with SettlingScene(limits=limits) as scene, scene.another("still") as still:
+        first = await still.claim(long_payer(still))
+        send = scene.chain.send_transaction
+
+        async def stand_still(chain_id: Any, raw: bytes) -> None:
+            return None
+
+        scene.chain.send_transaction = stand_still  # type: ignore[assignment]  # the fake's own hook
+        scene.chain.resend_transaction = stand_still  # type: ignore[assignment]
+        assert await still.settlement.settle(first.order()) == Undecided()
+        scene.chain.send_transaction = send  # type: ignore[method-assign]
+        del scene.chain.resend_transaction
+        second = await scene.claim(long_payer(scene, 2))
+        assert isinstance(await scene.settlement.settle(second.order()), Settled)
+        assert [one.nonce for one in await attempts_of(second)] == [1]

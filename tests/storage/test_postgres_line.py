@@ -7,6 +7,7 @@ import asyncpg
 import pytest
 
 from tollway.storage import postgres_line
+from tollway.storage.database import COMMAND_TIMEOUT_S
 from tollway.storage.postgres_address import PostgresAddress
 from tollway.storage.postgres_line import DIAL_PAUSE_S, NoServer, PostgresLine
 
@@ -90,6 +91,14 @@ async def test_no_default_of_the_server_weakens_a_commit() -> None:
     assert servers.options["server_settings"]["lock_timeout"] == "3200ms"
     await line(servers).dial(statement_deadline_s=None)
     assert "lock_timeout" not in servers.options["server_settings"]
+
+
+async def test_a_session_that_stands_still_ends_before_others_give_up_on_its_locks() -> None:
+    servers = Servers(one=None)
+    await line(servers).dial(statement_deadline_s=COMMAND_TIMEOUT_S)
+    told = servers.options["server_settings"]
+    idle_ms = 1_000 * int(told["idle_in_transaction_session_timeout"].removesuffix("s"))
+    assert 0 < idle_ms < int(told["lock_timeout"].removesuffix("ms"))
 
 
 async def test_in_an_outage_one_dials_and_the_others_are_told_at_once() -> None:

@@ -233,3 +233,8 @@ class SettlementChain(ChainReader, Protocol):
         of them by itself. None: one has taken it, or knew it already. Raises `ChainUnavailable` when nobody gave a
         clear word: then it may be on its way."""
         ...
+
+    async def resend_transaction(self, chain_id: ChainId, raw: bytes) -> SendRefused | None:
+        """Hands a transaction that was sent before to every node of the chain: the one that took it may have dropped it,
+        or tell no other node. The same answers as of `send_transaction`."""
+        ...

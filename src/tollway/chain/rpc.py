@@ -5,6 +5,7 @@ no node says clearly is `ChainUnavailable`, never "not mined" and never "not sen
 it is handed.
 """
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -342,14 +343,8 @@ class RpcReader:
         panel = self._panel(chain_id)
         refusals: list[SendRefused] = []
         failures: list[str] = []
-
-        async def offer(node: Node) -> SendRefused | bool:
-            return await offer_transaction(node, self._open_session, raw) or True
-
         for node in panel.in_order:
-            answer = await panel.attempt(
-                node, offer, failures=failures, deadline_s=self._limits.rpc_deadline_s
-            )
+            answer = await self._offer(panel, node, raw, failures)
             if answer is True:
                 return None
             if isinstance(answer, SendRefused):
@@ -357,6 +352,27 @@ class RpcReader:
         if not refusals:
             raise panel.unavailable(failures)
         return refusals[0]
+
+    async def resend_transaction(self, chain_id: ChainId, raw: bytes) -> SendRefused | None:
+        panel = self._panel(chain_id)
+        failures: list[str] = []
+        answers = await asyncio.gather(*(self._offer(panel, node, raw, failures) for node in panel.in_order))
+        if True in answers:
+            return None
+        refusal = next((answer for answer in answers if isinstance(answer, SendRefused)), None)
+        if refusal is None:
+            raise panel.unavailable(failures)
+        return refusal
+
+    async def _offer(
+        self, panel: NodePanel, node: Node, raw: bytes, failures: list[str]
+    ) -> SendRefused | bool | None:
+        """True: the node has it. None: it gave no clear word."""
+
+        async def offer(node: Node) -> SendRefused | bool:
+            return await offer_transaction(node, self._open_session, raw) or True
+
+        return await panel.attempt(node, offer, failures=failures, deadline_s=self._limits.rpc_deadline_s)
 
     def _panel(self, chain_id: ChainId) -> NodePanel:
         return self._panels.get(chain_id) or NodePanel(chain_id, ())

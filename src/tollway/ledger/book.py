@@ -316,7 +316,8 @@ class Book(Relocations, Protocol):
     async def add_attempt(self, attempt: SettlementAttempt, *, is_filling: bool = False) -> bool | LaneTaken:
         """Stores a further attempt of a call in `settling`, durable: the next nonce of its lane, or a nonce that an
         earlier attempt of the same call has. False when the call is not `settling` any more. `is_filling`: whatever
-        the call is by now, but only with such an earlier nonce (otherwise False): its lane waits for it."""
+        the call is by now, but only with such an earlier nonce, or with one that its lane has passed and for which no
+        call has anything that waits (otherwise False): the lane waits for it."""
         ...
 
     async def conclude(

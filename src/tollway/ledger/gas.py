@@ -2,7 +2,8 @@
 `storage/gas_store.py` keeps it in SQL.
 
 A nonce is taken in the very transaction that stores the hash of what is signed with it (`Book.settle`,
-`Book.add_attempt`), so no lane ever has a hole that nothing fills.
+`Book.add_attempt`). A nonce that nothing is stored for can be missing only after `raise_nonce` believed a wrong count, or
+after a chain lost what others had sent with the same key; `Book.add_attempt` fills it, or `lower_nonce` takes it back.
 """
 
 from collections.abc import Mapping
@@ -29,6 +30,11 @@ class GasBook(Protocol):
 
     async def raise_nonce(self, chain_id: ChainId, sender: Address, nonce: int) -> int:
         """Lets the lane go on at `nonce` or later (the chain counts further than we do); returns what holds."""
+        ...
+
+    async def lower_nonce(self, chain_id: ChainId, sender: Address, nonce: int) -> int:
+        """Lets the lane go on at `nonce` again where nothing of ours waits with that nonce or a later one: the chain never
+        counted as far as the lane did. Returns what holds."""
         ...
 
     async def open_attempts(

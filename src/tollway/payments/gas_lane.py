@@ -1,4 +1,5 @@
-"""One gas key's lane in this process: which nonce the next transaction takes, so that many can be signed at once.
+"""One gas key's lane in this process: which nonce the next transaction takes, so that many can be signed at once; and
+whether its nonces move.
 
 The books decide who really has a nonce; this is only the guess that makes them rarely say no. It asks nothing, signs
 nothing and is never waited for: between taking a nonce and handing its transaction to the books nothing may be awaited.
@@ -17,6 +18,30 @@ class LaneNonce(NamedTuple):
     generation: int
 
 
+LOOKS_UNTIL_STUCK = 3
+"""So many looks in a row, and so many times as long as two of them are apart, a lane may wait for one nonce."""
+
+
+class LaneProgress:
+    """Whether a lane moves: its nonces are mined while something waits. Pure."""
+
+    def __init__(self) -> None:
+        self.is_stuck = False
+        self._mined_nonce = -1
+        self._since_s = 0.0
+        self._looks = 0
+
+    def note_look(self, *, mined_nonce: int, next_nonce: int, now_s: float, interval_s: float) -> None:
+        """One look at the chain. `next_nonce`: what the books give out next; `interval_s`: usually between two looks, so
+        that looks in quick succession, and a gateway that stood still itself, say nothing."""
+        if next_nonce <= mined_nonce or mined_nonce != self._mined_nonce:
+            self._mined_nonce, self._since_s, self._looks, self.is_stuck = mined_nonce, now_s, 0, False
+            return
+        self._looks += 1
+        is_late = now_s - self._since_s >= LOOKS_UNTIL_STUCK * interval_s
+        self.is_stuck = is_late and self._looks >= LOOKS_UNTIL_STUCK
+
+
 class GasLane:
     """Used from one event loop. `in_flight`: settlements that are between their nonce and their receipt."""
 
@@ -24,6 +49,7 @@ class GasLane:
         self.chain_id = chain_id
         self.key = key
         self.in_flight = 0
+        self.progress = LaneProgress()
         self._next: int | None = None
         self._generation = 0
 

@@ -145,9 +145,9 @@ class GasTank:
     def choose_lane(
         self, chain_id: ChainId, *, is_claimed: bool = False, without: Collection[Address] = ()
     ) -> GasLane | None:
-        """The least busy lane of a key that can pay; None when there is none, or gas costs too much. A call that is
-        claimed already (`is_claimed`) may use what keys have below their floor: that is what the floor is for.
-        `without`: keys that are out of the question."""
+        """The least busy lane of a key that can pay and whose nonces move; None when there is none, or gas costs too much.
+        A call that is claimed already (`is_claimed`) may use what keys have below their floor: that is what the floor is
+        for. `without`: keys that are out of the question."""
         rules = self._rules.get(chain_id)
         if rules is None or not self._is_affordable(rules, self._gauges[chain_id]):
             return None
@@ -157,6 +157,11 @@ class GasTank:
     def lanes(self, chain_id: ChainId) -> tuple[GasLane, ...]:
         """All of them, those without gas too."""
         return self._lanes.get(chain_id, ())
+
+    def is_stuck(self, chain_id: ChainId, sender: Address) -> bool:
+        """Whether what waits on this key's lane has not been mined for some looks."""
+        lanes = self._lanes.get(chain_id, ())
+        return any(lane.progress.is_stuck for lane in lanes if lane.key.address == sender)
 
     @property
     def chain_ids(self) -> tuple[ChainId, ...]:
@@ -254,6 +259,12 @@ class GasTank:
             )
         self._notes.balance(lane.chain_id, sender, account.balance_wei)
         signed = await self._gas.next_nonce(lane.chain_id, sender)
+        lane.progress.note_look(
+            mined_nonce=account.mined_nonce,
+            next_nonce=signed,
+            now_s=self._clock(),
+            interval_s=self._limits.gas_refresh_s,
+        )
         self._notes.lane(lane.chain_id, sender, max(0, signed - account.mined_nonce))
 
     async def _close_mined(self, gauge: _Gauge, lane: GasLane, mined_nonce: int) -> None:
@@ -316,6 +327,9 @@ class GasTank:
             gauge = self._gauges[chain_id]
             for token in gauge.strange:
                 yield Withdrawal(chain_id, WithdrawalReason.TOKEN, str(token))
+            for lane in self._lanes[chain_id]:
+                if lane.progress.is_stuck:
+                    yield Withdrawal(chain_id, WithdrawalReason.LANE_STUCK, str(lane.key.address))
             reason = self._find_reason(rules, gauge)
             if reason is not None:
                 yield Withdrawal(chain_id, reason)
@@ -333,8 +347,9 @@ class GasTank:
             return WithdrawalReason.GAS_UNKNOWN
         if not self._is_affordable(rules, gauge):
             return WithdrawalReason.GAS_TOO_DEAR
-        if self._choose(rules.chain_id, floor_wei=rules.gas_floor_wei) is None:
-            return WithdrawalReason.GAS_KEYS_LOW
+        funded = self._find_funded(rules.chain_id, floor_wei=rules.gas_floor_wei)
+        if all(lane.progress.is_stuck for lane in funded):
+            return WithdrawalReason.LANE_STUCK if funded else WithdrawalReason.GAS_KEYS_LOW
         if self._spent[rules.chain_id].total_wei >= rules.network_budget_wei:
             return WithdrawalReason.NETWORK_BUDGET
         return None
@@ -355,16 +370,23 @@ class GasTank:
     def _choose(
         self, chain_id: ChainId, *, floor_wei: int, without: Collection[Address] = ()
     ) -> GasLane | None:
-        gauge = self._gauges[chain_id]
         able = [
+            lane
+            for lane in self._find_funded(chain_id, floor_wei=floor_wei)
+            if not lane.progress.is_stuck and lane.key.address not in without
+        ]
+        return min(able, key=lambda lane: lane.in_flight, default=None)
+
+    def _find_funded(self, chain_id: ChainId, *, floor_wei: int) -> list[GasLane]:
+        """The lanes of keys that have gas, and that no node has refused since the last look."""
+        gauge = self._gauges[chain_id]
+        return [
             lane
             for lane in self._lanes[chain_id]
             if lane.key.address not in gauge.troubled
-            and lane.key.address not in without
             and (account := gauge.accounts.get(lane.key.address)) is not None
             and account.balance_wei >= floor_wei
         ]
-        return min(able, key=lambda lane: lane.in_flight, default=None)
 
     def _is_within_budget(self, rules: SettlementRules, listing_id: ListingId) -> bool:
         spending = self._spent[rules.chain_id]

@@ -1,13 +1,16 @@
 """Keeps the lanes of our gas keys moving: a nonce that is not mined keeps everything behind it waiting, whatever became of
 its own call.
 
-What no node knows is broadcast again, and what a lane waits for is replaced at a higher price, up to the operator's
-ceiling. One gateway keeps them for all, and two at once do no harm: of all that have one nonce one is mined. No call is
-judged or moved here, and nothing is broadcast that was not stored before.
+What no node knows is broadcast again, to all nodes, and what a lane waits for is replaced at a higher price, up to the
+operator's ceiling. A nonce that is missing below what waits is filled; a lane that has passed nonces which the chain never
+counted, with nothing waiting there, goes back. One gateway keeps them for all, and two at once do no harm: of all that
+have one nonce one is mined. No call is judged or moved here, and nothing is broadcast that was not stored before.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import islice
 
 import structlog
 
@@ -24,6 +27,7 @@ from tollway.payments.gas_tank import GasTank
 from tollway.payments.settlement_signing import (
     FeeOffer,
     bump_fee,
+    offer_fee,
     read_offer,
     read_valid_before,
     sign_dearer,
@@ -33,12 +37,16 @@ from tollway.payments.settlement_signing import (
 OPEN_MAX = 64
 FILL_AFTER_MS = 5_000
 """A transaction gets this long to reach the node that is asked about it."""
+FILLS_MAX = 16
+"""So many missing nonces are filled at one look."""
+GAP_MAX = 1_000
+"""More are not filled: each costs gas, and how many there are rests on a node's word."""
 
 _log = structlog.get_logger(__name__)
 
 
 class LaneKeeper:
-    """One per process, within its sweeper."""
+    """Used from one event loop: the sweeper's `run_once` for all lanes, and `resend_before` by any call that waits."""
 
     def __init__(
         self,
@@ -57,11 +65,35 @@ class LaneKeeper:
         self._limits = limits
         self._now_ms = now_ms
         self._capped: dict[GasLane, TxHash] = {}  # of which it was told that gas costs more than is allowed
+        self._resending: set[GasLane] = set()
 
     async def run_once(self) -> None:
         """One look at every lane, those of keys without gas too. Raises StorageUnavailable."""
         lanes = [lane for chain_id in self._tank.chain_ids for lane in self._tank.lanes(chain_id)]
         await run_all([partial(self._look_after, lane) for lane in lanes])
+
+    async def resend_before(self, attempt: SettlementAttempt) -> None:
+        """Broadcasts again what an attempt waits behind and no node knows: the gateway that stored it may stand still. One
+        such round a lane at a time; a chain or a database that is away only ends it."""
+        lanes = self._tank.lanes(attempt.chain_id)
+        lane = next((lane for lane in lanes if lane.key.address == attempt.sender), None)
+        if lane is None or lane in self._resending:
+            return
+        self._resending.add(lane)
+        try:
+            attempts = await self._gas.open_attempts(lane.chain_id, lane.key.address, limit=OPEN_MAX)
+            newest = {one.nonce: one for one in attempts if one.nonce < attempt.nonce}
+            account = await self._chains.fetch_account(lane.chain_id, lane.key.address)
+            waiting = [one for nonce, one in newest.items() if nonce >= account.mined_nonce]
+            pending, mined = await self._sort(lane, waiting)
+            for one in waiting:
+                if one.nonce not in pending | mined:
+                    await self._send(one)
+        except (ChainUnavailable, StorageUnavailable) as exc:
+            address = str(lane.key.address)
+            _log.warning("lane_unseen", chain_id=lane.chain_id, address=address, detail=str(exc))
+        finally:
+            self._resending.discard(lane)
 
     async def _look_after(self, lane: GasLane) -> None:
         try:
@@ -79,20 +111,55 @@ class LaneKeeper:
     async def _keep(self, lane: GasLane) -> None:
         attempts = await self._gas.open_attempts(lane.chain_id, lane.key.address, limit=OPEN_MAX)
         newest = {attempt.nonce: attempt for attempt in attempts}
-        if all(self._is_younger(attempt, FILL_AFTER_MS) for attempt in newest.values()):
+        is_stuck = lane.progress.is_stuck
+        if all(self._is_younger(attempt, FILL_AFTER_MS) for attempt in newest.values()) and not is_stuck:
             return
         account = await self._chains.fetch_account(lane.chain_id, lane.key.address)
         waiting = [attempt for attempt in attempts if attempt.nonce >= account.mined_nonce]
+        if is_stuck:
+            await self._repair(lane, account.mined_nonce, waiting)
         pending, mined = await self._sort(lane, waiting)
         for nonce, attempt in newest.items():
             if nonce < account.mined_nonce or nonce in mined or self._is_younger(attempt, FILL_AFTER_MS):
                 continue
-            is_stuck = nonce in pending  # a pool has it, and no block
-            if not is_stuck:
+            is_first, is_to_replace = (
+                nonce == account.mined_nonce,
+                nonce in pending,
+            )  # a pool has it, and no block
+            if not is_to_replace or (is_first and is_stuck):
                 refused = await self._send(attempt)
-                is_stuck = refused is not None and self._is_hopeless(attempt, refused.fault)
-            if is_stuck and nonce == account.mined_nonce:
+                is_to_replace |= refused is not None and self._is_hopeless(attempt, refused.fault)
+            if is_to_replace and is_first:
                 await self._replace(lane, attempt)
+
+    async def _repair(self, lane: GasLane, mined_nonce: int, waiting: Sequence[SettlementAttempt]) -> None:
+        """A lane that does not move may wait for nonces that nothing was ever signed with."""
+        told = {"chain_id": lane.chain_id, "address": str(lane.key.address)}
+        if not waiting:
+            now_at = await self._gas.lower_nonce(lane.chain_id, lane.key.address, mined_nonce)
+            if now_at == mined_nonce:
+                _log.warning("lane_went_back", nonce=mined_nonce, **told)
+            return
+        taken = {attempt.nonce for attempt in waiting}
+        if min(taken) - mined_nonce > GAP_MAX:
+            _log.error("lane_gap_too_wide", nonce=mined_nonce, waiting=min(taken), **told)
+            return
+        missing = (nonce for nonce in range(mined_nonce, max(taken)) if nonce not in taken)
+        for nonce in islice(missing, FILLS_MAX):
+            await self._fill(lane, nonce, waiting[0])
+
+    async def _fill(self, lane: GasLane, nonce: int, above: SettlementAttempt) -> None:
+        """With nothing, on behalf of the call of an attempt that waits above."""
+        fees = self._tank.quote(lane.chain_id)
+        if fees is None:
+            return
+        offer = offer_fee(fees, price_max_wei=self._tank.price_max_wei(lane.chain_id))
+        filler = sign_filler(replace(above, nonce=nonce), lane.key, offer=offer, now_ms=self._now_ms())
+        if await self._book.add_attempt(filler, is_filling=True) is True:
+            _log.warning(
+                "lane_nonce_filled", chain_id=lane.chain_id, address=str(lane.key.address), nonce=nonce
+            )
+            await self._send(filler)
 
     def _is_hopeless(self, attempt: SettlementAttempt, fault: SendFault) -> bool:
         """Whether it will not do as it is. For what no node takes for whatever reason the filler is there, once nothing
@@ -162,7 +229,7 @@ class LaneKeeper:
         return offer
 
     async def _send(self, attempt: SettlementAttempt) -> SendRefused | None:
-        refused = await self._chains.send_transaction(attempt.chain_id, attempt.raw)
+        refused = await self._chains.resend_transaction(attempt.chain_id, attempt.raw)
         if refused is not None:
             _log.warning(
                 "settlement_send_refused",

@@ -6,13 +6,20 @@ sent: the transaction is built here from the signed fields alone.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import assert_never
 
 import structlog
 
-from tollway.chain.reader import AuthorizationFacts, ChainFacts, SendFault, SettlementChain, Trust
+from tollway.chain.reader import (
+    AuthorizationFacts,
+    ChainFacts,
+    SendFault,
+    SendRefused,
+    SettlementChain,
+    Trust,
+)
 from tollway.chain.rules import ChainRules
 from tollway.errors import ChainUnavailable, Code, Problem
 from tollway.identifiers import ZERO_ADDRESS, ChainId, ListingId
@@ -36,6 +43,7 @@ from tollway.payments.follower import Follower
 from tollway.payments.gas_lane import GasLane
 from tollway.payments.gas_tank import GasTank
 from tollway.payments.junk_meter import JunkMeter
+from tollway.payments.lane_keeper import LaneKeeper
 from tollway.payments.lane_signer import sign_next
 from tollway.payments.remote_facilitator import RemoteFacilitator
 from tollway.payments.requirement import Requirement
@@ -65,9 +73,12 @@ __all__ = [
 ]
 
 RESEND_AFTER_S = 2.0
-"""A node that saw a later nonce first may have dropped the transaction: it is handed over once more."""
+"""A node that saw a later nonce first may have dropped the transaction: it goes to all nodes once more, with what it waits
+behind."""
 ASK_AGAIN_S = 0.5
 """Between two looks for what a facilitator has done."""
+
+Send = Callable[[ChainId, bytes], Awaitable[SendRefused | None]]
 
 _log = structlog.get_logger(__name__)
 
@@ -104,6 +115,7 @@ class Settlement:
         self._consents = Consents(chains, facilitators, limits=limits)
         self._junk = JunkMeter(limits=limits, rates=rates)
         self._strays = Strays(book)
+        self._keeper = LaneKeeper(book=book, gas=gas, chains=chains, tank=tank, limits=limits, now_ms=now_ms)
 
     def is_offered(self, asset: Asset, units: int, listing_id: ListingId) -> bool:
         """Whether this price can be settled now, by what the last look at gas told, and while its caller waits."""
@@ -211,7 +223,7 @@ class Settlement:
             attempt = await self._store(order, lane, gas)
             if not isinstance(attempt, SettlementAttempt):
                 return attempt
-            await self._broadcast(attempt)
+            await self._broadcast(attempt, self._chains.send_transaction)
             return await self._follow(order, attempt, from_block=facts.head_number)
         finally:
             lane.in_flight -= 1
@@ -274,10 +286,10 @@ class Settlement:
             return FencedOff()
         return signed or await self._leave(order)
 
-    async def _broadcast(self, attempt: SettlementAttempt) -> None:
+    async def _broadcast(self, attempt: SettlementAttempt, send: Send) -> None:
         """Whatever a node says to it, the transaction is public from here on."""
         try:
-            refused = await self._chains.send_transaction(attempt.chain_id, attempt.raw)
+            refused = await send(attempt.chain_id, attempt.raw)
         except ChainUnavailable as exc:
             _log.warning("settlement_send_unclear", call_id=attempt.call_id, detail=str(exc))
             return
@@ -310,23 +322,40 @@ class Settlement:
         return Undecided(tx_hash=attempt.tx_hash) if isinstance(outcome, Undecided) else outcome
 
     async def _wait_mined(self, order: SettlementOrder, attempt: SettlementAttempt) -> ChainFacts | None:
-        depth = self._depth(order)
-        wait_s = self._tank.wait_s(attempt.chain_id, depth=depth)
+        wait_s = self._tank.wait_s(attempt.chain_id, depth=self._depth(order))
         first_s = min(RESEND_AFTER_S, wait_s / 2)
-        for part_s, is_first in ((first_s, True), (wait_s - first_s, False)):
-            try:
-                async with asyncio.timeout(part_s):
-                    return await self._follower.wait_mined(
-                        attempt.chain_id,
-                        attempt.tx_hash,
-                        lane=attempt.sender,
-                        depth=depth,
-                        trust=self._trust(order.asset, order.units),
-                    )
-            except TimeoutError:
-                if is_first:
-                    await self._broadcast(attempt)
-        return None
+        facts = await self._wait_for(order, attempt, first_s)
+        if facts is not None:
+            return facts
+        async with asyncio.TaskGroup() as group:
+            resending = group.create_task(self._resend(attempt))
+            facts = await self._wait_for(order, attempt, wait_s - first_s)
+            resending.cancel()
+        return facts
+
+    async def _wait_for(
+        self, order: SettlementOrder, attempt: SettlementAttempt, wait_s: float
+    ) -> ChainFacts | None:
+        try:
+            async with asyncio.timeout(wait_s):
+                return await self._follower.wait_mined(
+                    attempt.chain_id,
+                    attempt.tx_hash,
+                    lane=attempt.sender,
+                    depth=self._depth(order),
+                    trust=self._trust(order.asset, order.units),
+                )
+        except TimeoutError:
+            return None
+
+    async def _resend(self, attempt: SettlementAttempt) -> None:
+        """To all nodes, with what it waits behind: the gateway that stored that may stand still, or its node may have
+        lost it."""
+        try:
+            await self._broadcast(attempt, self._chains.resend_transaction)
+            await self._keeper.resend_before(attempt)
+        except Exception:  # noqa: BLE001 - a task root: it only helps, and the call waits on
+            _log.exception("settlement_resend_failed", call_id=attempt.call_id)
 
     async def _conclude_use(self, order: SettlementOrder, *, from_block: int) -> SettlementOutcome:
         try:

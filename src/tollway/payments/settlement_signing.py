@@ -136,6 +136,11 @@ def read_valid_before(attempt: SettlementAttempt) -> int:
     return int.from_bytes(read_transaction(attempt.raw).calldata[_VALID_BEFORE], "big")
 
 
+def is_filler(attempt: SettlementAttempt) -> bool:
+    """Whether it carries no authorisation, only its nonce."""
+    return not read_transaction(attempt.raw).calldata
+
+
 def _sign_instead(
     attempt: SettlementAttempt,
     key: GasKey,

@@ -26,6 +26,7 @@ class WithdrawalReason(StrEnum):
     GAS_UNKNOWN = "gas_unknown"  # the chain has not told fees or balances lately
     GAS_TOO_DEAR = "gas_too_dear"
     GAS_KEYS_LOW = "gas_keys_low"
+    LANE_STUCK = "lane_stuck"  # of a gas key, or of every key that has gas: what waits is not mined
     FACILITATOR_AWAY = "facilitator_away"
     TOKEN = "token_takes_no_authorizations"  # noqa: S105 - a reason, not a secret
     LISTING_BUDGET = "listing_gas_budget"

@@ -46,7 +46,7 @@ from tollway.payments.gas_tank import GasTank
 from tollway.payments.lane_keeper import LaneKeeper
 from tollway.payments.lane_signer import sign_next
 from tollway.payments.remote_facilitator import RemoteFacilitator
-from tollway.payments.settlement_signing import Carriage, limit_gas
+from tollway.payments.settlement_signing import Carriage, is_filler, limit_gas
 from tollway.payments.settling_notes import SILENT, SettlementEnd, SettlingNotes
 
 REVERTED_MAX = 2
@@ -181,13 +181,14 @@ class Sweeper:
             facts = receipts.get(attempt.tx_hash)
             if isinstance(facts, ChainFacts) and facts.fee_wei is not None:
                 self._tank.note_cost(attempt, facts.fee_wei)
+        carrying = tuple(attempt for attempt in attempts if not is_filler(attempt))
         return _Case(
             call=call,
             asset=asset,
             depth=rules.confirmations_for(asset, call.price_units),
             trust=trust,
-            attempts=attempts,
-            receipts=receipts,
+            attempts=carrying,
+            receipts={one.tx_hash: receipts[one.tx_hash] for one in carrying if one.tx_hash in receipts},
         )
 
     async def _look(self, case: _Case) -> AuthorizationFacts:
@@ -276,15 +277,24 @@ class Sweeper:
             await self._sign_anew(case, facts.gas_estimate, without=stranded)
 
     async def _is_stranded(self, case: _Case, attempt: SettlementAttempt) -> bool:
-        """Hands it over once more. Stranded is what no node takes for want of gas, long after its caller has left: then
-        another key may carry the authorisation. Should both be mined some day, the token takes it once."""
+        """Hands it over once more. Stranded is, long after its caller has left, what no node takes for want of gas, or what
+        waits on a lane that does not move: then another key may carry the authorisation. Should both be mined some day,
+        the token takes it once."""
         told = case.receipts.get(attempt.tx_hash)
+        first = next(
+            one for one in case.attempts if (one.sender, one.nonce) == (attempt.sender, attempt.nonce)
+        )
+        if self._is_late(first) and self._tank.is_stuck(attempt.chain_id, attempt.sender):
+            return True
         if isinstance(told, NotMined) and told.is_pending:
             return False
         refused = await self._send(attempt)
         is_broke = refused is not None and refused.fault is SendFault.INSUFFICIENT_FUNDS
+        return is_broke and self._is_late(attempt)
+
+    def _is_late(self, attempt: SettlementAttempt) -> bool:
         age_ms = self._now_ms() - attempt.created_ms  # below 0: the clock was set back since
-        return is_broke and not 0 <= age_ms < self._limits.fee_bump_after_s * 1000
+        return not 0 <= age_ms < self._limits.fee_bump_after_s * 1000
 
     async def _rest(self, call: AuthorizedCall, *, since_ms: int) -> None:
         """Nothing can be done for it: it must not take the turn of those for which something can."""
@@ -340,7 +350,7 @@ class Sweeper:
         )
 
     async def _send(self, attempt: SettlementAttempt) -> SendRefused | None:
-        refused = await self._chains.send_transaction(attempt.chain_id, attempt.raw)
+        refused = await self._chains.resend_transaction(attempt.chain_id, attempt.raw)
         if refused is not None:
             _log.warning(
                 "settlement_send_refused",

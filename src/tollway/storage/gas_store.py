@@ -55,6 +55,22 @@ class GasStore:
 
         return await self._database.write(work)
 
+    async def lower_nonce(self, chain_id: ChainId, sender: Address, nonce: int) -> int:
+        columns = attempt_table.c
+        waiting = select(columns.nonce).where(
+            columns.sender == sender, columns.chain_id == chain_id, columns.nonce >= nonce, text("is_open")
+        )
+
+        def work(connection: Connection) -> int:
+            lane = (sender, chain_id)
+            before = lock_lanes(connection, [lane])[lane]
+            if before <= nonce or connection.execute(waiting.limit(1)).first() is not None:
+                return before
+            write_lanes(connection, {lane: nonce})
+            return nonce
+
+        return await self._database.write(work)
+
     async def open_attempts(
         self, chain_id: ChainId, sender: Address, *, limit: int
     ) -> tuple[SettlementAttempt, ...]:
@@ -145,6 +161,18 @@ def write_lanes(connection: Connection, lanes: dict[Lane, int]) -> None:
     ]
     if rows:
         connection.execute(at.values(next_nonce=bindparam("to_nonce")), rows)
+
+
+def is_nonce_open(connection: Connection, attempt: SettlementAttempt) -> bool:
+    """Whether any call has a transaction with this nonce that is not known to be mined. The lane is locked."""
+    columns = attempt_table.c
+    query = select(columns.nonce).where(
+        columns.sender == attempt.sender,
+        columns.chain_id == attempt.chain_id,
+        columns.nonce == attempt.nonce,
+        text("is_open"),
+    )
+    return connection.execute(query.limit(1)).first() is not None
 
 
 def write_attempts(connection: Connection, attempts: Iterable[SettlementAttempt]) -> None:

@@ -24,6 +24,10 @@ DIAL_PAUSE_S = 0.25
 LOCK_SHARE = 0.8
 """Of a statement's deadline: the server tells of a lock before the deadline cuts the connection."""
 
+IDLE_S = 2
+"""A gateway that stands still within a transaction keeps its locks for so long. Less than others wait for a lock: what
+waits behind it goes on, and does not fail."""
+
 _SESSION = {
     "synchronous_commit": "on",
     # Of what waits for a lock, each statement must see what the holder has committed: the books look after they lock.
@@ -33,8 +37,8 @@ _SESSION = {
     # Never a deadline of the server's own: it would also cut short the wait of a commit for its standby, and the server
     # then says "committed" of what only the primary has.
     "statement_timeout": "0",
-    # Who vanished, with its process or with its machine, gives its locks back.
-    "idle_in_transaction_session_timeout": "10s",
+    # A session whose process stands still or is gone, with its machine or alone, gives its locks back.
+    "idle_in_transaction_session_timeout": f"{IDLE_S}s",
     "tcp_keepalives_idle": "15",
     "tcp_keepalives_interval": "5",
     "tcp_keepalives_count": "3",

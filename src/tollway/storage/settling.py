@@ -20,7 +20,7 @@ from tollway.storage.answer_store import has_answer
 from tollway.storage.authorization_tables import attempt_table, authorization_table
 from tollway.storage.book_page import BookPage, LockedCall
 from tollway.storage.book_tables import call_table
-from tollway.storage.gas_store import Lane, lock_lanes, write_attempts, write_lanes
+from tollway.storage.gas_store import Lane, is_nonce_open, lock_lanes, write_attempts, write_lanes
 from tollway.storage.payment_store import find_payment_id, insert_payment, pay_debts, raise_payment
 
 
@@ -250,7 +250,8 @@ class Settling:
 
 
 def add_attempt(connection: Connection, *, attempt: SettlementAttempt, is_filling: bool) -> bool | LaneTaken:
-    """A transaction of its own. A nonce that an earlier attempt of this call has is a fee bump."""
+    """A transaction of its own. A nonce that an earlier attempt of this call has is a fee bump; to fill is also to take
+    one that the lane has passed and that nothing has."""
     page = BookPage(connection)
     call = page.lock_calls([attempt.call_id]).get(attempt.call_id)
     if call is None or (call.state is not CallState.SETTLING and not is_filling):
@@ -266,12 +267,14 @@ def add_attempt(connection: Connection, *, attempt: SettlementAttempt, is_fillin
     )
     lane = (attempt.sender, attempt.chain_id)
     if connection.execute(earlier.limit(1)).first() is None:
-        if is_filling:
-            return False
         next_nonce = lock_lanes(connection, [lane])[lane]
-        if attempt.nonce != next_nonce:
+        if is_filling:
+            if attempt.nonce >= next_nonce or is_nonce_open(connection, attempt):
+                return False
+        elif attempt.nonce != next_nonce:
             return LaneTaken(next_nonce=next_nonce)
-        write_lanes(connection, {lane: next_nonce + 1})
+        else:
+            write_lanes(connection, {lane: next_nonce + 1})
     write_attempts(connection, [attempt])
     return True
 

@@ -80,6 +80,7 @@ class MemoryChain:
         self.is_automining = True
         self.is_deaf = False
         self.broadcasts: list[bytes] = []
+        self.resent: list[bytes] = []
 
     # ---- The script: blocks.
 
@@ -318,6 +319,10 @@ class MemoryChain:
         if self.is_deaf:
             raise ChainUnavailable(f"no node of eip155:{chain_id} gave a usable answer")
         return refusal
+
+    async def resend_transaction(self, chain_id: ChainId, raw: bytes) -> SendRefused | None:
+        self.resent.append(raw)
+        return await self.send_transaction(chain_id, raw)
 
     async def _ask_trusted(self, method: str, chain_id: ChainId, trust: Trust) -> MemoryBlocks:
         self.trusts.append(trust)

@@ -23,6 +23,14 @@ class MemoryGas:
         self._rows.lanes[lane] = max(nonce, self._rows.lanes.get(lane, 0))
         return self._rows.lanes[lane]
 
+    async def lower_nonce(self, chain_id: ChainId, sender: Address, nonce: int) -> int:
+        self._answer()
+        lane = (chain_id, sender)
+        is_free = all(one.attempt.nonce < nonce for one in self._lane(chain_id, sender) if one.is_open)
+        if is_free:
+            self._rows.lanes[lane] = min(nonce, self._rows.lanes.get(lane, 0))
+        return self._rows.lanes.get(lane, 0)
+
     async def open_attempts(
         self, chain_id: ChainId, sender: Address, *, limit: int
     ) -> tuple[SettlementAttempt, ...]:

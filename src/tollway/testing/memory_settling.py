@@ -76,7 +76,14 @@ class MemorySettling(MemoryMoves):
         if lane in [(one.chain_id, one.sender, one.nonce) for one in own]:
             self._add_attempt(attempt)
             return True
-        return False if is_filling else self._take_nonce(attempt) or True
+        if not is_filling:
+            return self._take_nonce(attempt) or True
+        is_passed = attempt.nonce < self._rows.lanes.get((attempt.chain_id, attempt.sender), 0)
+        waiting = [one.attempt for one in self._attempts() if one.is_open]
+        if not is_passed or lane in [(one.chain_id, one.sender, one.nonce) for one in waiting]:
+            return False
+        self._add_attempt(attempt)
+        return True
 
     async def conclude(
         self, call_id: CallId, *, epoch: int, transfer: SettledTransfer | None, is_adrift: bool, now_ms: int
