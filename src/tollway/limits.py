@@ -83,7 +83,7 @@ class Limits:
     facilitator_answer_bytes_max: int = 64 * KIB
 
     # Rates.
-    free_calls_per_minute: int = 60  # per client address and listing
+    free_calls_per_minute: int = 60  # per client address and listing. Over all listings: five listings' share
     registrations_per_hour: int = (
         100  # per wallet; only created listings count. Per address: five wallets' share
     )

@@ -145,7 +145,8 @@ def test_a_restore_holds_everything_and_keeps_what_it_replaced(office: Office) -
     assert (told["payments"], told["balanced"]) == (1, True)
     assert held() == [1]
     assert held(Path(told["replaced"])) == [0, 0]
-    assert stat.S_IMODE(DATABASE.stat().st_mode) == 0o640
+    assert stat.S_IMODE(DATABASE.stat().st_mode) == 0o600
+    assert stat.S_IMODE(Path(told["replaced"]).stat().st_mode) == 0o600
     assert execute(DATABASE, "SELECT number FROM generation") == [(42,)]
     assert mark_path(DATABASE).read_text() == "42\n"
     assert execute(DATABASE, "SELECT released_ms FROM restore") == [(None,)]

@@ -158,6 +158,20 @@ async def test_free_calls_have_a_rate_by_address_and_listing() -> None:
     assert await desk.check_free(call(), replace(LISTING, id=ListingId("api_others"))) is None
 
 
+async def test_an_address_makes_five_listings_free_calls_over_all_of_them() -> None:
+    """Each writes a row, and listings cost nothing to make."""
+    desk = customers()
+    listings = [replace(LISTING, id=ListingId(f"api_{number}")) for number in range(20)]
+    outcomes = [await desk.check_free(call(), listing) for listing in listings for _ in range(2)]
+    assert outcomes[:10] == [None] * 10  # two a minute for each listing, of five listings
+    assert None not in outcomes[10:]
+    (problem, *_) = outcomes[10:]
+    assert problem is not None
+    assert (problem.code, problem.payment_state) == (Code.RATE_LIMITED, "none")
+    assert problem.members["rateLimit"] == {"policy": "free-calls-address", "limit": 10, "windowSeconds": 60}
+    assert await desk.check_free(call("198.51.100.9"), LISTING) is None
+
+
 async def test_a_providers_own_rate_holds_for_free_calls_by_address() -> None:
     desk, limited = customers(), replace(LISTING, rate_limit=RateLimit(calls=1, per_s=3_600))
     assert await desk.check_free(call("2001:db8::1"), limited) is None

@@ -8,6 +8,22 @@ NO_LIST = "test_secret_keys.py::test_refuses_what_is_no_list_of_keys_without_rep
 
 KEY_GUARDS = (
     guard(
+        "K10",
+        "only its owner reads a SQLite database",
+        "storage/database.py",
+        '        await self._run(self._writer, partial(keep_private, self.path), use="write")\n',
+        "",
+        test="storage/test_database.py::test_only_its_owner_reads_a_database_and_what_stands_beside_it",
+    ),
+    guard(
+        "K10",
+        "a restored database has not the rights of the one before",
+        "storage/backup.py",
+        "    keep_private(kept)\n",
+        "    draft.chmod(database_path.stat().st_mode & 0o777)\n",
+        test="cli/test_backups.py::test_a_restore_holds_everything_and_keeps_what_it_replaced",
+    ),
+    guard(
         "K1",
         "a seal is of its row",
         SEALER,

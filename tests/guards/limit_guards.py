@@ -218,8 +218,8 @@ LIMIT_GUARDS = (
         "X5",
         "free calls have a rate",
         CUSTOMERS,
-        "        if wait_s is None:\n            return None\n        most =",
-        "        if True:\n            return None\n        most =",
+        "        if wait_s is not None:\n            most = self._desk.limits.free_calls_per_minute\n",
+        "        if False:\n            most = self._desk.limits.free_calls_per_minute\n",
         test="gateway/test_customers.py::test_free_calls_have_a_rate_by_address_and_listing",
     ),
     guard(

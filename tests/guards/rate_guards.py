@@ -45,6 +45,14 @@ RATE_GUARDS = (
     ),
     guard(
         "X5",
+        "an address makes so many free calls over all listings",
+        CUSTOMERS,
+        "        wait_s = await meters.charge_free_address(call.client_address)\n",
+        "        wait_s = None\n",
+        test="gateway/test_customers.py::test_an_address_makes_five_listings_free_calls_over_all_of_them",
+    ),
+    guard(
+        "X5",
         "a window takes little memory",
         "own_windows.py",
         "        if self.grains and ",

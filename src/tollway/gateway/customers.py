@@ -49,23 +49,22 @@ class Customers:
         return Visit(self._desk, call, listing, is_settled_here=is_settled_here)
 
     async def check_free(self, call: IncomingCall, listing: Listing) -> Problem | None:
-        """Why this address may not make this free call now. A pass counts, also against the listing's own rate."""
+        """Why this address may not make this free call now. A pass counts: against the listing's own rate, against the
+        address's rate at this listing, and against its rate over all listings."""
         meters, rate = self._desk.meters, listing.rate_limit
         if rate is not None:
             wait_s = await meters.charge_free_listing(rate, listing.id, call.client_address)
             if wait_s is not None:
                 return _say_too_often(rate, wait_s, payment_state="none")
         wait_s = await meters.charge_free_call(call.client_address, listing.id)
-        if wait_s is None:
-            return None
-        most = self._desk.limits.free_calls_per_minute
-        return Problem(
-            code=Code.RATE_LIMITED,
-            detail=f"Free calls are limited to {most} a minute.",
-            retry_after_s=wait_s,
-            payment_state="none",
-            members=describe_rate("free-calls", limit=most, window_s=60),
-        )
+        if wait_s is not None:
+            most = self._desk.limits.free_calls_per_minute
+            return _say_too_many_free("free-calls", most, wait_s, where="of one API")
+        wait_s = await meters.charge_free_address(call.client_address)
+        if wait_s is not None:
+            most = meters.free_calls_of_address_max
+            return _say_too_many_free("free-calls-address", most, wait_s, where="of all APIs together")
+        return None
 
 
 class Visit:
@@ -147,6 +146,16 @@ class Visit:
         if rate is None or wait_s is None:
             return None
         return _say_too_often(rate, wait_s, payment_state="released")
+
+
+def _say_too_many_free(policy: str, most: int, wait_s: int, *, where: str) -> Problem:
+    return Problem(
+        code=Code.RATE_LIMITED,
+        detail=f"A client address makes at most {most} free calls {where} a minute.",
+        retry_after_s=wait_s,
+        payment_state="none",
+        members=describe_rate(policy, limit=most, window_s=60),
+    )
 
 
 def _say_too_often(rate: RateLimit, wait_s: int, *, payment_state: str) -> Problem:

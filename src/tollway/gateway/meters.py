@@ -10,6 +10,9 @@ from tollway.limits import Limits
 from tollway.rates import Rates, name_crowd
 from tollway.registry.listing import RateLimit
 
+LISTINGS_PER_ADDRESS = 5
+"""A client address makes as many free calls over all listings as so many listings allow it."""
+
 
 class Meters:
     """Not for money."""
@@ -19,6 +22,10 @@ class Meters:
         self.rates = rates
         self._lookups = RateLimitItemPerMinute(limits.lookups_per_minute, namespace="lookup")
         self._free = RateLimitItemPerMinute(limits.free_calls_per_minute, namespace="free")
+        self.free_calls_of_address_max = limits.free_calls_per_minute * LISTINGS_PER_ADDRESS
+        self._free_of_address = RateLimitItemPerMinute(
+            self.free_calls_of_address_max, namespace="free-address"
+        )
 
     async def charge(self, *, client_address: str, signer: str) -> int | None:
         """One look-up on a chain, per client address and per signer. Seconds to wait, or None when it is allowed."""
@@ -28,6 +35,10 @@ class Meters:
 
     async def charge_free_call(self, client_address: str, listing_id: ListingId) -> int | None:
         return await self.rates.hit(self._free, name_crowd(client_address), listing_id)
+
+    async def charge_free_address(self, client_address: str) -> int | None:
+        """Over all listings: each free call writes a row, and listings cost nothing to make."""
+        return await self.rates.hit(self._free_of_address, name_crowd(client_address))
 
     async def charge_listing(self, rate: RateLimit, listing_id: ListingId, payer: Address) -> int | None:
         return await self.rates.hit(_item_of(rate), listing_id, str(payer))

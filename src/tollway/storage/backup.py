@@ -10,7 +10,6 @@ paid since is not in it.
 import asyncio
 import contextlib
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from pathlib import Path
 from tollway.errors import StorageUnavailable
 from tollway.ledger.book import AuditReport
 from tollway.storage.audit import audit
-from tollway.storage.database import SqliteDatabase
+from tollway.storage.database import SqliteDatabase, beside, keep_private
 from tollway.storage.database import sqlite_module as _sqlite  # type: ignore[attr-defined]  # whichever it has found
 from tollway.storage.generation import (
     bump_generation,
@@ -34,8 +33,6 @@ from tollway.storage.generation import (
 from tollway.storage.migrate import SchemaState, schema_state, upgrade
 
 _BUSY_S = 30.0
-_BESIDE = ("-wal", "-shm", "-journal")
-"""What SQLite puts beside a database, by its ending."""
 _AUDITED: frozenset[SchemaState] = frozenset({"current", "ahead", "serviceable"})
 
 
@@ -139,7 +136,7 @@ def _draft(target: Path) -> Iterator[Path]:
     try:
         yield draft
     finally:
-        for path in (draft, *_beside(draft)):
+        for path in (draft, *beside(draft)):
             path.unlink(missing_ok=True)
 
 
@@ -162,22 +159,18 @@ def _put(draft: Path, target: Path) -> None:
 
 
 def _set_aside(database_path: Path, draft: Path, *, now_ms: int) -> Path | None:
-    """Gives the database that is to be replaced a second name, and the draft its owner and rights. It is not opened: it
-    may be damaged. Its log goes along, which must never be read into another database."""
+    """Gives the database that is to be replaced a second name, and the draft its owner. Only that owner can read either.
+    It is not opened: it may be damaged. Its log goes along, which must never be read into another database."""
     if not database_path.exists():
         return None
     moment = datetime.fromtimestamp(now_ms / 1000, UTC).strftime("%Y%m%dT%H%M%S.%fZ")
     kept = database_path.with_name(f"{database_path.name}.replaced-{moment}")
     os.link(database_path, kept)
-    for before, after in zip(_beside(database_path), _beside(kept), strict=True):
+    for before, after in zip(beside(database_path), beside(kept), strict=True):
         if before.exists():
             before.replace(after)
-    shutil.copymode(database_path, draft)
+    keep_private(kept)
     owner = database_path.stat()
     with contextlib.suppress(PermissionError):  # only root gives files away
         os.chown(draft, owner.st_uid, owner.st_gid)
     return kept
-
-
-def _beside(path: Path) -> list[Path]:
-    return [path.with_name(path.name + ending) for ending in _BESIDE]

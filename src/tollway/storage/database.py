@@ -12,7 +12,9 @@ committed pages when two connections write or checkpoint at once (sqlite.org/wal
 import asyncio
 import contextlib
 import fcntl
+import os
 import sqlite3 as stdlib_sqlite3
+import stat
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -65,6 +67,7 @@ metadata = MetaData(
 
 WAL_RESET_FIXED = (3, 51, 3)
 READERS = 4
+PRIVATE_MODE, OWNER_BITS = 0o600, 0o700
 CACHE_KIB = 8 * 1024
 """Of each SQLite connection, which keeps it for good once it is full. The system caches the rest of the file."""
 BUSY_TIMEOUT_MS = 5_000
@@ -168,6 +171,7 @@ class SqliteDatabase:
 
     async def open(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
+        await self._run(self._writer, partial(keep_private, self.path), use="write")
         await self.write(lambda connection: connection.execute(text("SELECT 1")).scalar())
 
     async def close(self) -> None:
@@ -213,6 +217,25 @@ class SqliteDatabase:
 
     def listen_address(self) -> str:
         return f"sqlite:{self.path} (SQLite {sqlite_module.sqlite_version})"
+
+
+def keep_private(path: Path) -> None:
+    """Only the owner of a SQLite database can read it, and what SQLite puts beside it. Makes the file where there is none:
+    SQLite gives its log the rights of the database. Raises OSError when the file cannot be made."""
+    if not path.exists():
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_MODE))
+    for file in (path, *beside(path)):
+        with contextlib.suppress(
+            FileNotFoundError, PermissionError
+        ):  # of another owner: it stays as that one wants it
+            mode = stat.S_IMODE(file.stat().st_mode)
+            if mode & ~OWNER_BITS:
+                file.chmod(mode & OWNER_BITS)
+
+
+def beside(path: Path) -> list[Path]:
+    """What SQLite puts beside a database, whether it is there or not."""
+    return [path.with_name(path.name + ending) for ending in ("-wal", "-shm", "-journal")]
 
 
 class PostgresDatabase:
