@@ -351,3 +351,24 @@ async def test_a_bazaar_client_finds_the_listing_with_the_terms_of_its_402(shop:
     assert shop.tap.url + target in {entry["resource"] for entry in everything}
     assert {entry["type"] for entry in everything} == {"http"}
     assert found[0]["accepts"] == offered
+
+
+async def test_the_conformance_suite_finds_no_fault_in_a_402(shop: Shop) -> None:
+    """`x402-conformance`, unmodified: its checks of an unpaid GET, each of them passed."""
+    program = (
+        sys.executable,
+        "-m",
+        "x402conf",
+        "resource",
+        shop.tap.url + shop.target(fresh("get")),
+        "--fail-on-error",
+    )
+    process = await asyncio.create_subprocess_exec(*program, stdout=asyncio.subprocess.PIPE)
+    told, _ = await process.communicate()
+    report = json.loads(told)
+    (resource,) = report["results"]
+    assert process.returncode == 0
+    assert resource["http"] == 402
+    checks = [check["check"] for check in resource["checks"]]
+    assert len(checks) >= 7
+    assert [check["check"] for check in resource["checks"] if not check["pass"]] == []
