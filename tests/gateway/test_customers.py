@@ -187,6 +187,7 @@ async def test_a_providers_own_rate_holds_for_free_calls_by_address() -> None:
 
 async def test_a_call_that_runs_counts_until_its_visit_ends() -> None:
     desk = customers()
+    note(desk, told("released"))
     with desk.receive(call(), LISTING) as one, desk.receive(call(), LISTING) as two:
         assert [await visit.check(PAYER, PRICE, USDC) for visit in (one, two)] == [None, None]
         assert code_of(await check(desk)) is Code.FAILED_CALL_BUDGET_EXHAUSTED
@@ -205,6 +206,7 @@ async def test_what_was_refused_runs_not() -> None:
 
 async def test_a_paid_call_lets_one_more_run() -> None:
     desk = customers()
+    note(desk, told("released"))
     note(desk, told("charged"))
     visits = [desk.receive(call(), LISTING) for _ in range(4)]
     codes = [code_of(await visit.check(PAYER, PRICE, USDC)) for visit in visits]

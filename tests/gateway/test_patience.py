@@ -52,25 +52,41 @@ async def test_bears_so_many_failures_of_a_key_and_no_more() -> None:
     assert await desk.enter(BOTH) is not None
 
 
-@pytest.mark.parametrize(("failed", "may_run"), [(0, 3), (1, 2), (2, 1), (3, 0)])
-async def test_those_that_run_count_with_those_that_failed(failed: int, may_run: int) -> None:
-    desk = patience()
+@pytest.mark.parametrize(
+    ("budget", "failed", "may_run"),
+    [(3, 0, 500), (3, 1, 6), (3, 2, 2), (3, 3, 0), (20, 0, 500), (20, 1, 380), (20, 5, 60), (20, 10, 20), (20, 15, 7),
+     (20, 19, 2), (20, 20, 0)],
+)  # fmt: skip
+async def test_calls_in_flight_count_in_the_measure_of_what_has_failed(
+    budget: int, failed: int, may_run: int
+) -> None:
+    desk = patience(failed_calls_per_window=budget)
     for _ in range(failed):
         desk.note_failed(ONE)
-    assert await let_in(desk) == may_run
-    assert await let_in(desk, TWO) == 3
+    assert await let_in(desk, tries=500) == may_run
+    assert await let_in(desk, TWO, tries=500) == 500
+
+
+async def test_a_first_failure_ends_a_burst_that_is_in_flight() -> None:
+    desk = patience(failed_calls_per_window=20)
+    assert await let_in(desk, tries=500) == 500
+    desk.note_failed(ONE)
+    desk.leave(ONE)
+    assert await let_in(desk) == 0
 
 
 async def test_one_full_key_is_enough_and_the_other_is_not_counted() -> None:
     desk = patience()
-    assert await let_in(desk, ONE) == 3
+    desk.note_failed(BOTH)
+    assert await let_in(desk, ONE) == 6
     assert await let_in(desk, BOTH) == 0
-    assert await let_in(desk, TWO) == 3
+    assert await let_in(desk, TWO) == 6
 
 
 async def test_one_that_ended_makes_room_for_another() -> None:
     desk = patience()
-    await let_in(desk)
+    desk.note_failed(ONE)
+    assert await let_in(desk) == 6
     desk.leave(ONE)
     assert await let_in(desk) == 1
 
@@ -78,18 +94,20 @@ async def test_one_that_ended_makes_room_for_another() -> None:
 async def test_every_paid_call_lets_one_more_run_for_a_while() -> None:
     clock = Clock()
     desk = patience(clock)
-    for _ in range(4):
+    for _ in range(3):
         desk.note_paid(ONE)
-    assert await let_in(desk) == 7
+    desk.note_failed(ONE)
+    assert await let_in(desk) == 9
     clock.now_ms += 60_000
     assert await let_in(desk) == 0
-    for _ in range(7):
+    for _ in range(9):
         desk.leave(ONE)
-    assert await let_in(desk) == 7
+    assert await let_in(desk) == 9
     clock.now_ms += 60_000
-    for _ in range(7):
+    desk.note_failed(ONE)
+    for _ in range(9):
         desk.leave(ONE)
-    assert await let_in(desk) == 3
+    assert await let_in(desk) == 2
 
 
 async def test_what_was_paid_before_a_long_pause_lets_nobody_run() -> None:
@@ -97,7 +115,8 @@ async def test_what_was_paid_before_a_long_pause_lets_nobody_run() -> None:
     desk = patience(clock)
     desk.note_paid(ONE)
     clock.now_ms += 120_000
-    assert await let_in(desk) == 3
+    desk.note_failed(ONE)
+    assert await let_in(desk) == 6
 
 
 async def test_paid_calls_do_not_outweigh_a_budget_that_is_spent() -> None:
@@ -111,9 +130,11 @@ async def test_paid_calls_do_not_outweigh_a_budget_that_is_spent() -> None:
 
 async def test_waits_for_one_to_end_but_not_for_ever() -> None:
     desk = patience(failed_calls_wait_s=0.01)
-    assert await let_in(desk, tries=4) == 3
+    desk.note_failed(ONE)
+    assert await let_in(desk, tries=7) == 6
     desk = patience(failed_calls_wait_s=60.0)
-    await let_in(desk, tries=3)
+    desk.note_failed(ONE)
+    await let_in(desk, tries=6)
     async with asyncio.TaskGroup() as group:
         waiting = [group.create_task(desk.enter(keys)) for keys in (ONE, ONE, BOTH, ONE)]
         await asyncio.sleep(0)
@@ -122,7 +143,7 @@ async def test_waits_for_one_to_end_but_not_for_ever() -> None:
         desk.leave(ONE)
         await until(lambda: sum(task.done() for task in waiting) == 3)
         assert not waiting[3].done()
-        for _ in range(3):
+        for _ in range(2):
             desk.note_failed(ONE)
         desk.leave(ONE)  # it failed, and with it the last patience
     assert [task.result() is None for task in waiting] == [True, True, True, False]
@@ -130,7 +151,8 @@ async def test_waits_for_one_to_end_but_not_for_ever() -> None:
 
 async def test_whoever_waits_and_leaves_takes_nothing() -> None:
     desk = patience(failed_calls_wait_s=60.0)
-    await let_in(desk, tries=3)
+    desk.note_failed(ONE)
+    await let_in(desk, tries=6)
     async with asyncio.TaskGroup() as group:
         waiting = group.create_task(desk.enter(ONE))
         await asyncio.sleep(0)
@@ -146,6 +168,7 @@ async def test_a_crowd_lets_nobody_off_who_failed_lately_or_still_runs(
     desk = patience()
     for _ in range(3):
         desk.note_failed(ONE)
+    desk.note_failed(TWO)
     await let_in(desk, TWO)
     for number in range(20):
         crowd = (f"x{number}",)
@@ -184,33 +207,51 @@ def payer(gate: SmallGateway) -> SmallPayer:
     return payer
 
 
-async def hold_many(gate: SmallGateway, ask: Any, *, change: Any = lambda: None) -> list[Exchange]:
-    """A hundred calls at once; the upstream answers only once it has all that it can have."""
-    gate.upstream.answer = held = Gate()
+async def hold_many(
+    gate: SmallGateway, ask: Any, *, runs: int = 100, status: int = 200, change: Any = lambda: None
+) -> list[Exchange]:
+    """A hundred calls at once to an API so slow that it answers the first of them when it has `runs`."""
+    before = served(gate)
+    gate.upstream.answer = held = Gate(status)
     async with asyncio.TaskGroup() as group:
         calls = [group.create_task(ask()) for _ in range(100)]
-        await until(lambda: served(gate) >= 20)
-        await until(lambda: gate.gauge.running == 100)
+        await until(lambda: served(gate) - before == runs)
+        await until(lambda: gate.gauge.running + sum(call.done() for call in calls) == 100)
         change()
         held.open.set()
     return [call.result() for call in calls]
 
 
-async def test_a_balance_that_moves_away_buys_twenty_runs_and_not_a_hundred(
+async def test_a_balance_that_moves_away_buys_one_burst_and_then_nothing(
     gate: SmallGateway, payer: SmallPayer
 ) -> None:
+    """What is in flight before the first failure is bounded by the limits per address and per origin."""
     asked = await payer.quote("POST")
     answers = await hold_many(
         gate,
         lambda: gate.ask("POST", TARGET, payer.show(asked)),
         change=lambda: payer.fund(-100 * PRICE),
     )
-    assert served(gate) == 20
-    assert earned(gate) == 0
-    told = [(answer.status, answer.problem["code"]) for answer in answers]
-    assert told.count((402, "payment_settlement_failed")) == 20
-    assert told.count((429, "failed_call_budget_exhausted")) == 80
-    assert not any(has_terms(answer) for answer in answers if answer.status == 429)
+    told = {(answer.status, answer.problem["code"]) for answer in answers}
+    assert told == {(402, "payment_settlement_failed")}
+    payer.fund(100 * PRICE)
+    refused = await gate.ask("POST", TARGET, payer.show(asked))
+    assert (refused.status, refused.problem["code"]) == (429, "failed_call_budget_exhausted")
+    assert not has_terms(refused)
+    assert (served(gate), earned(gate)) == (100, 0)
+
+
+@pytest.mark.parametrize(("failed", "runs"), [(10, 20), (15, 7)])
+async def test_a_caller_whose_calls_have_failed_has_few_in_flight(
+    gate: SmallGateway, failed: int, runs: int
+) -> None:
+    proof = gate.plain_proof((await gate.pay(200 * PRICE)).tx_hash)
+    gate.upstream.answer = plain(status=500)
+    for _ in range(failed):
+        assert (await gate.ask("POST", TARGET, proof)).status == 500
+    answers = await hold_many(gate, lambda: gate.ask("POST", TARGET, proof), runs=runs, status=500)
+    assert [answer.status for answer in answers].count(429) == 100 - runs
+    assert served(gate) == failed + runs
 
 
 async def test_a_hundred_good_calls_at_once_are_all_served(gate: SmallGateway, payer: SmallPayer) -> None:
@@ -221,13 +262,12 @@ async def test_a_hundred_good_calls_at_once_are_all_served(gate: SmallGateway, p
     assert earned(gate) == 100 * PRICE
 
 
-async def test_a_hundred_failing_calls_at_once_on_credit_run_twenty_times(gate: SmallGateway) -> None:
+async def test_a_hundred_failing_calls_at_once_on_credit_are_the_last(gate: SmallGateway) -> None:
     proof = gate.plain_proof((await gate.pay(100 * PRICE)).tx_hash)
-    gate.upstream.answer = plain(status=500)
-    async with asyncio.TaskGroup() as group:
-        calls = [group.create_task(gate.ask("POST", TARGET, proof)) for _ in range(100)]
-    assert served(gate) == 20
-    assert [call.result().status for call in calls].count(429) == 80
+    answers = await hold_many(gate, lambda: gate.ask("POST", TARGET, proof), status=500)
+    assert {answer.status for answer in answers} == {500}
+    assert (await gate.ask("POST", TARGET, proof)).status == 429
+    assert served(gate) == 100
 
 
 async def test_a_hundred_good_calls_at_once_on_credit_are_all_served(gate: SmallGateway) -> None:

@@ -255,6 +255,22 @@ LIMIT_GUARDS = (
         test="gateway/test_patience.py::test_bears_so_many_failures_of_a_key_and_no_more",
     ),
     guard(
+        "X5",
+        "calls in flight count in the measure of what has failed",
+        "gateway/patience.py",
+        "failed * (budget + counted) >= budget * budget",
+        "failed >= budget",
+        test="gateway/test_patience.py::test_calls_in_flight_count_in_the_measure_of_what_has_failed",
+    ),
+    guard(
+        "X5",
+        "a call in flight is a part of a failure and not a whole one",
+        "gateway/patience.py",
+        "failed * (budget + counted) >= budget * budget",
+        "failed + counted >= budget",
+        test="gateway/test_patience.py::test_calls_in_flight_count_in_the_measure_of_what_has_failed",
+    ),
+    guard(
         "X8",
         "a blocked wallet buys nothing",
         CUSTOMERS,

@@ -129,8 +129,8 @@ class Visit:
         limits = self._desk.limits
         return Problem(
             code=Code.FAILED_CALL_BUDGET_EXHAUSTED,
-            detail="Too many calls of this wallet or address failed lately, or run and may fail yet. The payment is "
-            "untouched.",
+            detail="Too many calls of this wallet or address failed lately, or are in flight beside failed ones. The payment "
+            "is untouched.",
             retry_after_s=wait_s,
             payment_state="released",
             members=describe_rate(

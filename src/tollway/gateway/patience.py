@@ -1,10 +1,11 @@
-"""How many calls that pay nobody are borne of one caller: those that failed lately, and those that run and may fail yet.
+"""Limits unpaid outcomes of one caller: calls that failed lately, and calls in flight in the measure of those.
 
-A call counts as failed from its start until its end says otherwise; else a hundred that start at once would all pass
-before the first of them is known to have failed. Whoever comes while too many run waits a moment for one to end, and
-each call that was paid lately lets one more run: an honest caller has soon as many at once as he likes, and is refused
-none. Failures are counted with those at other gateways, where these share their rates; what runs is counted here
-alone: a caller may have as many running at each gateway. Never about money.
+Calls in flight count in the measure in which the budget of failures is used up: with a budget of 20, each counts as a
+twentieth of a failure once one call has failed, and as half of one once ten have. A caller without failures has as many
+in flight as the limits per address and per origin allow, however slow the API is. Each call that was paid lately takes
+one in flight out of the count. A call that comes while too much counts waits for another to end, for a moment, before it
+is refused. Failures are counted with those at other gateways, where these share their rates; calls in flight are counted
+here alone. Never about money.
 """
 
 import asyncio
@@ -53,15 +54,15 @@ class Patience:
         self._standings: OrderedDict[str, _Standing] = OrderedDict()
 
     async def enter(self, keys: Sequence[str]) -> int | None:
-        """One more call of whoever has all these keys. None: it runs until `leave`; else the seconds to wait, and it
-        counts for nothing. Waits at most `failed_calls_wait_s` for others to end."""
+        """One more call of the caller with all these keys. None: it is in flight until `leave`; else the seconds to wait,
+        and it counts for nothing. Waits at most `failed_calls_wait_s` for others to end."""
         until = asyncio.get_running_loop().time() + self._limits.failed_calls_wait_s
         while True:
             rooms = {key: await self._rates.look(self._failed, key) for key in keys if self._is_failing(key)}
             waits = [room.wait_s for room in rooms.values() if room.wait_s is not None]
             if waits:
                 return max(waits)  # until calls are accepted again
-            full = next((key for key in keys if self._is_full(key, rooms.get(key))), None)
+            full = next((key for key, room in rooms.items() if self._is_full(key, room)), None)
             if full is None:
                 break
             if not await self._wait_ended(full, until):
@@ -100,10 +101,14 @@ class Patience:
             return False
         return True
 
-    def _is_full(self, key: str, room: Room | None) -> bool:
+    def _is_full(self, key: str, room: Room) -> bool:
+        """Whether failed + counted x failed / budget has reached the budget, in integers. `counted`: the calls in flight,
+        less one for each that was paid lately."""
         standing = self._stand(key)
-        failures_left = self._limits.failed_calls_per_window if room is None else room.left
-        return standing.running >= failures_left + standing.paid + standing.paid_before
+        budget = self._limits.failed_calls_per_window
+        failed = budget - room.left
+        counted = max(standing.running - standing.paid - standing.paid_before, 0)
+        return failed * (budget + counted) >= budget * budget
 
     async def _wait_ended(self, key: str, until: float) -> bool:
         standing = self._stand(key)
