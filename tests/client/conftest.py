@@ -48,6 +48,18 @@ class FakeChain:
     wei: int = 10**19
     symbol: str = "USDC"
     finalized_nonce: int = 0
+    finalized: int | None = None
+    """The last final block; None: the node knows no such tag."""
+    time_s: int = NOW_S
+    used: set[bytes] = field(default_factory=set)
+    """Nonces of authorisations that the token has seen."""
+    authorization_state: str | None = None
+    """What the token answers to every nonce, in place of the truth."""
+    is_pruned: bool = False
+    """It keeps the state of the newest block alone."""
+    tip_wei: int = 10**8
+    base_fee_wei: int = 10**9
+    gas: int = 50_000
     asked: list[str] = field(default_factory=list)
     pool: dict[str, bytes] = field(default_factory=dict)
     mined: dict[str, int] = field(default_factory=dict)
@@ -69,14 +81,25 @@ class FakeChain:
     def _eth_blockNumber(self):
         return hex(self.head)
 
-    def _eth_getBlockByNumber(self, _tag, _full):
-        return {"baseFeePerGas": hex(10**9)}
+    def _eth_getBlockByNumber(self, tag, _full):
+        number = self.head
+        if tag == "finalized":
+            if self.finalized is None:
+                raise LookupError("no such block")
+            number = self.finalized
+        elif tag != "latest":
+            number = int(tag, 16)
+        return {
+            "number": hex(number),
+            "timestamp": hex(self.time_s),
+            "baseFeePerGas": hex(self.base_fee_wei),
+        }
 
     def _eth_maxPriorityFeePerGas(self):
-        return hex(10**8)
+        return hex(self.tip_wei)
 
     def _eth_estimateGas(self, _question):
-        return hex(50_000)
+        return hex(self.gas)
 
     def _eth_getBalance(self, _holder, _tag):
         return hex(self.wei)
@@ -84,10 +107,17 @@ class FakeChain:
     def _eth_getTransactionCount(self, _holder, tag):
         return hex(self.finalized_nonce if tag == "finalized" else max(self.finalized_nonce, len(self.pool)))
 
-    def _eth_call(self, question, _tag):
+    def _eth_call(self, question, tag):
+        if self.is_pruned and tag != "latest":
+            raise LookupError("missing trie node")
         selector = question["data"][2:10]
         if selector == keccak256(b"balanceOf(address)")[:4].hex():
             return "0x" + self.usdc.to_bytes(32, "big").hex()
+        if selector == keccak256(b"authorizationState(address,bytes32)")[:4].hex():
+            nonce = bytes.fromhex(question["data"][-64:])
+            if self.authorization_state is not None:
+                return self.authorization_state
+            return "0x" + int(nonce in self.used).to_bytes(32, "big").hex()
         if selector == keccak256(b"decimals()")[:4].hex():
             return "0x" + (6).to_bytes(32, "big").hex()
         text = self.symbol.encode()

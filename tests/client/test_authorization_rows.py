@@ -55,15 +55,15 @@ OPEN, REQUEST = AuthorizationState.OPEN, b"\x0e" * 32
 
 
 @pytest.mark.parametrize("state", list(AuthorizationState))
-def test_an_authorisation_counts_as_spent_until_it_is_released(store, state):
+def test_an_authorisation_counts_as_spent_until_it_can_never_be_cashed(store, state):
     budget = Cap.parse("0.01 USDC")
     assert store.store_authorization(authorization(1), request=REQUEST, budget=budget) == Stored()
     store.learn_authorization(authorization(1).nonce, state, None)
-    is_free = state is AuthorizationState.RELEASED
+    is_free = state in (AuthorizationState.EXPIRED, AuthorizationState.UNSENT)
     second = store.store_authorization(authorization(2), request=REQUEST, budget=budget)
     assert (second == Stored()) is is_free
     assert isinstance(store.store(TRANSFER, budget=budget), OverBudget)
-    store.learn_authorization(authorization(2).nonce, AuthorizationState.RELEASED, None)
+    store.learn_authorization(authorization(2).nonce, AuthorizationState.EXPIRED, None)
     assert (store.store(TRANSFER, budget=budget) == Stored()) is is_free
 
 
@@ -93,6 +93,40 @@ def test_an_open_authorisation_is_for_the_same_request_and_one_asker_at_a_time(s
     assert ask() is None
     clock[0] += authorization_rows.LEASE_MS  # its process is gone
     assert ask() == first
+
+
+@pytest.mark.parametrize("state", list(AuthorizationState))
+def test_what_a_gateway_released_only_the_chain_decides(store, state):
+    signed = authorization(1)
+    store.store_authorization(signed, request=REQUEST, budget=None)
+    assert store.learn_authorization(signed.nonce, AuthorizationState.RELEASED, None)
+    is_by_chain = state in (AuthorizationState.EXPIRED, AuthorizationState.CHARGED)
+    assert store.learn_authorization(signed.nonce, state, None) is is_by_chain
+    (kept,) = store.authorizations_of(PAYER)
+    assert kept.state is (state if is_by_chain else AuthorizationState.RELEASED)
+    assert store.recall_authorization(payer=PAYER, request=REQUEST) is None
+
+
+def test_released_ones_are_recalled_when_their_time_is_over_on_these_chains_the_oldest_first(store_path):
+    now_s = [1_700_000_000]
+    store = SpendingStore(store_path, now_ms=lambda: now_s[0] * 1000)
+    for number, state in enumerate((AuthorizationState.RELEASED, AuthorizationState.RELEASED, OPEN), start=1):
+        signed = authorization(number, valid_before=now_s[0] + 100 - number)
+        store.store_authorization(signed, request=REQUEST, budget=None)
+        store.learn_authorization(signed.nonce, state, None)
+
+    def recall(*chains):
+        return [
+            signed.nonce[0]
+            for signed in store.recall_released(payer=PAYER, chains=[ChainId(chain) for chain in chains])
+        ]
+
+    now_s[0] += 97
+    assert recall(84532) == []
+    now_s[0] += 1
+    assert recall(84532) == [2]
+    now_s[0] += 1
+    assert (recall(84532, 1), recall(1), recall()) == ([2, 1], [], [])
 
 
 def test_an_outcome_is_kept_and_the_proof_is_not(store):

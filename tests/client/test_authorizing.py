@@ -34,6 +34,7 @@ from tollway.client.steps import (
     Pause,
     Recall,
     RecallAuthorization,
+    RecallReleased,
     Send,
     SignAuthorization,
     SignCall,
@@ -57,6 +58,9 @@ PAYER, PAYEE = Address(b"\x01" * 20), Address(b"\x22" * 20)
 TX = TxHash(b"\x0a" * 32)
 PURSE = Purse(payer=PAYER, chains=frozenset({CHAIN}), gateway="http://gw", assets={})
 OPEN, CHARGED, RELEASED = AuthorizationState.OPEN, AuthorizationState.CHARGED, AuthorizationState.RELEASED
+EXPIRED, UNSENT = AuthorizationState.EXPIRED, AuthorizationState.UNSENT
+TWICE = Cap.parse("0.02 USDC")
+NOW_S = 1_700_000_000
 X402 = {
     "rail": "x402",
     "network": "eip155:84532",
@@ -103,7 +107,8 @@ NOT_SENT, LOST = Broken(is_sent=False, detail="refused."), Broken(is_sent=True, 
 class World:
     """A wallet with money, and a gateway that answers from a list. Holds every invariant that it can see."""
 
-    def __init__(self, *answers, left=None, over=None, usdc=10**9, credit=()):
+    def __init__(self, *answers, left=None, over=None, usdc=10**9, credit=(), used=()):
+        self.used = used
         self.answers = list(answers)
         self.left = left
         self.over = over
@@ -134,6 +139,10 @@ class World:
         match step:
             case RecallAuthorization():
                 return self.left
+            case RecallReleased():
+                known = (*self.signed, *filter(None, [self.left]))
+                over = [signed for signed in known if signed.valid_before <= NOW_S]
+                return tuple(signed for signed in over if self.stored[signed.nonce] is RELEASED)
             case Recall():
                 return self.credit
             case Send():
@@ -161,14 +170,15 @@ class World:
                     self.stored[signed.nonce] = OPEN
                 return self.over or Stored()
             case LearnAuthorization():
-                if self.stored[step.nonce] is OPEN:
+                was = self.stored[step.nonce]
+                if was is OPEN or (was is RELEASED and step.state in (EXPIRED, CHARGED)):
                     self.stored[step.nonce] = step.state
                     if step.tx_hash is not None:
                         self.kept[step.nonce] = step.tx_hash
                 return None
             case SignTransfer():
                 assert OPEN not in self.stored.values(), "a transfer while an authorisation may move money"
-                return SignedTransfer(tx_hash=TX, raw=b"raw")
+                return SignedTransfer(tx_hash=TxHash(bytes([10 + len(self.transfers)]) * 32), raw=b"raw")
             case Store(transfer=transfer):
                 self.transfers.append(transfer)
                 return Stored()
@@ -195,7 +205,11 @@ class World:
             case "eth_getTransactionReceipt":
                 return {"transactionHash": params[0], "blockNumber": "0x1", "status": "0x1"}
             case "eth_getBlockByNumber":
-                return {"baseFeePerGas": "0x1"}
+                return {"baseFeePerGas": "0x1", "number": "0x64", "timestamp": hex(NOW_S)}
+            case "eth_call" if len(params[0]["data"]) > 100:
+                return (
+                    "0x" + int(bytes.fromhex(params[0]["data"][-64:]) in self.used).to_bytes(32, "big").hex()
+                )
             case "eth_call":
                 return "0x" + self.usdc.to_bytes(32, "big").hex()
         return hex({"eth_chainId": CHAIN, "eth_getBalance": 10**18}.get(method, 100))
@@ -353,12 +367,12 @@ def test_a_request_that_must_not_run_twice_is_not_sent_twice():
     assert (world.proofs, world.states) == (["proof 1"], [OPEN])
 
 
-def test_one_that_surely_never_left_is_released():
+def test_one_that_surely_never_left_is_unsent():
     world = World(asks(), *[NOT_SENT] * 3)
     with pytest.raises(GatewayUnreachable) as caught:
         world.call(is_repeatable=False)
     assert (caught.value.is_sent, caught.value.is_retryable) == (False, True)
-    assert (world.proofs, world.states) == (["proof 1"] * 3, [RELEASED])
+    assert (world.proofs, world.states) == (["proof 1"] * 3, [UNSENT])
 
 
 @pytest.mark.parametrize(
@@ -406,7 +420,7 @@ def test_what_was_served_and_whose_answer_is_gone_is_charged_and_not_paid_again(
     assert (world.proofs, world.states) == (["proof 1"] * 2, [CHARGED])
 
 
-# ---- A 402: surely unpaid.
+# ---- A 402: unpaid, by the word of the gateway.
 
 UNPAID = (
     "payment_settlement_failed",
@@ -422,8 +436,18 @@ UNPAID = (
 def test_a_402_is_followed_by_one_fresh_attempt(code):
     failed = receipt(success=False, transaction="", network="eip155:84532", errorReason="expired")
     world = World(asks(), asks(code, headers=failed), SERVED)
-    assert world.call().answer is SERVED
+    assert world.call(max_price=TWICE).answer is SERVED
     assert (world.proofs, world.states) == (["proof 1", "proof 2"], [RELEASED, CHARGED])
+
+
+@pytest.mark.parametrize("code", UNPAID)
+@pytest.mark.parametrize("rail", ["auto", "x402"])
+def test_but_only_within_the_maximum_of_the_call(code, rail):
+    """The gateway can still cash the first one, whatever it says."""
+    world = World(asks(), asks(code), SERVED)
+    with pytest.raises(PaymentRefused, match="max_price"):
+        world.call(max_price=Cap.parse("0.019999 USDC"), rail=rail)
+    assert (world.proofs, world.states, world.transfers) == (["proof 1"], [RELEASED], [])
 
 
 @pytest.mark.parametrize("code", UNPAID)
@@ -431,22 +455,22 @@ def test_and_by_no_third(code):
     failed = receipt(success=False, transaction="", network="eip155:84532", errorReason="expired")
     world = World(asks(), *[asks(code, headers=failed)] * 5)
     with pytest.raises(PaymentRefused) as caught:
-        world.call()
+        world.call(max_price=Cap.parse("1 USDC"))
     assert (caught.value.transaction, caught.value.reason) == (None, "expired")
     assert (world.proofs, world.states, world.transfers) == (["proof 1", "proof 2"], [RELEASED] * 2, [])
 
 
-def test_a_402_after_the_gateway_had_claimed_it_is_sure_too():
+def test_a_402_after_the_gateway_had_claimed_it_is_an_outcome_too():
     world = World(asks(), UNKNOWN, asks("payment_expired"), SERVED)
-    assert world.call().answer is SERVED
+    assert world.call(max_price=TWICE).answer is SERVED
     assert world.proofs == ["proof 1", "proof 1", "proof 2"]
 
 
 def test_a_fresh_attempt_must_fit_again():
-    dearer = asks("payment_verification_failed", {**X402, "amount": "10001"})
+    dearer = asks("payment_verification_failed", {**X402, "amount": "20001"})
     world = World(asks(), dearer, SERVED)
-    with pytest.raises(PriceAboveMax):
-        world.call()
+    with pytest.raises(PaymentRefused, match=r"costs 0\.020001 USDC"):
+        world.call(max_price=TWICE)
     assert (world.proofs, world.states) == (["proof 1"], [RELEASED])
 
 
@@ -459,7 +483,7 @@ def test_a_fresh_attempt_without_terms_is_a_refusal_that_says_why():
 
 def test_where_the_rail_was_withdrawn_a_transfer_is_the_fresh_attempt():
     world = World(asks(), asks("payment_method_unsupported", BY_TX), SERVED)
-    assert world.call().transfer.tx_hash == TX
+    assert world.call(max_price=TWICE).transfer.tx_hash == TX
     assert (world.proofs, world.states) == (["proof 1"], [RELEASED])
 
 
@@ -483,10 +507,52 @@ def test_what_an_earlier_run_of_the_request_left_is_shown_first():
     assert (world.proofs, world.states, world.signed) == (["left over"], [CHARGED], [])
 
 
-def test_when_it_surely_moved_nothing_the_call_begins_anew():
+def test_when_the_chain_shows_that_it_can_never_be_cashed_the_call_begins_anew():
     world = World(asks("payment_expired"), asks(), SERVED, left=LEFT)
     assert world.call().answer is SERVED
-    assert (world.proofs, world.states) == (["left over", "proof 1"], [RELEASED, CHARGED])
+    assert (world.proofs, world.states) == (["left over", "proof 1"], [EXPIRED, CHARGED])
+
+
+@pytest.mark.parametrize(
+    ("left", "used", "state"),
+    [
+        (replace(LEFT, valid_before=NOW_S + 1), (), RELEASED),  # it can still be cashed
+        (LEFT, (LEFT.nonce,), CHARGED),  # it was cashed
+    ],
+)
+def test_otherwise_it_takes_its_part_of_the_maximum_of_the_call(left, used, state):
+    answers = asks("payment_expired"), asks(), SERVED
+    world = World(*answers, left=left, used=used)
+    with pytest.raises(PaymentRefused, match="max_price"):
+        world.call()
+    assert (world.proofs, world.states) == (["left over"], [state])
+    world = World(*answers, left=left, used=used)
+    assert world.call(max_price=TWICE).answer is SERVED
+    assert (world.proofs, world.states) == (["left over", "proof 1"], [state, CHARGED])
+
+
+@pytest.mark.parametrize(
+    ("prepay", "most", "amounts"),
+    [
+        (1, "0.022", [10_000, 2_000]),
+        (1, "0.021999", [10_000]),
+        (3, "0.014", [30_000, 2_000]),
+        (3, "0.013999", [30_000]),
+    ],
+)
+def test_a_difference_counts_with_the_authorisation_before_it(prepay, most, amounts):
+    world = World(
+        asks("payment_required", X402),
+        asks("payment_expired", BY_TX),
+        problem(402, "payment_insufficient", "none", options=(BY_TX,), missing="0.002"),
+        SERVED,
+    )
+    if len(amounts) == 2:
+        assert world.call(max_price=Cap.parse(f"{most} USDC"), prepay=prepay).answer is SERVED
+    else:
+        with pytest.raises(PaymentRefused):
+            world.call(max_price=Cap.parse(f"{most} USDC"), prepay=prepay)
+    assert [transfer.amount for transfer in world.transfers] == amounts
 
 
 @pytest.mark.parametrize(

@@ -213,11 +213,17 @@ async def test_pays_in_native_currency_when_the_caller_allows_it(make, gateway, 
     assert answer.status_code == 200
 
 
-async def test_a_failed_transfer_is_reported_and_does_not_count(make, gateway, chain):
+async def test_a_failed_transfer_is_reported_and_does_not_count_once_it_is_final(make, gateway, chain):
     chain.status = 0
     client = make(budget="0.01")
+    for chain.finalized in (None, 99):  # a node may lie, or its block be replaced
+        with pytest.raises(PaymentPending, match="was reverted"):
+            await do(client.call(API))
+        assert (client.spending().total, len(chain.pool)) == ({"USDC": 10**16}, 1)
+    chain.finalized = 200
     with pytest.raises(CannotPay, match="failed on the chain"):
         await do(client.call(API))
+    assert (client.spending().total, len(chain.pool)) == ({"USDC": 0}, 2)
     chain.status = 1
     chain.mined.clear()
     chain.pool = {"0xother": b""}
@@ -676,16 +682,17 @@ async def test_a_session_signs_no_more_than_its_limit_and_another_one_begins_ane
     assert (dict(spending.total), dict(spending.session)) == ({"USDC": 3 * 10**16}, {"USDC": 10**16})
 
 
-async def test_what_surely_moved_nothing_is_no_part_of_the_session(make, gateway):
+async def test_what_never_left_is_no_part_of_the_session(make, gateway):
     gateway.offer_authorizations()
-    client = make(rail="x402", session_budget="0.01 USDC")
+    client = make(rail="x402", session_budget="0.01 USDC", budget="0.01 USDC")
 
-    def fails(_):
-        return httpx.Response(500, text="no", headers=gateway.relayed("released", status=500))
+    def away(_):
+        raise httpx.ConnectError("refused")
 
     for _ in range(3):
-        gateway.answers = [lambda _: gateway.refuse(402, "payment_required"), fails]
-        assert (await do(client.call(API))).status_code == 500
+        gateway.answers = [lambda _: gateway.refuse(402, "payment_required"), *[away] * 3]
+        with pytest.raises(GatewayUnreachable):
+            await do(client.call(API))
     assert (await do(client.call(API))).status_code == 200
     assert dict(client.spending().session) == {"USDC": 10**16}
 

@@ -90,16 +90,33 @@ def test_what_is_paid_for_several_calls_is_everybodys(desk):
     assert desk.settle_locally(Recall(payees=(PAYEE,)), other) == (made,)
 
 
-@pytest.mark.parametrize("ended", [TransferState.FAILED, TransferState.REPLACED])
-def test_a_transfer_that_moved_nothing_is_no_part_of_the_session(desk, ended):
+@pytest.mark.parametrize("ended", list(TransferState))
+def test_a_stored_transfer_stays_part_of_the_session(desk, ended):
+    """Nothing that a node says of it later gives anything back."""
     plan, made = desk.plan_call("api_1", "/1", {}), payment(desk)
     desk.settle_locally(Store(transfer=made, price=10_000), plan)
-    assert dict(desk.session.spent()) == {"USDC": 10**16}
     desk.settle_locally(Learn(tx_hash=made.tx_hash, state=ended, rest=0), plan)
-    assert dict(desk.session.spent()) == {}
+    assert dict(desk.session.spent()) == {"USDC": 10**16}
 
 
-def test_what_an_authorisation_has_paid_stays_part_of_the_session(desk):
+OPEN, CHARGED, RELEASED, ABANDONED, EXPIRED, UNSENT = AuthorizationState
+
+
+@pytest.mark.parametrize(
+    ("states", "is_counted"),
+    [
+        ((OPEN,), True),
+        ((CHARGED,), True),
+        ((RELEASED,), True),
+        ((RELEASED, EXPIRED), True),
+        ((EXPIRED,), True),
+        ((UNSENT,), False),
+        ((RELEASED, UNSENT), True),
+        ((ABANDONED, UNSENT), True),
+        ((CHARGED, UNSENT), True),
+    ],
+)
+def test_an_authorisation_stays_part_of_the_session_unless_it_never_left(desk, states, is_counted):
     plan = desk.plan_call("api_1", "/1", {})
     signed = SignedAuthorization(
         nonce=b"\x09" * 32,
@@ -112,6 +129,6 @@ def test_what_an_authorisation_has_paid_stays_part_of_the_session(desk):
         valid_before=1,
     )
     desk.settle_locally(StoreAuthorization(authorization=signed), plan)
-    for state in (AuthorizationState.CHARGED, AuthorizationState.RELEASED):
+    for state in states:
         desk.settle_locally(LearnAuthorization(nonce=signed.nonce, state=state), plan)
-    assert dict(desk.session.spent()) == {"USDC": 10**16}
+    assert dict(desk.session.spent()) == ({"USDC": 10**16} if is_counted else {})

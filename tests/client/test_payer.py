@@ -29,6 +29,7 @@ from tollway.client.steps import (
     Pause,
     Recall,
     RecallAuthorization,
+    RecallReleased,
     Send,
     SignCall,
     SignedTransfer,
@@ -225,6 +226,7 @@ def test_over_budget_ends_before_anything_is_broadcast():
     play = play_to_signature(Play(pay_flow(PURSE, RULES)))
     play << SignTransfer >> SignedTransfer(tx_hash=TX, raw=b"raw")
     play << Store >> OverBudget(spent_atto=0, budget_atto=1)
+    play << RecallReleased() >> ()
     assert play.failure.code == "budget_exhausted"
 
 

@@ -1,5 +1,6 @@
 """The wallet's own books: one payment per payee at a time, one budget over all processes, one nonce once."""
 
+import contextlib
 import sqlite3
 import subprocess
 import sys
@@ -10,7 +11,15 @@ import pytest
 from tollway.client import spending
 from tollway.client.quote import Cap
 from tollway.client.spending import SpendingStore
-from tollway.client.steps import NonceTaken, OverBudget, PaidAlready, Stored, Transfer, TransferState
+from tollway.client.steps import (
+    AuthorizationState,
+    NonceTaken,
+    OverBudget,
+    PaidAlready,
+    Stored,
+    Transfer,
+    TransferState,
+)
 from tollway.errors import StorageUnavailable
 from tollway.identifiers import Address, ChainId, TxHash
 from tollway.money import Asset
@@ -159,6 +168,24 @@ def test_a_store_of_the_first_version_is_read_on(store, store_path):
     assert store.store(transfer(1), budget=None) == Stored()
     assert store.abandon(transfer(1).tx_hash)
     assert store.store(transfer(2, nonce=1), budget=None) == Stored()
+
+
+def test_what_the_fourth_version_called_released_counts_from_now_on(store, store_path):
+    """In a file of that version the word meant: no part of the budget."""
+    with contextlib.closing(sqlite3.connect(store_path)) as connection:
+        for statement in ";".join(spending._STEPS[:4]).split(";"):
+            connection.execute(statement)
+        connection.execute("PRAGMA user_version = 4")
+        connection.execute(
+            "INSERT INTO signed_authorization VALUES (?, '', 84532, ?, 'USDC', 6, ?, ?, 'http://gw', '10000', 1, 'released',"
+            " NULL, 'ab', 0, 0)",
+            ("07" * 32, str(USDC.token), str(PAYER), str(PAYER)),
+        )
+        connection.commit()
+    assert store.spent(PAYER) == {"USDC": 10**16}
+    (released,) = store.recall_released(payer=PAYER, chains=[ChainId(84532)])
+    assert store.learn_authorization(released.nonce, AuthorizationState.EXPIRED, None)
+    assert store.spent(PAYER) == {"USDC": 0}
 
 
 def test_budget_counts_what_moved_or_may_move(store):

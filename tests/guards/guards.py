@@ -1,6 +1,7 @@
 """Every guard that has to prove itself."""
 
 from tests.guards.background_guards import BACKGROUND_GUARDS
+from tests.guards.caller_guards import CALLER_GUARDS
 from tests.guards.exhaustion_guards import EXHAUSTION_GUARDS
 from tests.guards.identity_guards import IDENTITY_GUARDS
 from tests.guards.key_guards import KEY_GUARDS
@@ -26,4 +27,5 @@ GUARDS = (
     *SETTING_GUARDS,
     *SIGNATURE_GUARDS,
     *RATE_GUARDS,
+    *CALLER_GUARDS,
 )

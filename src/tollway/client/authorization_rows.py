@@ -4,6 +4,7 @@ Every function works inside the transaction of its caller, and commits nothing. 
 it is worth money to whoever reads it.
 """
 
+import json
 import sqlite3
 from collections.abc import Iterable, Sequence
 
@@ -23,6 +24,14 @@ CREATE TABLE signed_authorization (
   leased_until_ms INTEGER NOT NULL, created_ms INTEGER NOT NULL);
 CREATE INDEX authorization_by_request ON signed_authorization (payer, request) WHERE state = 'open'
 """
+SCHEMA_RELEASED = """
+CREATE INDEX authorization_by_end ON signed_authorization (payer, valid_before) WHERE state = 'released'
+"""
+"""Up to version 4 `released` did not count as spent. From here on it does; no row is changed for that."""
+
+RELEASED_MAX = 64
+"""How many released authorisations one look at a chain takes up."""
+
 _COLUMNS = "nonce, proof, chain_id, token, symbol, decimals, payer, pay_to, gateway, amount, valid_before, state, tx_hash"
 
 
@@ -82,24 +91,39 @@ def take_open(
 def learn(
     connection: sqlite3.Connection, nonce: bytes, state: AuthorizationState, tx_hash: TxHash | None
 ) -> bool:
-    """What became of an open one. `OPEN` ends its lease. One that has an outcome keeps it; False then."""
+    """What became of an open one; `OPEN` ends its lease. A released one can only be found expired or charged. Every
+    other outcome is kept; False then."""
     is_open = state is AuthorizationState.OPEN
+    is_by_chain = state in (AuthorizationState.EXPIRED, AuthorizationState.CHARGED)
     changed = connection.execute(
         "UPDATE signed_authorization SET state = ?, tx_hash = ?, leased_until_ms = 0,"
-        " proof = CASE WHEN ? THEN proof ELSE '' END WHERE nonce = ? AND state = 'open'",
-        (state.value, None if tx_hash is None else str(tx_hash), is_open, nonce.hex()),
+        " proof = CASE WHEN ? THEN proof ELSE '' END"
+        " WHERE nonce = ? AND (state = 'open' OR (state = 'released' AND ?))",
+        (state.value, None if tx_hash is None else str(tx_hash), is_open, nonce.hex(), is_by_chain),
     )
     return changed.rowcount == 1
 
 
 def sum_spent(connection: sqlite3.Connection, payer: Address, symbol: str) -> int:
-    """What they have moved or may move, in 10^-18 of the currency."""
+    """What they have moved or may move, in 10^-18 of the currency. That a gateway releases one changes nothing."""
     rows = connection.execute(  # prices repeat: few groups, however many calls
         "SELECT amount, decimals, count(*) FROM signed_authorization"
-        " WHERE payer = ? AND symbol = ? AND state <> 'released' GROUP BY amount, decimals",
+        " WHERE payer = ? AND symbol = ? AND state NOT IN ('expired', 'unsent') GROUP BY amount, decimals",
         (str(payer), symbol),
     )
     return sum(count * atto_of(int(amount), decimals=decimals) for amount, decimals, count in rows)
+
+
+def select_released(
+    connection: sqlite3.Connection, payer: Address, *, chains: Iterable[ChainId], now_s: int
+) -> tuple[SignedAuthorization, ...]:
+    """Released ones whose time is over by our clock, oldest first: at most `RELEASED_MAX`."""
+    rows = connection.execute(
+        f"SELECT {_COLUMNS} FROM signed_authorization WHERE payer = ? AND state = 'released'"  # noqa: S608 - our own column list
+        " AND valid_before <= ? AND chain_id IN (SELECT value FROM json_each(?)) ORDER BY valid_before LIMIT ?",
+        (str(payer), now_s, json.dumps(sorted(chains)), RELEASED_MAX),
+    )
+    return tuple(_read(row) for row in rows)
 
 
 def select_all(connection: sqlite3.Connection, payer: Address) -> tuple[SignedAuthorization, ...]:

@@ -1,9 +1,12 @@
 """Pays by an authorisation (x402) and follows it: sub-flows of the payer. Pure; they yield steps.
 
 An authorisation is a promise to whoever holds it. So it is on disk before anybody sees it; for one call there is one,
-shown again and again, until the gateway's answer says what became of it; and a second is signed only after a 402,
-which a gateway sends when nothing that was shown can still move money. What ends without an outcome stays `open`:
-it counts as spent, and the next run of the same request shows the same one first.
+shown again and again, until the gateway's answer says what became of it; and a second is signed only after a 402.
+What ends without an outcome stays `open`: it counts as spent, and the next run of the same request shows it first.
+
+That nothing is taken is the gateway's word alone: until `validBefore` every holder can cash an authorisation. So it
+counts as spent until the chain shows it unused (`client/finality.py`), and all that one call signs stays within
+`max_price`.
 
 `validAfter` is 0, so a clock that is fast harms nothing; one that is slow by more than the gateway's slack (half a
 minute) gets `payment_expired`, and nothing has moved.
@@ -11,7 +14,9 @@ minute) gets `payment_expired`, and nothing has moved.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
+from tollway.client.checkout import NO_ROOM, Rules, exceeds_call
 from tollway.client.failures import (
     BudgetExhausted,
     CallerFailure,
@@ -22,6 +27,7 @@ from tollway.client.failures import (
     PaymentRefused,
     PriceAboveMax,
 )
+from tollway.client.finality import store_in_budget
 from tollway.client.judgement import NO_OUTCOME, SAME_PROOF_AGAIN, Paid, is_key_used, tell_detail
 from tollway.client.quote import Cap, to_atto
 from tollway.client.steps import (
@@ -60,17 +66,21 @@ NOT_LOOKED_AT = frozenset({Code.CHAIN_UNAVAILABLE.value, Code.OVERLOADED.value})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unpaid:
-    """The authorisation surely moved nothing, and the gateway has named its terms anew."""
+    """The gateway says that the authorisation moves nothing, and has named its terms anew."""
 
     authorization: SignedAuthorization
     answer: Answer
 
-    def refuse(self) -> PaymentRefused:
+    def refuse(self, why: str = "") -> PaymentRefused:
+        """`why`: why no other payment follows."""
+        signed = self.authorization
+        until = datetime.fromtimestamp(signed.valid_before, UTC).isoformat()
         receipt = read_receipt(self.answer.headers)
         reason = (self.answer.problem or {}).get("reason") or (receipt.reason if receipt else None)
         return PaymentRefused(
-            f"The gateway does not take the authorisation of {self.authorization.describe()}; nothing has moved. "
-            f"{tell_detail(self.answer)}",
+            f"The gateway does not take the authorisation {signed.name()} of {signed.describe()}: "
+            f"{tell_detail(self.answer)} It may still be cashed until {until}, and counts as spent until your own "
+            f"chain node shows it unused after that. {why}".rstrip(),
             transaction=None,
             reason=reason if isinstance(reason, str) else self.answer.code,
         )
@@ -80,9 +90,13 @@ class Unpaid:
 
 
 def make_authorization(
-    offers: Sequence[X402Offer], purse: Purse, max_price: Cap
+    offers: Sequence[X402Offer],
+    purse: Purse,
+    rules: Rules,
+    disowned: Sequence[SignedAuthorization] = (),
 ) -> Flow[SignedAuthorization]:
-    """Signs the first offer that this wallet can keep, and puts it on disk. Nobody sees it yet.
+    """Signs the first offer that this wallet can keep, and puts it on disk. Nobody sees it yet. `disowned`: what this
+    call has signed before, and the gateway can still cash.
 
     Raises `CannotPay`, `PriceAboveMax`, `BudgetExhausted`, `NodeUnreachable`: then nothing was signed, or kept.
     """
@@ -91,7 +105,10 @@ def make_authorization(
         asset = yield from _check(offer, purse, reasons)
         if asset is None:
             continue
-        _check_price(offer, asset, max_price)
+        _check_price(offer, asset, rules.max_price)
+        if disowned and exceeds_call(offer.amount, asset, disowned, rules):
+            reasons.append(NO_ROOM)
+            continue
         if offer.chain_id in purse.chains:
             balance = yield from fetch_balance(asset, purse.payer)
             if balance < offer.amount:
@@ -134,7 +151,7 @@ def _check_price(offer: X402Offer, asset: Asset, max_price: Cap) -> None:
 
 
 def _store(signed: SignedAuthorization) -> Flow[None]:
-    outcome = yield StoreAuthorization(authorization=signed)
+    outcome = yield from store_in_budget(StoreAuthorization(authorization=signed))
     if isinstance(outcome, OverBudget):
         raise BudgetExhausted(outcome.explain(signed))
 
@@ -213,7 +230,7 @@ def _send(showing: _Showing) -> Flow[Answer]:
 def _give_up(showing: _Showing, broken: Broken) -> Flow[GatewayUnreachable]:
     """No answer. What surely never left was seen by nobody."""
     if not showing.is_doubtful and not showing.is_claimed:
-        yield LearnAuthorization(nonce=showing.authorization.nonce, state=AuthorizationState.RELEASED)
+        yield LearnAuthorization(nonce=showing.authorization.nonce, state=AuthorizationState.UNSENT)
         return GatewayUnreachable(broken.detail, is_sent=False)
     failure = GatewayUnreachable(f"{broken.detail} {_look_up(showing.authorization)}", is_sent=True)
     failure.is_retryable = showing.is_repeatable
@@ -221,7 +238,7 @@ def _give_up(showing: _Showing, broken: Broken) -> Flow[GatewayUnreachable]:
 
 
 def _not_yet(showing: _Showing, answer: Answer) -> Flow[CallerFailure]:
-    """Patience has ended before the gateway knew. Nothing was claimed when it never said so."""
+    """Patience has ended before the gateway knew. The next run signs anew only where it says that it has not looked."""
     if answer.code == Code.PAYMENT_OUTCOME_UNKNOWN.value:
         return _held(showing, answer)
     if answer.code in NOT_LOOKED_AT and not showing.is_claimed and not showing.is_doubtful:
@@ -267,7 +284,7 @@ def _read_state(showing: _Showing, answer: Answer) -> AuthorizationState:
 
 
 def _judge_402(showing: _Showing, answer: Answer) -> Flow[Unpaid]:
-    """Nothing that was shown has moved. After a request without an answer that is not believed at once: its copy may
+    """By the gateway's word nothing moves. After a request without an answer that is not believed at once: its copy may
     still be on its way. The next run shows the same one, and then knows."""
     is_unseen = answer.code == Code.PAYMENT_REQUIRED.value  # asked for as if none had been shown
     if showing.is_doubtful or (is_unseen and showing.is_claimed):

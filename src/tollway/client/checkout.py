@@ -5,11 +5,12 @@ It holds what the caller allows, and holds the gateway's numbers against it befo
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Literal
 
 from tollway.client.failures import CannotPay, PaymentRefused, PriceAboveMax
 from tollway.client.quote import Cap, Offer, to_atto
-from tollway.client.steps import Answer, Flow, Transfer
+from tollway.client.steps import Answer, Flow, SignedAuthorization, Transfer
 from tollway.client.transfer import Made, Patience, Purse, fetch_balance, know_asset, make_transfer
 from tollway.errors import Code
 from tollway.identifiers import TxHash
@@ -42,6 +43,23 @@ class Short:
     answer: Answer
 
 
+def exceeds_call(
+    amount: int, asset: Asset, signed: Sequence[Transfer | SignedAuthorization], rules: Rules
+) -> bool:
+    """Whether this payment, with all that is signed for the same call and may move money, exceeds `max_price` times
+    `prepay`. Each payment takes its share of the maximum of its own currency."""
+    share = Fraction(0)
+    for part, part_asset in ((amount, asset), *((entry.amount, entry.asset) for entry in signed)):
+        cap = rules.max_price.atto_for(part_asset.symbol)
+        if not cap:
+            return True
+        share += Fraction(to_atto(part, part_asset), cap)
+    return share > rules.prepay
+
+
+NO_ROOM = "a second signature for this call would exceed max_price"
+
+
 def pay_offer(
     offers: Sequence[Offer],
     short: Short | None,
@@ -49,13 +67,15 @@ def pay_offer(
     rules: Rules,
     tried: frozenset[TxHash],
     paid: Sequence[Transfer] = (),
+    disowned: Sequence[SignedAuthorization] = (),
 ) -> Flow[Made]:
     """Chooses an offer, signs and stores. What comes back is followed and spent like every other payment.
 
-    `paid`: what this very call has paid already; then nothing but a difference is left to be paid.
+    `paid`: what this very call has paid already; then nothing but a difference is left to be paid. `disowned`:
+    authorisations of this call that the gateway does not take, and can still cash.
     """
     if paid:
-        return (yield from _pay_difference(offers, short, purse, rules, tried, paid))
+        return (yield from _pay_difference(offers, short, purse, rules, tried, paid, disowned))
     reasons: list[str] = []
     if not offers:
         raise CannotPay("The gateway offers no transfer that this wallet could make.")
@@ -64,6 +84,9 @@ def pay_offer(
         if asset is None:
             continue
         amount = _amount_due(offer, asset, short, rules)
+        if disowned and exceeds_call(amount, asset, disowned, rules):
+            reasons.append(NO_ROOM)
+            continue
         balance = yield from fetch_balance(asset, purse.payer)
         if balance < amount:
             due = format_decimal(amount, decimals=asset.decimals)
@@ -81,6 +104,7 @@ def _pay_difference(
     rules: Rules,
     tried: frozenset[TxHash],
     paid: Sequence[Transfer],
+    disowned: Sequence[SignedAuthorization],
 ) -> Flow[Made]:
     """Adds to a payment of this call: to the same payee, in the same asset, and with it within what is allowed."""
     last = paid[-1]
@@ -91,8 +115,7 @@ def _pay_difference(
     if short is None or short.transfer.tx_hash != last.tx_hash or not same:
         raise _asks_again(last, "other terms than it was paid by")
     due = same[0].amount * rules.prepay - total if short.missing is None else short.missing
-    cap = rules.max_price.atto_for(asset.symbol)
-    if due <= 0 or cap is None or to_atto(total + due, asset) > cap * rules.prepay:
+    if due <= 0 or exceeds_call(due, asset, (*paid, *disowned), rules):
         raise _asks_again(last, f"{format_decimal(max(due, 0), decimals=asset.decimals)} {asset.symbol} more")
     if (yield from fetch_balance(asset, purse.payer)) < due:
         raise CannotPay(

@@ -24,7 +24,6 @@ from tollway.client.quote import DEFAULT_MAX_PRICE, Cap
 from tollway.client.session_limit import SessionLimit
 from tollway.client.spending import SpendingStore
 from tollway.client.steps import (
-    WORTHLESS,
     AskNode,
     AuthorizationState,
     CountServed,
@@ -38,6 +37,7 @@ from tollway.client.steps import (
     PaidAlready,
     Recall,
     RecallAuthorization,
+    RecallReleased,
     Send,
     SignAuthorization,
     SignCall,
@@ -57,7 +57,9 @@ from tollway.identity.http_signature import SignedRequest
 from tollway.identity.public_origin import parse_origin
 from tollway.money import Asset
 
-AboutAuthorizations = RecallAuthorization | SignAuthorization | StoreAuthorization | LearnAuthorization
+AboutAuthorizations = (
+    RecallAuthorization | RecallReleased | SignAuthorization | StoreAuthorization | LearnAuthorization
+)
 Local = (
     SignCall | SignTransfer | Recall | NextNonce | Unsent | Store | Learn | CountServed | AboutAuthorizations
 )
@@ -219,8 +221,6 @@ class Desk:
                 return self._keep(step, plan)
             case Learn():
                 self.store.learn(step.tx_hash, step.state, step.rest, is_served=step.is_served)
-                if step.state in WORTHLESS:
-                    self.session.release(step.tx_hash)
                 return None
             case CountServed():
                 return self.store.count_served(step.tx_hash)
@@ -230,10 +230,12 @@ class Desk:
 
     def _settle_authorization(
         self, step: AboutAuthorizations, plan: CallPlan, wallet: Wallet
-    ) -> SignedAuthorization | StoreOutcome | None:
+    ) -> SignedAuthorization | tuple[SignedAuthorization, ...] | StoreOutcome | None:
         match step:
             case RecallAuthorization():
                 return self._recall_authorization(plan, wallet)
+            case RecallReleased():
+                return self.store.recall_released(payer=wallet.address, chains=self.rpc_urls)
             case SignAuthorization():
                 return wallet.sign_authorization(
                     step, gateway=str(self.origin), now_s=self._now_ms() // 1000, nonce=self._entropy(32)
@@ -248,12 +250,10 @@ class Desk:
                     store=lambda: self.store.store_authorization(signed, request=request, budget=self.budget),
                 )
             case LearnAuthorization():
-                self.store.learn_authorization(step.nonce, step.state, step.tx_hash)
+                is_learnt = self.store.learn_authorization(step.nonce, step.state, step.tx_hash)
                 self._shown.pop(step.nonce, None)
-                if step.state is AuthorizationState.RELEASED:
+                if is_learnt and step.state is AuthorizationState.UNSENT:
                     self.session.release(step.nonce)
-                elif step.state is not AuthorizationState.OPEN:
-                    self.session.settle(step.nonce)
                 return None
 
     def _recall_authorization(self, plan: CallPlan, wallet: Wallet) -> SignedAuthorization | None:

@@ -96,7 +96,7 @@ class PaymentPending(CallerFailure):
 class PaymentRefused(CallerFailure):
     """The gateway does not count a payment of ours, calls a fresh one spent, or asks for more than a difference. The
     call ends without another payment; a transfer that is not counted blocks its payee until it is resolved. Without a
-    `transaction` it was an authorisation, and nothing has moved."""
+    `transaction` it was an authorisation: it counts as spent until the chain shows that it can never be cashed."""
 
     code = "payment_refused"
 

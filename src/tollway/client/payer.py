@@ -11,8 +11,8 @@ Rules it keeps:
 * a call pays once; after that only a difference, to the same payee in the same asset, and all of it within the cap.
   A second whole payment follows only when the wallet's own books say that the first one bought another call of ours;
 * a signed call that may have arrived is repeated with the same proof or not at all, and nothing is paid after it;
-* one authorisation a call, and a second payment only after a 402 has said that the first moved nothing
-  (`client/authorizing.py`). Which rail pays: `client/rails.py`.
+* one authorisation a call, and a second payment only after a 402 (`client/authorizing.py`). A gateway that says 402 can
+  still cash the first: all that a call signs stays within `max_price`. Which rail pays: `client/rails.py`.
 """
 
 from collections.abc import Sequence
@@ -23,10 +23,12 @@ from tollway.client.checkout import Rules, Short
 from tollway.client.failures import (
     CannotPay,
     GatewayUnreachable,
+    NotPaid,
     PaymentPending,
     PaymentRefused,
     PriceAboveMax,
 )
+from tollway.client.finality import expire_released
 from tollway.client.judgement import (
     SAME_PROOF_AGAIN,
     Busy,
@@ -82,18 +84,18 @@ def pay_flow(purse: Purse, rules: Rules) -> Flow[Paid]:
     """One call. Ends with its answer, whatever that says, or raises a `CallerFailure`."""
     _check(rules)
     left = yield from _show_left_over(rules)
-    if left is not None:
+    if isinstance(left, Paid):
         return left
+    disowned: list[Unpaid] = [] if left is None else [left]
     queue = list((yield from _recall()))
     tried: set[TxHash] = set()
     made: list[Transfer] = []
     lost: set[TxHash] = set()
     refused: list[tuple[Transfer, NotCounted]] = []
     terms: Terms | None = None
-    is_recalled = False
+    is_recalled, waited_s = False, 0.0
     short: Short | None = None
     busy: Busy | None = None
-    waited_s = 0.0
     for _ in range(ROUNDS_MAX):
         if queue:
             transfer = queue.pop(0)
@@ -132,7 +134,7 @@ def pay_flow(purse: Purse, rules: Rules) -> Flow[Paid]:
             if len(made) == PAYMENTS_MAX and lost:
                 break
             paid = [transfer for transfer in made if transfer.tx_hash not in lost]
-            payment = yield from _pay(terms, short, purse, rules, frozenset(tried), paid)
+            payment = yield from _pay(terms, short, purse, rules, frozenset(tried), paid, disowned)
             if isinstance(payment, Paid):
                 return payment
             if payment.transfer.tx_hash in tried:  # unresolved, and the gateway has just said no to it
@@ -227,34 +229,39 @@ def _pay(
     rules: Rules,
     tried: frozenset[TxHash],
     paid: Sequence[Transfer],
+    disowned: list[Unpaid],
 ) -> Flow[Made | Paid]:
-    """A transfer that is on disk, or a call that an authorisation has paid. One that surely moved nothing is followed
-    by one more payment at most, by the terms of the 402 that said so."""
-    unpaid: Unpaid | None = None
+    """A transfer that is on disk, or a call that an authorisation has paid. One that the gateway does not take joins
+    `disowned`, and is followed by one more payment at most, by the terms of the 402 that said so."""
     for _ in range(1 + UNPAID_MAX):
+        signed = [unpaid.authorization for unpaid in disowned]
         try:
-            payment = yield from pay_terms(terms, short, purse, rules, tried, paid)
-        except CannotPay as failure:
-            if unpaid is None:
+            payment = yield from pay_terms(terms, short, purse, rules, tried, paid, signed)
+        except NotPaid as failure:
+            if not disowned or failure.transaction is not None:
                 raise
-            raise unpaid.refuse() from failure
+            raise disowned[-1].refuse(f"No other payment is signed. {failure.detail}") from failure
         if isinstance(payment, Made):
             return payment
         shown = yield from _show(payment, rules)
         if isinstance(shown, Paid):
             return shown
-        unpaid, terms = shown, Terms.read(shown.answer)
-    assert unpaid is not None
-    raise unpaid.refuse()
+        disowned.append(shown)
+        terms = Terms.read(shown.answer)
+    raise disowned[-1].refuse()
 
 
-def _show_left_over(rules: Rules) -> Flow[Paid | None]:
-    """What an earlier run of this very request has signed and left open comes first: it may have paid already."""
+def _show_left_over(rules: Rules) -> Flow[Paid | Unpaid | None]:
+    """What an earlier run of this very request has signed and left open comes first: it may have paid already. None as
+    well where the gateway does not take it and the chain shows that it can never be cashed."""
     left = yield RecallAuthorization()
     if not isinstance(left, SignedAuthorization):
         return None
     shown = yield from _show(left, rules, is_left_over=True)
-    return shown if isinstance(shown, Paid) else None
+    if isinstance(shown, Paid):
+        return shown
+    expired = yield from expire_released()
+    return None if left.nonce in expired else shown
 
 
 def _show(signed: SignedAuthorization, rules: Rules, *, is_left_over: bool = False) -> Flow[Paid | Unpaid]:

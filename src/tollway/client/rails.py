@@ -54,15 +54,16 @@ def pay_terms(
     rules: Rules,
     tried: frozenset[TxHash],
     paid: Sequence[Transfer] = (),
+    disowned: Sequence[SignedAuthorization] = (),
 ) -> Flow[Made | SignedAuthorization]:
     """Signs once, on the rail that the rules prefer or the next that they allow. What comes back is on disk, and
-    nobody has seen it. Raises `NotPaid` where there is no way."""
+    nobody has seen it. `paid`, `disowned`: what this call has signed already. Raises `NotPaid` where there is no way."""
     reasons: list[str] = []
     for rail in _order(rules, short, paid):
         try:
             if rail == "x402":
-                return (yield from make_authorization(terms.x402, purse, rules.max_price))
-            return (yield from pay_offer(terms.tx, short, purse, rules, tried, paid))
+                return (yield from make_authorization(terms.x402, purse, rules, disowned))
+            return (yield from pay_offer(terms.tx, short, purse, rules, tried, paid, disowned))
         except CannotPay as failure:
             if failure.transaction is not None:
                 raise

@@ -1,8 +1,8 @@
 """What one client, in one run, may sign in all: a second limit beside the budget of the wallet's store, and never in its
 place. In memory; it forgets everything when the process ends.
 
-What is signed counts, whatever becomes of it, until it is sure that it moved nothing. What earlier runs have paid or
-left open is theirs.
+What is signed and stored counts for good, whatever a gateway or a node says of it later. One exception: an authorisation
+of which no byte has left this machine. What earlier runs have paid or left open is theirs.
 """
 
 import threading
@@ -19,7 +19,6 @@ from tollway.money import Asset
 class _Signed:
     symbol: str
     atto: int
-    is_settled: bool = False
 
 
 class _Reserved(Enum):
@@ -63,17 +62,10 @@ class SessionLimit:
             self._signed[name] = _Signed(symbol=asset.symbol, atto=atto)
         return _Reserved.ANEW
 
-    def settle(self, name: bytes) -> None:
-        """It has paid, or is given up: it counts for good."""
-        with self._lock:
-            if (signed := self._signed.get(name)) is not None:
-                signed.is_settled = True
-
     def release(self, name: bytes) -> None:
-        """It surely moved nothing; where it has paid already that is no longer believed."""
+        """It never left this process: it was not stored, or no byte of it was sent."""
         with self._lock:
-            if (signed := self._signed.get(name)) is not None and not signed.is_settled:
-                del self._signed[name]
+            self._signed.pop(name, None)
 
     def spent(self) -> Mapping[str, int]:
         """By currency, in 10^-18."""

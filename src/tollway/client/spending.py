@@ -33,7 +33,7 @@ from tollway.identifiers import Address, ChainId, TxHash
 from tollway.money import Asset
 
 BUSY_TIMEOUT_S = 10.0
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 _SCHEMA = """
 CREATE TABLE transfer (
@@ -53,7 +53,13 @@ DROP INDEX one_transfer_per_nonce;
 CREATE UNIQUE INDEX one_transfer_per_nonce ON transfer (chain_id, payer, nonce)
   WHERE state NOT IN ('replaced', 'abandoned');
 """
-_STEPS = (_SCHEMA, _SCHEMA_2, authorization_rows.SCHEMA, kept_key_rows.SCHEMA)
+_STEPS = (
+    _SCHEMA,
+    _SCHEMA_2,
+    authorization_rows.SCHEMA,
+    kept_key_rows.SCHEMA,
+    authorization_rows.SCHEMA_RELEASED,
+)
 """Statements from each version to the next."""
 _COLUMNS = "tx_hash, raw, chain_id, token, symbol, decimals, payer, pay_to, gateway, amount, rest, nonce, confirmations, state"
 
@@ -219,10 +225,20 @@ class SpendingStore:
                 connection, payer, request=request, left=left, now_ms=self._now_ms()
             )
 
-    def learn_authorization(self, nonce: bytes, state: AuthorizationState, tx_hash: TxHash | None) -> None:
-        """Writes down what became of it; `OPEN` leaves it to whoever runs its request again."""
+    def recall_released(
+        self, *, payer: Address, chains: Iterable[ChainId]
+    ) -> tuple[SignedAuthorization, ...]:
+        """Released authorisations on these chains whose time is over by our clock, oldest first, so many at most."""
         with self._transaction() as connection:
-            authorization_rows.learn(connection, nonce, state, tx_hash)
+            return authorization_rows.select_released(
+                connection, payer, chains=chains, now_s=self._now_ms() // 1000
+            )
+
+    def learn_authorization(self, nonce: bytes, state: AuthorizationState, tx_hash: TxHash | None) -> bool:
+        """Writes down what became of it; `OPEN` leaves it to the next run of its request. False: it has an outcome
+        already, and keeps that."""
+        with self._transaction() as connection:
+            return authorization_rows.learn(connection, nonce, state, tx_hash)
 
     def authorizations_of(self, payer: Address) -> tuple[SignedAuthorization, ...]:
         """Every authorisation of that wallet, oldest first; without the proof of what is no longer open."""

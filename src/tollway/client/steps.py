@@ -60,12 +60,14 @@ class Transfer:
 
 
 class AuthorizationState(StrEnum):
-    """What we know of an authorisation of our own. All but `released` count as spent."""
+    """What we know of an authorisation of our own. All but the last two count as spent."""
 
-    OPEN = "open"  # signed and perhaps shown: until more is known, anybody who saw it may cash it
+    OPEN = "open"  # signed and perhaps sent: the same request sends it again
     CHARGED = "charged"  # it has paid
-    RELEASED = "released"  # surely not cashed: nobody saw it, or the gateway says so
+    RELEASED = "released"  # the gateway says that it moves nothing; until `valid_before` the gateway can still cash it
     ABANDONED = "abandoned"  # given up by the wallet's owner
+    EXPIRED = "expired"  # a final block after `valid_before` shows its nonce unused: it can never be cashed
+    UNSENT = "unsent"  # no byte of it left this machine, and none will
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,13 +279,17 @@ class PaidAlready:
     is_spoken_for: bool = False
 
 
+BUDGET = "budget"
+"""The limit that the wallet's store keeps, over all processes."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverBudget:
     """Nothing was stored: with this payment the total would exceed the budget (both in 10^-18). `limit`: which one."""
 
     spent_atto: int
     budget_atto: int
-    limit: str = "budget"
+    limit: str = BUDGET
 
     def explain(self, payment: "Transfer | SignedAuthorization") -> str:
         spent, budget = (
@@ -328,6 +334,12 @@ class RecallAuthorization:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RecallReleased:
+    """Released authorisations of this wallet whose `valid_before` has passed by our clock, on chains with a node; the
+    oldest first, so many at most. -> `tuple[SignedAuthorization, ...]`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SignAuthorization:
     """Sign an offer, with a fresh nonce and times from the clock. -> `SignedAuthorization`. Nobody sees it yet.
 
@@ -367,6 +379,7 @@ Step = (
     | Learn
     | CountServed
     | RecallAuthorization
+    | RecallReleased
     | SignAuthorization
     | StoreAuthorization
     | LearnAuthorization
@@ -381,6 +394,7 @@ Outcome = (
     | SignedTransfer
     | SignedAuthorization
     | tuple[Transfer, ...]
+    | tuple[SignedAuthorization, ...]
     | int
     | StoreOutcome
     | None

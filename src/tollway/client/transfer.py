@@ -4,11 +4,11 @@ The order is the promise: sign, put the bytes on disk, and only then show them t
 that, the same bytes go out again; a second payment to the same payee is not signed while the first may still land.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tollway.client.failures import BudgetExhausted, CannotPay, NodeUnreachable, PaymentPending
+from tollway.client.finality import is_finally_reverted, parse_quantity, store_in_budget
 from tollway.client.quote import KNOWN_ASSETS, Offer
 from tollway.client.steps import (
     AskNode,
@@ -44,7 +44,6 @@ _BALANCE_OF = keccak256(b"balanceOf(address)")[:4]
 _DECIMALS = keccak256(b"decimals()")[:4]
 _SYMBOL = keccak256(b"symbol()")[:4]
 _SYMBOL_BYTES_MAX = 64
-_QUANTITY = re.compile(r"0x[0-9a-fA-F]{1,64}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +190,7 @@ def make_transfer(
 
 def _store(step: Store) -> Flow[Made | None]:
     transfer = step.transfer
-    outcome = yield step
+    outcome = yield from store_in_budget(step)
     match outcome:
         case Stored():
             return Made(transfer=transfer, is_new=True)
@@ -251,6 +250,13 @@ def settle(transfer: Transfer, patience: Patience) -> Flow[TransferState]:
     polls = max(1, int(patience.wait_s / patience.poll_s))
     for poll in range(polls):
         state = yield from _look(transfer)
+        if state is TransferState.STORED:
+            raise PaymentPending(
+                f"Your chain node says that the payment {transfer.tx_hash} of {transfer.describe()} was reverted. That "
+                "is believed once its block is final; until then it counts as spent, and its payee is not paid "
+                "again. Repeat the call later.",
+                transaction=transfer.tx_hash,
+            )
         if state is not None:
             # What is left of a confirmed one is not touched: another call may have spent it since we looked.
             rest = None if state is TransferState.CONFIRMED else 0
@@ -299,7 +305,8 @@ def resume(transfers: Sequence[Transfer]) -> Flow[None]:
 
 
 def _look(transfer: Transfer) -> Flow[TransferState | None]:
-    """One look at the chain; None while nothing is certain. An absent node is uncertainty, never an outcome."""
+    """One look at the chain; None while nothing is certain. An absent node is uncertainty, never an outcome. `STORED`:
+    a receipt calls it reverted, and that is not final."""
     outcome = yield AskNode(
         chain_id=transfer.chain_id, method="eth_getTransactionReceipt", params=(str(transfer.tx_hash),)
     )
@@ -314,11 +321,14 @@ def _look(transfer: Transfer) -> Flow[TransferState | None]:
     if not isinstance(head, NodeAnswer):
         return None
     mined, now_at, status = (
-        _quantity(value) for value in (receipt.get("blockNumber"), head.result, receipt.get("status"))
+        parse_quantity(value) for value in (receipt.get("blockNumber"), head.result, receipt.get("status"))
     )
     if mined is None or now_at is None or now_at - mined + 1 < transfer.confirmations:
         return None
-    return {1: TransferState.CONFIRMED, 0: TransferState.FAILED}.get(-1 if status is None else status)
+    if status == 0:
+        is_final = yield from is_finally_reverted(transfer.chain_id, transfer.tx_hash)
+        return TransferState.FAILED if is_final else TransferState.STORED
+    return TransferState.CONFIRMED if status == 1 else None
 
 
 def _look_for_replacement(transfer: Transfer) -> Flow[TransferState | None]:
@@ -331,7 +341,7 @@ def _look_for_replacement(transfer: Transfer) -> Flow[TransferState | None]:
         method="eth_getTransactionCount",
         params=(str(transfer.payer), "finalized"),
     )
-    taken = _quantity(counted.result) if isinstance(counted, NodeAnswer) else None
+    taken = parse_quantity(counted.result) if isinstance(counted, NodeAnswer) else None
     if taken is None or taken <= transfer.nonce:
         return None
     again = yield AskNode(
@@ -372,14 +382,7 @@ def _eth_call(chain_id: ChainId, to: Address, calldata: bytes) -> Flow[bytes]:
 
 def _number(quantity: object) -> int:
     """Raises `NodeUnreachable`: a node that writes numbers wrongly is no node."""
-    number = _quantity(quantity)
+    number = parse_quantity(quantity)
     if number is None:
         raise NodeUnreachable("The node writes a number wrongly.")
     return number
-
-
-def _quantity(value: object) -> int | None:
-    """A JSON-RPC quantity: `0x` + hex."""
-    if not isinstance(value, str) or not _QUANTITY.fullmatch(value):
-        return None
-    return int(value, 16)

@@ -1,0 +1,160 @@
+"""What a node says of final blocks -> what stops counting. Everything that is no plain answer changes nothing."""
+
+import pytest
+
+from tollway.client.finality import (
+    FINAL_DEPTH,
+    FinalBlock,
+    expire_released,
+    fetch_final_block,
+    is_finally_reverted,
+)
+from tollway.client.steps import (
+    AuthorizationState,
+    LearnAuthorization,
+    NodeAnswer,
+    NodeAway,
+    NodeRefused,
+    RecallReleased,
+    SignedAuthorization,
+)
+from tollway.identifiers import Address, ChainId, TxHash
+from tollway.money import Asset
+
+CHAIN, TX = ChainId(84532), TxHash(b"\x0a" * 32)
+REFUSED, AWAY = NodeRefused(code=-32000, message="no"), NodeAway(detail="away")
+UNUSED, USED = "0x" + "0" * 64, "0x" + "0" * 63 + "1"
+
+
+def run(flow, answer):
+    """Drives a flow. Gives what it ends with, and its steps."""
+    steps = []
+    try:
+        step = next(flow)
+        while True:
+            steps.append(step)
+            step = flow.send(answer(step))
+    except StopIteration as end:
+        return end.value, steps
+
+
+def block(number=100, time_s=1_000):
+    return NodeAnswer(result={"number": hex(number), "timestamp": hex(time_s)})
+
+
+@pytest.mark.parametrize(
+    ("answers", "found"),
+    [
+        ([block()], FinalBlock(number=100, time_s=1_000)),
+        ([AWAY], None),
+        ([REFUSED, NodeAnswer(result=hex(FINAL_DEPTH + 7)), block(7)], FinalBlock(number=7, time_s=1_000)),
+        (
+            [NodeAnswer(result=None), NodeAnswer(result=hex(FINAL_DEPTH)), block(0)],
+            FinalBlock(number=0, time_s=1_000),
+        ),
+        ([REFUSED, NodeAnswer(result=hex(FINAL_DEPTH - 1))], None),
+        ([REFUSED, NodeAnswer(result="nonsense")], None),
+        ([REFUSED, AWAY], None),
+        ([REFUSED, NodeAnswer(result=hex(FINAL_DEPTH)), AWAY], None),
+        ([NodeAnswer(result={"number": "0x1"}), REFUSED], None),
+        ([NodeAnswer(result={"number": 1, "timestamp": "0x1"}), REFUSED], None),
+    ],
+)
+def test_the_final_block_is_what_the_node_calls_so_or_lies_deep(answers, found):
+    answers = list(answers)
+    assert run(fetch_final_block(CHAIN), lambda _: answers.pop(0))[0] == found
+    assert answers == []
+
+
+def receipt(**changes):
+    return NodeAnswer(result={"transactionHash": str(TX), "blockNumber": "0x64", "status": "0x0", **changes})
+
+
+@pytest.mark.parametrize(
+    ("final", "told", "is_reverted"),
+    [
+        (block(100), receipt(), True),
+        (block(99), receipt(), False),
+        (AWAY, receipt(), False),
+        (block(100), receipt(status="0x1"), False),
+        (block(100), receipt(status=None), False),
+        (block(100), receipt(blockNumber=None), False),
+        (block(100), receipt(transactionHash="0x" + "0b" * 32), False),
+        (block(100), NodeAnswer(result=None), False),
+        (block(100), REFUSED, False),
+        (block(100), AWAY, False),
+    ],
+)
+def test_reverted_is_what_a_second_look_says_in_a_final_block(final, told, is_reverted):
+    answers = [final, told]
+    assert run(is_finally_reverted(CHAIN, TX), lambda _: answers.pop(0))[0] is is_reverted
+
+
+def authorization(number, *, chain=84532, valid_before=1_000):
+    asset = Asset(chain_id=ChainId(chain), token=Address(b"\x05" * 20), symbol="USDC", decimals=6)
+    return SignedAuthorization(
+        nonce=bytes([number]) * 32,
+        proof="",
+        asset=asset,
+        payer=Address(b"\x01" * 20),
+        pay_to=Address(b"\x22" * 20),
+        gateway="http://gw",
+        amount=10_000,
+        valid_before=valid_before,
+        state=AuthorizationState.RELEASED,
+    )
+
+
+def expire(*released, final=None, states=()):
+    """Gives what expired, what was learnt, and how many questions were asked about nonces."""
+    answers = list(states)
+
+    def answer(step):
+        match step:
+            case RecallReleased():
+                return tuple(released)
+            case LearnAuthorization():
+                return None
+        return answers.pop(0) if step.method == "eth_call" else (final or block())
+
+    expired, steps = run(expire_released(), answer)
+    learnt = [(step.nonce[0], step.state) for step in steps if isinstance(step, LearnAuthorization)]
+    return {nonce[0] for nonce in expired}, learnt, len(states) - len(answers)
+
+
+EXPIRED, CHARGED = AuthorizationState.EXPIRED, AuthorizationState.CHARGED
+
+
+@pytest.mark.parametrize(
+    ("states", "expired", "learnt"),
+    [
+        ([NodeAnswer(result=UNUSED)], {1}, [(1, EXPIRED)]),
+        ([NodeAnswer(result=USED)], set(), [(1, CHARGED)]),
+        ([REFUSED, NodeAnswer(result=UNUSED)], {1}, [(1, EXPIRED)]),  # at the head: it keeps few states
+        ([REFUSED, NodeAnswer(result=USED)], set(), [(1, CHARGED)]),
+        ([REFUSED, REFUSED], set(), []),
+        ([AWAY], set(), []),
+        ([NodeAnswer(result="0x")], set(), []),
+        ([NodeAnswer(result=None)], set(), []),
+        ([NodeAnswer(result="0x0")], set(), []),
+        ([NodeAnswer(result=UNUSED + "00")], set(), []),
+    ],
+)
+def test_only_the_plain_word_of_the_token_ends_an_authorisation(states, expired, learnt):
+    assert expire(authorization(1), states=states) == (expired, learnt, len(states))
+
+
+def test_a_block_of_its_last_second_is_late_enough_and_one_before_is_not():
+    early, late = authorization(1, valid_before=1_001), authorization(2, valid_before=1_000)
+    assert expire(early, late, states=[NodeAnswer(result=UNUSED)]) == ({2}, [(2, EXPIRED)], 1)
+
+
+def test_a_node_that_is_away_is_asked_once_and_the_next_chain_all_the_same():
+    released = [authorization(1), authorization(2), authorization(3, chain=1)]
+    told = expire(*released, states=[AWAY, NodeAnswer(result=UNUSED)])
+    assert told == ({3}, [(3, EXPIRED)], 2)
+
+
+def test_nothing_is_asked_where_nothing_was_released():
+    _, steps = run(expire_released(), lambda _: ())
+    assert steps == [RecallReleased()]
