@@ -31,6 +31,26 @@ def test_a_window_slides() -> None:
     assert play.hit(times=2) == [True, False]
 
 
+def test_what_is_given_back_was_never_counted() -> None:
+    play = Play()
+    play.hit()
+    play.now_s += 30
+    play.hit()
+    play.windows.give_back(TWICE, "a")
+    assert play.windows.look(TWICE, "a") == OwnStanding(left=1, wait_s=30.0)  # the newest is gone
+    play.windows.give_back(TWICE, "a")
+    assert play.windows.look(TWICE, "a") == OwnStanding(left=2, wait_s=0.0)
+
+
+def test_no_more_is_given_back_than_was_counted() -> None:
+    play = Play()
+    play.windows.give_back(TWICE, "a")
+    play.hit()
+    play.now_s += 60
+    play.windows.give_back(TWICE, "a")
+    assert play.hit(times=3) == [True, True, False]
+
+
 def test_keys_and_limits_do_not_mix() -> None:
     play = Play()
     assert play.hit(times=3) == [True, True, False]

@@ -103,6 +103,9 @@ class OtherGateways:
     def note(self, item: RateLimitItem, *key: str) -> None:
         self.asked.append("note")
 
+    def give_back(self, item: RateLimitItem, *key: str) -> None:
+        self.asked.append("give back")
+
 
 def beside(others: OtherGateways) -> Rates:
     return Rates(cast(SharedWindows, others))
@@ -176,6 +179,15 @@ async def test_a_note_is_told_to_the_others() -> None:
     others = OtherGateways(allowed=True)
     beside(others).note(TWICE, "a")
     assert others.asked == ["note"]
+
+
+async def test_what_is_given_back_is_given_back_here_and_told_to_the_others() -> None:
+    others = OtherGateways(allowed=True, left=2)
+    rates = beside(others)
+    for _ in range(5):
+        assert await rates.hit(TWICE, "a") is None
+        rates.give_back(TWICE, "a")
+    assert others.asked == ["hit", "give back"] * 5
 
 
 # ---- At a whole gateway: what asks the others, and what does not.

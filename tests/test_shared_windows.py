@@ -133,6 +133,24 @@ async def test_what_is_noted_is_counted_soon(standing: Any, namespace: str) -> N
         chore.cancel()
 
 
+async def test_what_is_given_back_counts_no_more_at_any_gateway(standing: Any, namespace: str) -> None:
+    async with windows(standing.url, namespace) as one, windows(standing.url, namespace) as two:
+        for _ in range(2):
+            await one.hit(TWICE, "a")
+        one.give_back(TWICE, "a")
+        one.note(TWICE, "b")
+        await one.pass_on()
+        assert [await two.hit(TWICE, "a"), await two.hit(TWICE, "a")] == [True, False]
+        assert (await two.look(TWICE, "b")).left == 1  # type: ignore[union-attr]
+
+
+async def test_no_more_is_given_back_than_was_counted(standing: Any, namespace: str) -> None:
+    async with windows(standing.url, namespace) as shared:
+        shared.give_back(TWICE, "a")
+        await shared.pass_on()
+        assert [await shared.hit(TWICE, "a") for _ in range(3)] == [True, True, False]
+
+
 # ---- Outages.
 
 

@@ -50,6 +50,15 @@ class _Window:
         else:
             self.grains.append(_Grain(leaves_s))
 
+    def give_back(self) -> None:
+        """The newest entry."""
+        if not self.grains:
+            return
+        self.count -= 1
+        self.grains[-1].count -= 1
+        if not self.grains[-1].count:
+            self.grains.pop()
+
     def forget(self, now_s: float) -> None:
         """What has left it."""
         while self.grains and self.grains[0].leaves_s <= now_s:
@@ -78,6 +87,10 @@ class OwnWindows:
             self._windows[name] = window
             self._sweep(now_s)
         return True
+
+    def give_back(self, item: RateLimitItem, *key: str) -> None:
+        """Takes back the newest entry; nothing where the window is empty."""
+        self._open(item.key_for(*key), self._clock()).give_back()
 
     def look(self, item: RateLimitItem, *key: str) -> OwnStanding:
         """Counts nothing."""

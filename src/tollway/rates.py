@@ -63,6 +63,13 @@ class Rates:
         if self._shared is not None:
             self._shared.note(item, *key)
 
+    def give_back(self, item: RateLimitItem, *key: str) -> None:
+        """Takes one back that was counted by `hit`: here at once, and at the others soon after. Of several entries the
+        newest goes, so what stays leaves the window no later than it would have."""
+        self._own.give_back(item, *key)
+        if self._shared is not None:
+            self._shared.give_back(item, *key)
+
     def _hit_own(self, item: RateLimitItem, key: tuple[str, ...]) -> int | None:
         return None if self._own.hit(item, *key) else self._look_own(item, key).wait_s or 1
 

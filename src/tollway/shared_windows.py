@@ -12,14 +12,13 @@ import hashlib
 import hmac
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import TypeVar
 
 import structlog
 from limits import RateLimitItem, RateLimitItemPerSecond
 from limits.aio.storage import RedisStorage
 from limits.aio.strategies import MovingWindowRateLimiter
-from redis.asyncio import BlockingConnectionPool
+from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
@@ -58,10 +57,11 @@ class SharedWindows:
         on_change: Callable[[bool], None] = lambda is_up: None,
     ) -> None:
         self._pool = _make_pool(url, deadline_s)
+        self._prefix = f"tollway:{namespace}"
         self._storage = RedisStorage(
             "async+redis://",
             implementation="redispy",
-            key_prefix=f"tollway:{namespace}",
+            key_prefix=self._prefix,
             connection_pool=self._pool,  # type: ignore[arg-type] # limits' stub knows plain values only
         )
         self._limiter = MovingWindowRateLimiter(self._storage)
@@ -69,7 +69,8 @@ class SharedWindows:
         self._deadline_s = deadline_s
         self._retry_s = retry_s
         self._on_change = on_change
-        self._notes: asyncio.Queue[tuple[RateLimitItem, str]] = asyncio.Queue(NOTES_MAX)
+        self._notes: asyncio.Queue[Callable[[], Awaitable[object]]] = asyncio.Queue(NOTES_MAX)
+        self._client = Redis(connection_pool=self._pool)
         self._is_up = False
         self._was_told = False
 
@@ -88,8 +89,18 @@ class SharedWindows:
 
     def note(self, item: RateLimitItem, *key: str) -> None:
         """One more, told by the chore. What comes while the server is away, or faster than it counts, is dropped."""
+        name = self._hash(key)
+        self._enqueue(lambda: self._limiter.hit(item, name))
+
+    def give_back(self, item: RateLimitItem, *key: str) -> None:
+        """Takes back the newest entry; by the chore, and dropped like a note: then it leaves with its window. A moving window
+        of `limits` is a list of times, the newest first."""
+        window = f"{self._prefix}:{item.key_for(self._hash(key))}"
+        self._enqueue(lambda: self._client.lpop(window))
+
+    def _enqueue(self, question: Callable[[], Awaitable[object]]) -> None:
         if self._is_up and not self._notes.full():
-            self._notes.put_nowait((item, self._hash(key)))
+            self._notes.put_nowait(question)
 
     async def open(self) -> None:
         """The first look, so that the first caller is counted where the others are. A server that is away may come
@@ -105,8 +116,8 @@ class SharedWindows:
         notes = [await self._notes.get()]
         while not self._notes.empty():
             notes.append(self._notes.get_nowait())
-        for item, name in notes:
-            await self._ask(partial(self._limiter.hit, item, name))
+        for note in notes:
+            await self._ask(note)
 
     async def mend(self) -> None:
         """A chore: whether the server is there and takes writes, so that no caller has to find out."""

@@ -83,6 +83,12 @@ class Unmetered:
     async def charge(self, *, client_address: str, signer: str) -> int | None:
         return None
 
+    def give_back(self, *, client_address: str, signer: str) -> None:
+        pass
+
+    def note_unresolved(self, *, client_address: str, signer: str) -> None:
+        pass
+
 
 async def test_fifty_racers_with_one_login_open_one_session(store: SessionStore) -> None:
     buyer, numbers, opened = Buyer.named("racer"), count(1), []

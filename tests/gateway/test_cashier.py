@@ -33,7 +33,8 @@ NONCE = b"\x42" * 32
 
 @pytest.fixture
 async def gate() -> AsyncIterator[SmallGateway]:
-    async with open_gateway(settle_wait_s=1.0, failed_calls_per_window=3, answer_bytes_max=1_000) as small:
+    limits = {"failed_calls_per_window": 3, "lookups_per_minute": 1_000, "answer_bytes_max": 1_000}
+    async with open_gateway(settle_wait_s=1.0, **limits) as small:
         yield small
 
 
@@ -271,6 +272,42 @@ async def test_a_call_of_unknown_outcome_is_never_asked_to_pay_when_its_authoris
         assert answer.problem["callId"] == unknown.headers["tollway-call-id"]
         assert not has_terms(answer)
     assert served(gate) == 1
+
+
+# ---------------------------------------------------------------------- look-ups
+
+
+async def test_one_authorisation_that_is_released_again_and_again_buys_few_look_ups() -> None:
+    """Six listings of the caller's own, whose API never answers with anything that costs."""
+    async with open_gateway() as gate:
+        names = [f"api_{number}" for number in range(6)]
+        for name in names:
+            await gate.publish(name)
+        payer = SmallPayer(buyer=gate.buyer, gate=gate)
+        payer.fund(PRICE)
+        gate.upstream.answer = plain(status=503)
+        shown = payer.show(await payer.quote(listing=names[0]))
+        before = gate.settling.street.questions
+        answers = [await gate.ask("GET", TARGET, shown, listing=name) for name in names for _ in range(20)]
+        questions = gate.settling.street.questions - before
+    assert [answer.status for answer in answers[:30]] == [503] * 30
+    assert {answer.status for answer in answers[30:]} == {429}
+    assert {answer.problem["code"] for answer in answers[30:]} == {"rate_limited"}
+    assert not any(has_terms(answer) for answer in answers[30:])
+    assert questions == 30
+    assert (earned(gate), transfers(gate)) == (0, 0)
+
+
+async def test_calls_that_are_charged_are_not_limited_by_their_look_ups() -> None:
+    async with open_gateway(lookups_per_minute=3) as gate:
+        await gate.publish()
+        payer = SmallPayer(buyer=gate.buyer, gate=gate)
+        payer.fund(12 * PRICE)
+        asked = await payer.quote()
+        one_by_one = [await gate.ask("GET", TARGET, payer.show(asked)) for _ in range(6)]
+        at_once = await asyncio.gather(*(gate.ask("GET", TARGET, payer.show(asked)) for _ in range(6)))
+    assert {answer.status for answer in (*one_by_one, *at_once)} == {200}
+    assert earned(gate) == 12 * PRICE
 
 
 # ---------------------------------------------------------------------- races

@@ -23,6 +23,33 @@ async def test_look_ups_count_per_address_and_per_signer() -> None:
     assert await meters.charge(client_address="c", signer="v") is None
 
 
+async def test_what_is_given_back_counts_for_nobody() -> None:
+    meters = Meters(limits=LIMITS, rates=Rates())
+    for _ in range(5):
+        assert await meters.charge(client_address="a", signer="s") is None
+        meters.give_back(client_address="a", signer="s")
+
+
+async def test_what_a_signer_may_not_ask_does_not_count_for_its_address() -> None:
+    meters = Meters(limits=LIMITS, rates=Rates())
+    for address in ("a", "b"):
+        assert await meters.charge(client_address=address, signer="s") is None
+    for _ in range(5):
+        assert await meters.charge(client_address="c", signer="s") is not None
+    assert await meters.charge(client_address="c", signer="t") is None
+
+
+async def test_look_ups_without_an_answer_have_a_limit_of_their_own() -> None:
+    meters = Meters(limits=LIMITS, rates=Rates())
+    for _ in range(2):
+        assert await meters.charge(client_address="a", signer="s") is None
+        meters.note_unresolved(client_address="a", signer="s")
+    wait_s = await meters.charge(client_address="a", signer="t")
+    assert wait_s is not None
+    assert wait_s <= 10
+    assert await meters.charge(client_address="b", signer="t") is None
+
+
 async def test_free_calls_count_per_address_and_listing() -> None:
     meters = Meters(limits=LIMITS, rates=Rates())
     asked = [("a", ONE), ("a", ONE), ("a", TWO), ("b", ONE)]

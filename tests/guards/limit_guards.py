@@ -4,6 +4,7 @@ from tests.guards.guard import guard
 
 MIDDLEWARE, HEADERS, GAUGE = "web/middleware.py", "gateway/headers.py", "web/load_gauge.py"
 METERS, CUSTOMERS, LISTINGS = "gateway/meters.py", "gateway/customers.py", "web/listing_routes.py"
+JUNK_METER = "payments/junk_meter.py"
 CALLS, CARGO = "web/call_routes.py", "gateway/cargo.py"
 HEADS = "web/test_middleware.py::test_refuses_a_head"
 BODIES = "web/test_middleware.py::test_bounds_a_body_in_size_and_slowness"
@@ -186,16 +187,16 @@ LIMIT_GUARDS = (
         "P7",
         "look-ups on chains count for the address",
         METERS,
-        '            self._lookups, f"address:{name_crowd(client_address)}"\n',
-        '            self._lookups, f"signer:{signer}", "x"\n',
+        "        wait_s = await self.rates.hit(self._lookups, address_key)\n",
+        "        wait_s = None\n",
         test="gateway/test_meters.py::test_look_ups_count_per_address_and_per_signer",
     ),
     guard(
         "P7",
         "look-ups on chains count for the signer",
         METERS,
-        ' or await self.rates.hit(self._lookups, f"signer:{signer}")',
-        "",
+        "        wait_s = await self.rates.hit(self._lookups, signer_key)\n",
+        "        wait_s = None\n",
         test="gateway/test_meters.py::test_look_ups_count_per_address_and_per_signer",
     ),
     guard(
@@ -208,11 +209,59 @@ LIMIT_GUARDS = (
     ),
     guard(
         "P7",
-        "junk authorisations count for address and wallet",
-        "payments/junk_meter.py",
-        '        self._rates.note(self._item, f"address:{name_crowd(client_address)}")\n',
-        "",
+        "a look-up that found a valid payment is given back",
+        "payments/till.py",
+        "            showing.charge.give_back()\n",
+        "            pass\n",
+        test="payments/test_till.py::TestMeter::test_forty_customers_behind_one_address_pay_and_junk_has_its_limit",
+    ),
+    guard(
+        "P7",
+        "a look-up that no chain answered has a limit of its own",
+        METERS,
+        "        wait_s = self._unresolved.find_wait(keys)\n",
+        "        wait_s = None\n",
+        test="gateway/test_meters.py::test_look_ups_without_an_answer_have_a_limit_of_their_own",
+    ),
+    guard(
+        "P7",
+        "a look-up of an authorisation counts unless its call was charged",
+        JUNK_METER,
+        "            self._meter.note_junk(keys)\n",
+        "            pass\n",
+        test="gateway/test_cashier.py::test_one_authorisation_that_is_released_again_and_again_buys_few_look_ups",
+    ),
+    guard(
+        "P7",
+        "a look-up of a charged call is given back",
+        "gateway/serve.py",
+        "            _end_lookup(lookup, outcome)\n            return outcome\n\n    async def _read_sale",
+        "            return outcome\n\n    async def _read_sale",
+        test="gateway/test_cashier.py::test_calls_that_are_charged_are_not_limited_by_their_look_ups",
+    ),
+    guard(
+        "P7",
+        "running look-ups of authorisations count as far as others came to nothing",
+        JUNK_METER,
+        "room.left <= min(ahead[key], failed)",
+        "room.left <= 0",
+        test="payments/test_junk_meter.py::test_running_calls_count_as_far_as_look_ups_came_to_nothing",
+    ),
+    guard(
+        "P7",
+        "look-ups of authorisations count for address and wallet",
+        JUNK_METER,
+        'return f"address:{name_crowd(client_address)}", f"signer:{signer}"',
+        'return f"address:{name_crowd(client_address)} {signer}", f"signer:{signer}"',
         test="payments/test_junk_meter.py::test_counts_per_address_and_per_wallet",
+    ),
+    guard(
+        "P7",
+        "what is given back is given back at the other gateways",
+        "shared_windows.py",
+        "        self._enqueue(lambda: self._client.lpop(window))\n",
+        "        _ = window\n",
+        test="test_shared_windows.py::test_what_is_given_back_counts_no_more_at_any_gateway",
     ),
     guard(
         "X5",

@@ -63,6 +63,12 @@ class FakeMeter:
         self.charged.append((client_address, signer))
         return self.wait_s
 
+    def give_back(self, *, client_address: str, signer: str) -> None:
+        pass
+
+    def note_unresolved(self, *, client_address: str, signer: str) -> None:
+        pass
+
 
 @dataclass
 class Clock:

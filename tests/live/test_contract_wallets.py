@@ -137,6 +137,12 @@ class Unmetered:
     async def charge(self, *, client_address: str, signer: str) -> int | None:
         return None
 
+    def give_back(self, *, client_address: str, signer: str) -> None:
+        pass
+
+    def note_unresolved(self, *, client_address: str, signer: str) -> None:
+        pass
+
 
 async def test_a_future_wallet_opens_a_session(judge, chain_id, caller, stranger, future) -> None:
     address, wrap, _build = future

@@ -39,6 +39,12 @@ class FreeMeter:
     async def charge(self, *, client_address: str, signer: str) -> int | None:
         return None
 
+    def give_back(self, *, client_address: str, signer: str) -> None:
+        pass
+
+    def note_unresolved(self, *, client_address: str, signer: str) -> None:
+        pass
+
 
 @dataclass
 class Counter:

@@ -50,6 +50,8 @@ class Meter:
 
     left: int = 1_000
     charged: list[tuple[str, str]] = field(default_factory=list)
+    given_back: list[tuple[str, str]] = field(default_factory=list)
+    unresolved: list[tuple[str, str]] = field(default_factory=list)
     lookups_per_minute: int = 30
 
     async def charge(self, *, client_address: str, signer: str) -> int | None:
@@ -58,6 +60,13 @@ class Meter:
         self.left -= 1
         self.charged.append((client_address, signer))
         return None
+
+    def give_back(self, *, client_address: str, signer: str) -> None:
+        self.left += 1
+        self.given_back.append((client_address, signer))
+
+    def note_unresolved(self, *, client_address: str, signer: str) -> None:
+        self.unresolved.append((client_address, signer))
 
 
 def chain_rules(chain_id: ChainId) -> ChainRules:

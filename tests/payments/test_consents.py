@@ -123,7 +123,7 @@ async def test_before_a_call_the_wallet_is_asked_once_more_than_others() -> None
             scene.chain.deploy(CHAIN, payer.address, lambda calldata, answer=answer: answer)
             before = scene.chain.questions
             checked = await scene.settlement.check(
-                smart, requirement_of(), timeout_s=TIMEOUT_S, client_address="192.0.2.1"
+                smart, requirement_of(), timeout_s=TIMEOUT_S, lookup=scene.settlement.open_lookup("192.0.2.1")
             )
             assert isinstance(checked, kind)
             assert scene.chain.questions == before + 2

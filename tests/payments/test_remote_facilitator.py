@@ -90,13 +90,19 @@ async def test_what_it_would_not_settle_is_refused_before_the_call() -> None:
     line.answers["verify"] = {"isValid": False, "invalidReason": "blocked\nwallet"}
     async with open_scene(line) as scene:
         refused = await scene.settlement.check(
-            scene.payer().authorize(), requirement_of(), timeout_s=TIMEOUT_S, client_address="192.0.2.1"
+            scene.payer().authorize(),
+            requirement_of(),
+            timeout_s=TIMEOUT_S,
+            lookup=scene.settlement.open_lookup("192.0.2.1"),
         )
         assert isinstance(refused, Problem)
         assert (refused.code, refused.reason) == (Code.PAYMENT_VERIFICATION_FAILED, "blockedwallet")
         line.answers["verify"] = {"isValid": True}
         covered = await scene.settlement.check(
-            scene.payer().authorize(), requirement_of(), timeout_s=TIMEOUT_S, client_address="192.0.2.1"
+            scene.payer().authorize(),
+            requirement_of(),
+            timeout_s=TIMEOUT_S,
+            lookup=scene.settlement.open_lookup("192.0.2.1"),
         )
         assert isinstance(covered, Cover)
 
@@ -233,7 +239,10 @@ def is_offered(scene: SettlingScene) -> bool:
 
 async def check(scene: SettlingScene) -> Any:
     return await scene.settlement.check(
-        scene.payer().authorize(), requirement_of(), timeout_s=TIMEOUT_S, client_address="192.0.2.1"
+        scene.payer().authorize(),
+        requirement_of(),
+        timeout_s=TIMEOUT_S,
+        lookup=scene.settlement.open_lookup("192.0.2.1"),
     )
 
 

@@ -354,9 +354,11 @@ async def test_cancelled_anywhere_the_sweeper_finishes_it(scene: SettlingScene) 
 
 
 async def check(scene: SettlingScene, payer: Payer, address: str = "192.0.2.1") -> Cover | Problem:
-    return await scene.settlement.check(
-        payer.authorize(), requirement_of(), timeout_s=TIMEOUT_S, client_address=address
-    )
+    """As in a call that is not charged."""
+    with scene.settlement.open_lookup(address) as lookup:
+        return await scene.settlement.check(
+            payer.authorize(), requirement_of(), timeout_s=TIMEOUT_S, lookup=lookup
+        )
 
 
 @pytest.mark.parametrize("end", ["settled", "failed", "undecided", "undecided before it was sent"])
@@ -414,9 +416,24 @@ async def test_what_would_not_pay_is_refused(scene: SettlingScene, change: Any, 
 
 
 async def test_whoever_pays_is_never_slowed_down(scene: SettlingScene) -> None:
-    payer = scene.payer()
+    authorization = scene.payer().authorize()
     for _ in range(scene.limits.lookups_per_minute + 5):
-        assert isinstance(await check(scene, payer), Cover)
+        with scene.settlement.open_lookup("192.0.2.1") as lookup:
+            checked = await scene.settlement.check(
+                authorization, requirement_of(), timeout_s=TIMEOUT_S, lookup=lookup
+            )
+            lookup.give_back()
+        assert isinstance(checked, Cover)
+
+
+async def test_one_authorisation_whose_calls_are_never_charged_is_looked_up_so_often_and_no_more(
+    scene: SettlingScene,
+) -> None:
+    payer = scene.payer()
+    before = scene.chain.questions
+    told = [await check(scene, payer) for _ in range(scene.limits.lookups_per_minute + 5)]
+    assert [one.code for one in told if isinstance(one, Problem)] == [Code.RATE_LIMITED] * 5
+    assert scene.chain.questions == before + scene.limits.lookups_per_minute
 
 
 async def test_junk_is_asked_about_so_often_and_no_more(scene: SettlingScene) -> None:
@@ -434,9 +451,8 @@ async def test_junk_in_a_wallets_name_does_not_use_up_its_owners_patience(scene:
     owner = scene.payer()
     forged = replace(owner.authorize(), signature=b"\x01" * 64 + b"\x1b")
     for number in range(scene.limits.lookups_per_minute + 1):
-        await scene.settlement.check(
-            forged, requirement_of(), timeout_s=TIMEOUT_S, client_address=f"198.51.100.{number}"
-        )
+        with scene.settlement.open_lookup(f"198.51.100.{number}") as lookup:
+            await scene.settlement.check(forged, requirement_of(), timeout_s=TIMEOUT_S, lookup=lookup)
     assert isinstance(await check(scene, owner), Cover)
 
 

@@ -8,11 +8,14 @@ import pytest
 
 from tollway.chain.reader import ContractAnswer, Trust
 from tollway.errors import ChainUnavailable, Code, Problem, StorageUnavailable
+from tollway.gateway.meters import Meters
 from tollway.identifiers import Address, ChainId, keccak256
 from tollway.ledger.book import Claimed
 from tollway.ledger.call import PaymentState
+from tollway.limits import DEFAULT_LIMITS
 from tollway.money import Price
 from tollway.payments.till import Tender
+from tollway.rates import Rates
 from tollway.testing.memory_chain import Transaction, authorization_log
 
 MAIN, SECOND, TEST = ChainId(8453), ChainId(10), ChainId(84532)
@@ -601,6 +604,40 @@ class TestMeter:
         for _ in range(3):
             await stall.tender(stall.proof(tx_hash))
         assert len(stall.meter.charged) == 1
+
+    async def test_a_look_up_that_found_a_valid_payment_is_given_back(self, stall) -> None:
+        await stall.tender(stall.proof(stall.pay()))
+        assert stall.meter.given_back == stall.meter.charged == [("192.0.2.7", str(stall.caller.address))]
+
+    async def test_a_look_up_that_found_none_counts(self, stall) -> None:
+        for tx_hash in (
+            stall.hash(),
+            stall.mine(stall.transfer(stall.caller.address, to=stall.thief.address)),
+        ):
+            assert not isinstance(await stall.tender(stall.proof(tx_hash)), tuple)
+        await stall.tender(stall.proof(stall.pay(), stall.thief))
+        assert (len(stall.meter.charged), stall.meter.given_back, stall.meter.unresolved) == (3, [], [])
+
+    async def test_a_look_up_without_an_answer_counts_as_unresolved(self, stall) -> None:
+        tx_hash = stall.pay()
+        stall.chain.take_away(*stall.chain.chain_ids)
+        with pytest.raises(ChainUnavailable):
+            await stall.tender(stall.proof(tx_hash))
+        assert stall.meter.unresolved == stall.meter.charged != []
+        assert stall.meter.given_back == []
+
+    async def test_forty_customers_behind_one_address_pay_and_junk_has_its_limit(self, stall) -> None:
+        stall.meter = Meters(limits=DEFAULT_LIMITS, rates=Rates())
+        stall.till = stall.make_till()
+        for number in range(40):
+            customer = stall.wallet(f"customer {number}")
+            tx_hash = stall.mine(stall.transfer(customer.address))
+            assert values(await stall.tender(stall.proof(tx_hash, customer))) == [10_000]
+        told = [
+            await refusal(stall, stall.proof(stall.hash(), stall.wallet(f"junk {number}")))
+            for number in range(31)
+        ]
+        assert [code for code, _ in told].count(Code.RATE_LIMITED) == 1
 
     async def test_over_the_limit_nothing_is_asked_and_known_money_still_works(self, stall) -> None:
         known, unknown = stall.pay(), stall.pay()

@@ -50,6 +50,12 @@ class Unmetered:
     async def charge(self, *, client_address: str, signer: str) -> int | None:
         return None
 
+    def give_back(self, *, client_address: str, signer: str) -> None:
+        pass
+
+    def note_unresolved(self, *, client_address: str, signer: str) -> None:
+        pass
+
 
 def personal_sign(text: str) -> str:
     return "0x" + bytes(ACCOUNT.sign_message(encode_defunct(text=text)).signature).hex()

@@ -12,3 +12,11 @@ class LookupMeter(Protocol):
     async def charge(self, *, client_address: str, signer: str) -> int | None:
         """One more. None when it is allowed, else the seconds to wait."""
         ...
+
+    def give_back(self, *, client_address: str, signer: str) -> None:
+        """Takes back one that was allowed: it found a valid payment."""
+        ...
+
+    def note_unresolved(self, *, client_address: str, signer: str) -> None:
+        """One that was allowed had no answer: it counts for a shorter time."""
+        ...

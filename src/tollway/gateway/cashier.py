@@ -52,6 +52,7 @@ from tollway.limits import Limits
 from tollway.money import Asset, Price
 from tollway.payments.authorization_reasons import AuthorizationReason, explain_authorization
 from tollway.payments.eip3009 import recover_signer
+from tollway.payments.junk_meter import AuthorizationLookup
 from tollway.payments.mpp import Challenger, Route
 from tollway.payments.presented import Presented, match_requirement, parse_presented
 from tollway.payments.requirement import Requirement, current_requirements, list_requirements
@@ -138,41 +139,49 @@ class Cashier:
         return await self.replays.find_known(presented)
 
     async def admit(
-        self, sale: Sale, tariffs: Sequence[Tariff], check_customer: CheckCustomer
+        self,
+        sale: Sale,
+        tariffs: Sequence[Tariff],
+        check_customer: CheckCustomer,
+        lookup: AuthorizationLookup,
     ) -> "Answer | Declined | Admission":
-        """Everything up to the claim. Raises `ChainUnavailable` and `StorageUnavailable`: nothing was taken."""
-        told = await self.find_repeat(sale, tariffs)
+        """Everything up to the claim. `lookup`: of this call, open until its outcome is known. Raises `ChainUnavailable` and
+        `StorageUnavailable`: nothing was taken."""
+        told = await self.find_repeat(sale, tariffs, lookup)
         if told is not None:
             return told
         matched = match_requirement(sale.presented, self._requirements(sale, tariffs))
         if isinstance(matched, Problem):
             return decline(matched, sale.offer, sale.call)
         requirement, authorization = matched
-        cover = await self._check_buyer(sale, requirement, authorization, check_customer)
+        cover = await self._check_buyer(sale, requirement, authorization, check_customer, lookup)
         if isinstance(cover, Problem):
             return await self._refuse(cover, sale, authorization)
         if sale.key is not None and not self._is_opener(
             sale
         ):  # a contract's wallet is known to have signed only now
-            told = await self._find_keyed(sale, sale.key, tariffs)
+            told = await self._find_keyed(sale, sale.key, tariffs, lookup)
             if told is not None:
                 return told
         purchase = Purchase(sale=sale, requirement=requirement, authorization=authorization)
         return Admission(payer=authorization.payer, take=partial(self._take, purchase, cover))
 
+    def open_lookup(self, call: IncomingCall) -> AuthorizationLookup:
+        return self._settlement.open_lookup(call.client_address)
+
     async def find_repeat(
-        self, sale: Sale, tariffs: Sequence[Tariff]
+        self, sale: Sale, tariffs: Sequence[Tariff], lookup: AuthorizationLookup
     ) -> "Answer | Declined | Admission | None":
         """What the same authorisation, or its idempotency key, brings. None: neither has named a call yet, as far as
         wallets with a key go."""
         if sale.known is not None:
             answer = await self.replays.answer(sale)
             return answer or await self._admit_again(
-                sale, sale.known.call, tariffs, is_entitled=sale.is_entitled
+                sale, sale.known.call, tariffs, lookup, is_entitled=sale.is_entitled
             )
         if sale.key is None or not self._is_opener(sale):
             return None
-        return await self._find_keyed(sale, sale.key, tariffs)
+        return await self._find_keyed(sale, sale.key, tariffs, lookup)
 
     def _is_opener(self, sale: Sale) -> bool:
         """Whether it opens its wallet's keys before it is known to pay: signed by the wallet's key, and for this
@@ -185,7 +194,7 @@ class Cashier:
         return is_for_here and self.replays.is_by_payer(shown)
 
     async def _find_keyed(
-        self, sale: Sale, key: str, tariffs: Sequence[Tariff]
+        self, sale: Sale, key: str, tariffs: Sequence[Tariff], lookup: AuthorizationLookup
     ) -> "Answer | Declined | Admission | None":
         """Before anything that could ask for money: the call may be paid. One that runs again is paid by the
         authorisation that was claimed for it; the one that is shown now stays unused."""
@@ -198,7 +207,7 @@ class Cashier:
             sale.presented.dialect,  # in which the answer would speak
         ):
             return say_key_used(told)
-        return await self._admit_again(sale, known, tariffs, is_entitled=True)
+        return await self._admit_again(sale, known, tariffs, lookup, is_entitled=True)
 
     def _requirements(self, sale: Sale, tariffs: Sequence[Tariff]) -> tuple[Requirement, ...]:
         return list_requirements(
@@ -215,6 +224,7 @@ class Cashier:
         requirement: Requirement,
         authorization: Authorization,
         check_customer: CheckCustomer,
+        lookup: AuthorizationLookup,
     ) -> Cover | Problem:
         """A wallet whose key signed is looked at before any chain is asked; a contract only once it is known to have
         signed: nobody may use up a wallet's rate in its name."""
@@ -224,7 +234,7 @@ class Cashier:
         problem = await check() if is_signed else None
         if problem is not None:
             return problem
-        cover = await self._check(sale, requirement, authorization)
+        cover = await self._check(sale, requirement, authorization, lookup)
         problem = None if is_signed or isinstance(cover, Problem) else await check()
         return problem or cover
 
@@ -240,7 +250,7 @@ class Cashier:
         return declined if known is None else self.replays.say_known(known)
 
     async def _check(
-        self, sale: Sale, requirement: Requirement, authorization: Authorization
+        self, sale: Sale, requirement: Requirement, authorization: Authorization, lookup: AuthorizationLookup
     ) -> Cover | Problem:
         chain_id = requirement.asset.chain_id
         if not self._settlement.is_offered(requirement.asset, requirement.units, sale.listing.id):
@@ -251,7 +261,7 @@ class Cashier:
             authorization,
             requirement,
             timeout_s=sale.listing.timeout_s,
-            client_address=sale.call.client_address,
+            lookup=lookup,
         )
 
     # ---- The claim, once a connection is held.
@@ -347,7 +357,13 @@ class Cashier:
     # ---- The same proof again.
 
     async def _admit_again(
-        self, sale: Sale, known: AuthorizedCall, tariffs: Sequence[Tariff], *, is_entitled: bool
+        self,
+        sale: Sale,
+        known: AuthorizedCall,
+        tariffs: Sequence[Tariff],
+        lookup: AuthorizationLookup,
+        *,
+        is_entitled: bool,
     ) -> "Declined | Admission":
         """The same request runs under the claim that it has, at the price that it had. `is_entitled`: it shows more than
         the authorisation."""
@@ -364,7 +380,7 @@ class Cashier:
             max_timeout_s=sale.listing.timeout_s,
         )
         if known.state is CallState.UNKNOWN:  # its money has not moved yet, and must still be able to
-            cover = await self._check(sale, requirement, authorization)
+            cover = await self._check(sale, requirement, authorization, lookup)
             # Somebody else has landed it: that is paid, as the settlement will find out.
             if isinstance(cover, Problem) and cover.code is not Code.PAYMENT_ALREADY_USED:
                 return self._hold(cover, known)

@@ -7,6 +7,7 @@ from limits import RateLimitItem, RateLimitItemPerMinute, RateLimitItemPerSecond
 
 from tollway.identifiers import Address, ListingId
 from tollway.limits import Limits
+from tollway.payments.junk_meter import UnresolvedLookups, name_asker
 from tollway.rates import Rates, name_crowd
 from tollway.registry.listing import RateLimit
 
@@ -21,6 +22,7 @@ class Meters:
         self.lookups_per_minute = limits.lookups_per_minute
         self.rates = rates
         self._lookups = RateLimitItemPerMinute(limits.lookups_per_minute, namespace="lookup")
+        self._unresolved = UnresolvedLookups(limits)
         self._free = RateLimitItemPerMinute(limits.free_calls_per_minute, namespace="free")
         self.free_calls_of_address_max = limits.free_calls_per_minute * LISTINGS_PER_ADDRESS
         self._free_of_address = RateLimitItemPerMinute(
@@ -28,10 +30,27 @@ class Meters:
         )
 
     async def charge(self, *, client_address: str, signer: str) -> int | None:
-        """One look-up on a chain, per client address and per signer. Seconds to wait, or None when it is allowed."""
-        return await self.rates.hit(
-            self._lookups, f"address:{name_crowd(client_address)}"
-        ) or await self.rates.hit(self._lookups, f"signer:{signer}")
+        """One look-up on a chain, per client address and per signer. None when it is allowed, else the seconds to wait; a
+        refused one does not count."""
+        address_key, signer_key = keys = name_asker(client_address, signer)
+        wait_s = self._unresolved.find_wait(keys)
+        if wait_s is not None:
+            return wait_s
+        wait_s = await self.rates.hit(self._lookups, address_key)
+        if wait_s is not None:
+            return wait_s
+        wait_s = await self.rates.hit(self._lookups, signer_key)
+        if wait_s is not None:
+            self.rates.give_back(self._lookups, address_key)
+        return wait_s
+
+    def give_back(self, *, client_address: str, signer: str) -> None:
+        for key in name_asker(client_address, signer):
+            self.rates.give_back(self._lookups, key)
+
+    def note_unresolved(self, *, client_address: str, signer: str) -> None:
+        self.give_back(client_address=client_address, signer=signer)
+        self._unresolved.note(name_asker(client_address, signer))
 
     async def charge_free_call(self, client_address: str, listing_id: ListingId) -> int | None:
         return await self.rates.hit(self._free, name_crowd(client_address), listing_id)

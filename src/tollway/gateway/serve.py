@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from tollway.errors import Problem
+from tollway.errors import Code, Problem
 from tollway.gateway.cargo import Cargo, check_size, load_compared, load_hashed, load_plain, too_large
 from tollway.gateway.cashier import Admission, Cashier
 from tollway.gateway.counter import Counter, Order
@@ -50,6 +50,7 @@ from tollway.identifiers import Address, ListingId
 from tollway.ledger.book import Book
 from tollway.limits import Limits
 from tollway.payments.authorization_verdict import is_late
+from tollway.payments.junk_meter import AuthorizationLookup
 from tollway.payments.presented import Presented
 from tollway.payments.proof import TX_HEADER
 from tollway.payments.till import Till
@@ -231,9 +232,14 @@ class Gateway:
         sale = await self._read_sale(call, opening, shown)
         if isinstance(sale, Problem):
             return Declined(problem=sale)
-        with self._customers.receive(call, opening.listing, is_settled_here=True) as visit:
-            admitted = await self._cashier.admit(sale, opening.tariffs, visit.check)
-            return await self._carry(call, opening, sale.cargo, admitted, visit)
+        with (
+            self._customers.receive(call, opening.listing, is_settled_here=True) as visit,
+            self._cashier.open_lookup(call) as lookup,
+        ):
+            admitted = await self._cashier.admit(sale, opening.tariffs, visit.check, lookup)
+            outcome = await self._carry(call, opening, sale.cargo, admitted, visit)
+            _end_lookup(lookup, outcome)
+            return outcome
 
     async def _read_sale(
         self, call: IncomingCall, opening: Opening, shown: Shown | Presented
@@ -327,14 +333,19 @@ class Gateway:
 
     async def _serve_repeat(self, deal: Order | Sale, opening: Opening) -> Outcome | None:
         is_settled_here = isinstance(deal, Sale)
-        with self._customers.receive(deal.call, opening.listing, is_settled_here=is_settled_here) as visit:
+        with (
+            self._customers.receive(deal.call, opening.listing, is_settled_here=is_settled_here) as visit,
+            self._cashier.open_lookup(deal.call) as lookup,
+        ):
             if isinstance(deal, Sale):
-                told = await self._cashier.find_repeat(deal, opening.tariffs)
+                told = await self._cashier.find_repeat(deal, opening.tariffs, lookup)
             else:
                 told = await self._teller.find_repeat(deal, opening.tariffs, visit.check)
             if told is None:
                 return None
-            return await self._carry(deal.call, opening, deal.cargo, told, visit)
+            outcome = await self._carry(deal.call, opening, deal.cargo, told, visit)
+            _end_lookup(lookup, outcome)
+            return outcome
 
 
 def _ship(call: IncomingCall, opening: Opening, cargo: Cargo, *, is_paid: bool) -> Shipment:
@@ -346,6 +357,22 @@ def _ship(call: IncomingCall, opening: Opening, cargo: Cargo, *, is_paid: bool) 
         cargo=cargo,
         is_paid=is_paid,
     )
+
+
+def _end_lookup(lookup: AuthorizationLookup, outcome: Outcome) -> None:
+    """A look-up counts, unless its call was charged now: a stored answer was charged before."""
+    if isinstance(outcome, Declined) and outcome.problem.code in _UNRESOLVED:
+        lookup.leave_unresolved()
+    elif isinstance(outcome, Abandoned):
+        if outcome.payment_state == "charged":
+            lookup.give_back()
+    else:
+        told = dict(outcome.headers)
+        if told.get(b"tollway-payment-state") == b"charged" and b"idempotency-replayed" not in told:
+            lookup.give_back()
+
+
+_UNRESOLVED = frozenset({Code.CHAIN_UNAVAILABLE, Code.STORAGE_UNAVAILABLE})
 
 
 def _find_key(call: IncomingCall, presented: Presented) -> str | None:

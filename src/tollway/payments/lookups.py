@@ -20,11 +20,15 @@ class Charge:
         self._client_address = client_address
         self._signer = signer
         self._is_taken = False
+        self._lock = asyncio.Lock()  # several networks are asked at once for one charge
 
     async def take(self) -> None:
         """Raises Refusal (`rate_limited`) when the address or the signer has asked too much lately."""
-        if self._is_taken:
-            return
+        async with self._lock:
+            if not self._is_taken:
+                await self._charge()
+
+    async def _charge(self) -> None:
         wait_s = await self._meter.charge(client_address=self._client_address, signer=self._signer)
         if wait_s is not None:
             raise Refusal(
@@ -37,6 +41,18 @@ class Charge:
                 )
             )
         self._is_taken = True
+
+    def give_back(self) -> None:
+        """The look-up found a valid payment, so it does not count: the limit is for junk."""
+        if self._is_taken:
+            self._is_taken = False
+            self._meter.give_back(client_address=self._client_address, signer=self._signer)
+
+    def note_unresolved(self) -> None:
+        """The chain, or the books, did not answer."""
+        if self._is_taken:
+            self._is_taken = False
+            self._meter.note_unresolved(client_address=self._client_address, signer=self._signer)
 
 
 _Question = tuple[ChainId, TxHash, Trust]

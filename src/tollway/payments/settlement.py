@@ -42,7 +42,7 @@ from tollway.payments.eip3009 import recover_signer
 from tollway.payments.follower import Follower
 from tollway.payments.gas_lane import GasLane
 from tollway.payments.gas_tank import GasTank
-from tollway.payments.junk_meter import JunkMeter
+from tollway.payments.junk_meter import AuthorizationLookup, JunkMeter
 from tollway.payments.lane_keeper import LaneKeeper
 from tollway.payments.lane_signer import sign_next
 from tollway.payments.remote_facilitator import RemoteFacilitator
@@ -134,13 +134,17 @@ class Settlement:
 
     # ---- Before the call.
 
+    def open_lookup(self, client_address: str) -> AuthorizationLookup:
+        """What one call's questions to a chain cost its caller; a context, open for as long as the call runs."""
+        return self._junk.open(client_address)
+
     async def check(
         self,
         authorization: Authorization,
         requirement: Requirement,
         *,
         timeout_s: int,
-        client_address: str,
+        lookup: AuthorizationLookup,
     ) -> Cover | Problem:
         """Whether it would pay, by the chain as it is now: one round trip, and another one for a wallet with code. Raises
         `ChainUnavailable`."""
@@ -156,8 +160,8 @@ class Settlement:
         signer = None if asset.domain is None else recover_signer(authorization, asset.domain)
         # Whoever shows junk in a wallet's name must not use up the patience that its owner has here.
         is_owner = signer == authorization.payer
-        name = str(authorization.payer) if is_owner else f"{authorization.payer} from {client_address}"
-        refusal = await self._junk.refuse(client_address=client_address, signer=name)
+        name = str(authorization.payer) if is_owner else f"{authorization.payer} from {lookup.client_address}"
+        refusal = await lookup.take(name)
         if refusal is not None:
             return refusal
         trust = self._trust(asset, asset.floor_to_ledger(authorization.base_units))
@@ -168,7 +172,6 @@ class Settlement:
             authorization, requirement, facts, signer=signer
         )
         if problem is not None:
-            self._junk.note(client_address=client_address, signer=name)
             return problem
         assert isinstance(verdict, Cover)
         return verdict

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from tollway.chain.lookup_meter import LookupMeter
 from tollway.chain.reader import ChainFacts, ChainReader, NotMined, Trust
 from tollway.chain.rules import ChainRules
-from tollway.errors import ChainUnavailable, Code, Problem, Refusal, TollwayError
+from tollway.errors import ChainUnavailable, Code, Problem, Refusal, StorageUnavailable, TollwayError
 from tollway.identifiers import Address, ChainId, TxHash, format_network
 from tollway.identity.signatures import SignatureJudge
 from tollway.ledger.book import Book
@@ -102,6 +102,16 @@ class Till:
         """
         likeliest = proof.chain_id or next(iter(shelf.versions[0].networks), ChainId(0))
         showing = Showing(proof, request, shelf.listing.id, chain_id=likeliest, meter=self._meter)
+        try:
+            found = await self._tender(proof, shelf, showing)
+        except (ChainUnavailable, StorageUnavailable):
+            showing.charge.note_unresolved()
+            raise
+        if not isinstance(found, Problem):
+            showing.charge.give_back()
+        return found
+
+    async def _tender(self, proof: Proof, shelf: Shelf, showing: Showing) -> tuple[Tender, ...] | Problem:
         try:
             remembered = self._known.get(proof.tx_hash, ())
             if found := await self._match(remembered, showing, shelf, is_fresh=False):
