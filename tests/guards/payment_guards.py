@@ -394,6 +394,30 @@ PAYMENT_GUARDS = (
         "IDLE_S = 10\n",
         test="storage/test_postgres_line.py::test_a_session_that_stands_still_ends_before_others_give_up_on_its_locks",
     ),
+    guard(
+        "P9",
+        "a held call is compared with the maximum at the price that it holds",
+        "gateway/counter.py",
+        "            held = await self._find_open(self._claim_of(order, purchase))\n",
+        "            held = None\n",
+        test="gateway/test_held_price.py::test_a_held_call_runs_again_although_the_current_price_is_above_the_maximum",
+    ),
+    guard(
+        "P9",
+        "a held call above the maximum does not run again",
+        "gateway/counter.py",
+        "        if too_dear is not None:\n            raise ClaimRefused(too_dear)\n",
+        "",
+        test="gateway/test_held_price.py::test_a_held_call_above_the_maximum_stays_held",
+    ),
+    guard(
+        "P9",
+        "an authorisation above the maximum does not run again",
+        "gateway/cashier.py",
+        "        if too_dear is not None:\n            return Declined(problem=too_dear)\n",
+        "",
+        test="gateway/test_held_price.py::test_an_authorisation_is_compared_with_the_price_that_it_pays",
+    ),
     # ---- Origins that must be proved.
     guard(
         "I7",

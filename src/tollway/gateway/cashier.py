@@ -16,7 +16,7 @@ from tollway.chain.rules import ChainRules
 from tollway.errors import ChainUnavailable, Code, Problem
 from tollway.gateway.exchange import Answer, Declined, IncomingCall
 from tollway.gateway.receipt_writer import Receipts
-from tollway.gateway.refusals import UNFINAL_LIMIT, decline, in_debt_to, may_ask
+from tollway.gateway.refusals import UNFINAL_LIMIT, check_held_price_max, decline, in_debt_to, may_ask
 from tollway.gateway.replays import ClientNetworks, ProveWallet, Replays, find_token_asset, say_key_used
 from tollway.gateway.sale import Known, PendingSettlement, Purchase, Sale, Settler
 from tollway.gateway.signed_refusals import (
@@ -379,6 +379,11 @@ class Cashier:
             charge_on=tariffs[0].terms.charge_on,
             max_timeout_s=sale.listing.timeout_s,
         )
+        too_dear = check_held_price_max(
+            sale.call, asset, call_id=known.call_id, price=known.price, state=known.state
+        )
+        if too_dear is not None:
+            return Declined(problem=too_dear)
         if known.state is CallState.UNKNOWN:  # its money has not moved yet, and must still be able to
             cover = await self._check(sale, requirement, authorization, lookup)
             # Somebody else has landed it: that is paid, as the settlement will find out.

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import assert_never
 
+from tollway.errors import Code, Problem
 from tollway.gateway.cargo import Cargo
 from tollway.gateway.exchange import Declined, IncomingCall, Offer
 from tollway.gateway.receipt_writer import write_plain_receipt
@@ -18,6 +19,7 @@ from tollway.gateway.refusals import (
     OTHER_CURRENCY,
     UNFINAL_LIMIT,
     already_used,
+    check_held_price_max,
     check_price_max,
     decline,
     find_idempotency_key,
@@ -149,18 +151,46 @@ class Counter:
             refused.append((purchase, outcome))
         return await self._explain(order, *max(refused, key=_weigh))
 
+    async def find_held(self, order: Order, purchases: Sequence[Purchase]) -> OpenCall | Declined | None:
+        """The call that this request without a key runs again, where its price decides whether `Tollway-Max-Price` allows
+        the request: it costs what it did. Reads the books only for a request whose current price is above that maximum."""
+        if find_idempotency_key(order.call) is not None:
+            return None
+        for purchase in purchases:
+            due = purchase.due
+            too_dear = check_price_max(order.call, due.price, due.asset)
+            if too_dear is None or too_dear.code is not Code.PRICE_ABOVE_MAX:
+                return None
+            held = await self._find_open(self._claim_of(order, purchase))
+            if held is not None:
+                return self._check_held(order, purchase, held) or held
+        return None
+
+    def _check_held(self, order: Order, purchase: Purchase, held: OpenCall | KeyedCall) -> Declined | None:
+        problem = check_held_price_max(
+            order.call, purchase.due.asset, call_id=held.call_id, price=held.price, state=held.state
+        )
+        return None if problem is None else Declined(problem=problem)
+
     async def take(self, order: Order, purchases: Sequence[Purchase]) -> Ticket:
         """Takes the price from the first payment that can give it. Raises ClaimRefused; then nothing was taken."""
         refused: list[tuple[Purchase, ClaimOutcome]] = []
+        dear: Problem | None = None
         for purchase in purchases:
-            too_dear = check_price_max(order.call, purchase.due.price, purchase.due.asset)
-            if too_dear is not None:  # the price of now, after a first price that was not to be had any more
-                raise ClaimRefused(Declined(problem=too_dear))
             claim = self._claim_of(order, purchase)
+            too_dear = check_price_max(order.call, purchase.due.price, purchase.due.asset)
+            if too_dear is not None:  # a held call may cost less; or a first price was not to be had any more
+                ticket = None
+                if claim.idempotency_key is None:
+                    ticket = await self._run_again(order, claim, purchase)
+                if ticket is not None:
+                    return ticket
+                dear = too_dear
+                continue
             payment = purchase.tender.payment
             outcome = await self._book.claim(claim)
             if isinstance(outcome, CallOpen):
-                ticket = await self._reopen(outcome.call, purchase, is_plain=claim.is_plain, is_keyed=False)
+                ticket = await self._run_open(order, outcome.call, purchase, is_plain=claim.is_plain)
                 if ticket is not None:
                     return ticket
                 # Somebody runs it already, or it will not run any more: this is another call.
@@ -173,22 +203,37 @@ class Counter:
             if isinstance(outcome, KeyTaken):
                 return await self._run_keyed(order, purchases, outcome.call)
             if isinstance(outcome, Exhausted | NonceUsed):
-                ticket = await self._run_again(claim, purchase)
+                ticket = await self._run_again(order, claim, purchase)
                 if ticket is not None:
                     return ticket
             refused.append((purchase, outcome))
             if not isinstance(outcome, Exhausted | NotFirst | InDebt):
                 break
+        if dear is not None and all(isinstance(outcome, NotFirst) for _, outcome in refused):
+            raise ClaimRefused(Declined(problem=dear))
         raise ClaimRefused(await self._explain(order, *max(refused, key=_weigh)))
 
-    async def _run_again(self, claim: Claim, purchase: Purchase) -> Ticket | None:
+    async def _run_again(self, order: Order, claim: Claim, purchase: Purchase) -> Ticket | None:
         """The same request as one without an outcome runs under the claim that it has; only a safe method may."""
+        open_call = await self._find_open(claim)
+        if open_call is None:
+            return None
+        return await self._run_open(order, open_call, purchase, is_plain=claim.is_plain)
+
+    async def _find_open(self, claim: Claim) -> OpenCall | None:
         if claim.method not in SAFE_METHODS or claim.payment_id is None:
             return None
         open_call = await self._book.find_repeat(claim.payment_id, claim.digest)
-        if open_call is None or open_call.state is CallState.FORWARDING:
-            return None
-        return await self._reopen(open_call, purchase, is_plain=claim.is_plain, is_keyed=False)
+        return None if open_call is None or open_call.state is CallState.FORWARDING else open_call
+
+    async def _run_open(
+        self, order: Order, open_call: OpenCall, purchase: Purchase, *, is_plain: bool
+    ) -> Ticket | None:
+        """Raises ClaimRefused where the call holds a price above the request's maximum."""
+        too_dear = self._check_held(order, purchase, open_call)
+        if too_dear is not None:
+            raise ClaimRefused(too_dear)
+        return await self._reopen(open_call, purchase, is_plain=is_plain, is_keyed=False)
 
     async def _run_keyed(self, order: Order, purchases: Sequence[Purchase], earlier: KeyedCall) -> Ticket:
         """The call that the key has named runs under the claim that it has, where it may; else what it says. Raises

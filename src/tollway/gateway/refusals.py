@@ -4,6 +4,7 @@ here; which of them may carry terms (the law about 402) is.
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from tollway.errors import Code, FieldError, Problem, TollwayError, UpstreamBadResponse
 from tollway.gateway.exchange import BodyRefused, CallerGone, Declined, IncomingCall, Offer
@@ -138,6 +139,17 @@ def check_price_max(call: IncomingCall, price: Price, asset: Asset) -> Problem |
         detail=f"The call costs {price.text} {asset.symbol}, more than the {price_max.text} that was allowed.",
         payment_state="released",
     )
+
+
+def check_held_price_max(
+    call: IncomingCall, asset: Asset, *, call_id: CallId, price: str, state: CallState
+) -> Problem | None:
+    """`check_price_max` for a call that holds its price already and would run again at it."""
+    problem = check_price_max(call, Price.parse(price), asset)
+    if problem is None:
+        return None
+    payment_state = "charged" if state is CallState.CONSUMED else "held"
+    return replace(problem, call_id=call_id, payment_state=payment_state)
 
 
 def ask_payment(offer: Offer) -> Problem:

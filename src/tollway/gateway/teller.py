@@ -29,6 +29,7 @@ from tollway.gateway.replays import Replays, is_coming, say_key_used
 from tollway.identifiers import Address
 from tollway.ledger.keyed_calls import KeyedCall
 from tollway.limits import Limits
+from tollway.money import Price
 from tollway.payments.payers import Request, recover_wallets
 from tollway.payments.proof import Proof, parse_proof
 from tollway.payments.terms import Tariff
@@ -171,8 +172,12 @@ class Teller:
         spent = await self._counter.check_spent(order, purchases)
         if spent is not None:
             return spent
+        held = await self._counter.find_held(order, purchases)
+        if isinstance(held, Declined):
+            return held
         due = purchases[0].due
-        problem = await check_customer(payer, due.price, due.asset)
+        price = due.price if held is None else Price.parse(held.price)
+        problem = await check_customer(payer, price, due.asset)
         if problem is not None:
             return decline(problem, order.offer, order.call)
         return Admission(payer=payer, take=partial(self._counter.take, order, purchases))
