@@ -55,6 +55,9 @@ PLANS = {
     "max(settlement_attempt.cost_wei)": "COVERING INDEX ix_settlement_attempt_spent (chain_id=? AND created_ms>?",
     "settlement_attempt.is_open = 0": "ix_settlement_attempt_spent (chain_id=? AND created_ms>?",
     "FROM gas_lane": "(sender=? AND chain_id=?",
+    "UPDATE wallet_gas": "(sender=? AND chain_id=? AND nonce=?",
+    "sum(wallet_gas.cost_wei": "COVERING INDEX ix_wallet_gas_spent (chain_id=? AND created_ms>?",
+    "SELECT wallet_gas.code_hash": "COVERING INDEX ix_wallet_gas_code (chain_id=? AND created_ms>?",
     "sum(answer.bytes)": "COVERING INDEX ix_answer",
     "answer.payer = ?": "COVERING INDEX ix_answer_payer_time (payer=?",
     "call.taken_units AS units": "ix_call_repeatable (payment_id=?",
@@ -111,10 +114,13 @@ async def settle_some(book: BookStore, database: SqliteDatabase) -> None:
     claims = [authorized_claim(authorization_of(), idempotency_key="key") for _ in range(2)]
     for nonce, claim in enumerate(claims):
         await book.claim(claim)
-        attempt = attempt_of(claim, nonce)
+        attempt = attempt_of(claim, nonce, code_hash=bytes(32))
         await book.settle(close_of(claim, CallState.SETTLING), attempt=attempt, digest=None)
         await book.add_attempt(attempt_of(claim, nonce, f"bump {nonce}"))
         await gas.note_cost(attempt, cost_wei=1)
+        await gas.note_wallet_cost(attempt, cost_wei=1, is_reverted=True)
+        await gas.wallet_gas_wei(attempt.chain_id, since_ms=0)
+        await gas.reverting_codes(attempt.chain_id, since_ms=0)
         await answers.keep(
             claim.call_id, PAYER, StoredAnswer(status=200, headers=(), body=b""), now_ms=NOW_MS
         )

@@ -10,7 +10,7 @@ from tollway.identifiers import Address, ChainId, ListingId
 from tollway.ledger.authorization import SettlementAttempt
 from tollway.ledger.book import Claimed, Closed
 from tollway.ledger.call import CallState
-from tollway.ledger.gas import LaneTaken
+from tollway.ledger.gas import CodeRecord, LaneTaken
 from tollway.testing.book_samples import (
     CHAIN,
     GAS_KEY,
@@ -183,3 +183,36 @@ async def test_what_a_deep_reorganisation_has_taken_back_is_open_again(book: Any
     assert await gas.open_attempts(CHAIN, OTHER_KEY, limit=9) == ()
     await gas.reopen(CHAIN, OTHER_KEY, since_nonce=0, since_ms=0)
     assert await gas.open_attempts(CHAIN, OTHER_KEY, limit=9) == (foreign,)
+
+
+async def test_what_payers_with_code_cost_is_told_apart_and_their_reverts_by_code(
+    book: Any, gas: Any
+) -> None:
+    ours, theirs = b"\x01" * 32, b"\x02" * 32
+    await settling(book, 0, fee_max_wei=1_000)
+    first = await settling(book, 1, fee_max_wei=2_000, code_hash=ours)
+    second = await settling(book, 2, fee_max_wei=2**62 + 1, code_hash=ours, created_ms=NOW_MS + 5)
+    third = await settling(book, 3, fee_max_wei=2**62 + 1, code_hash=theirs, listing_id=ListingId("api_2"))
+    await settling(book, 0, fee_max_wei=9_000, code_hash=ours, chain_id=ChainId(1))
+    told = {LISTING: 2**62 + 2_001, "api_2": 2**62 + 1}
+    assert await gas.wallet_gas_wei(CHAIN, since_ms=NOW_MS) == told
+    assert await gas.wallet_gas_wei(CHAIN, since_ms=NOW_MS + 1) == {LISTING: 2**62 + 1}
+    assert await gas.reverting_codes(CHAIN, since_ms=NOW_MS) == {}
+    bump = bump_of(first, "bump", fee_max_wei=3_000)
+    await book.add_attempt(bump)
+    await gas.note_wallet_cost(bump, cost_wei=700, is_reverted=True)
+    await gas.note_wallet_cost(third, cost_wei=70, is_reverted=False)
+    await gas.note_wallet_cost(replace(first, nonce=0), cost_wei=7, is_reverted=True)  # of a plain wallet
+    assert await gas.wallet_gas_wei(CHAIN, since_ms=NOW_MS) == {LISTING: 2**62 + 701, "api_2": 70}
+    assert await gas.reverting_codes(CHAIN, since_ms=NOW_MS) == {ours: CodeRecord(signed=2, reverted=1)}
+    assert await gas.reverting_codes(CHAIN, since_ms=second.created_ms) == {}
+
+
+async def test_a_nonce_that_is_taken_again_belongs_to_what_was_signed_last(book: Any, gas: Any) -> None:
+    first = await settling(book, 0, fee_max_wei=500, code_hash=b"\x01" * 32)
+    await gas.note_wallet_cost(first, cost_wei=400, is_reverted=True)
+    await gas.mark_mined(CHAIN, GAS_KEY, below=1)
+    await gas.lower_nonce(CHAIN, GAS_KEY, 0)
+    await settling(book, 0, fee_max_wei=900, code_hash=b"\x02" * 32)
+    assert await gas.wallet_gas_wei(CHAIN, since_ms=0) == {LISTING: 900}
+    assert await gas.reverting_codes(CHAIN, since_ms=0) == {}

@@ -5,6 +5,9 @@ of origins that must be proved (I7).
 from tests.guards.guard import guard
 
 LANES = "payments/lane_keeper.py"
+CODES = (
+    "payments/test_gas_tank.py::test_wallets_of_many_codes_use_up_their_own_part_of_the_budget_and_no_more"
+)
 VERDICT, AUTHORIZED, TILL = "payments/verdict.py", "payments/authorization_verdict.py", "payments/till.py"
 NO_PAYMENT = "payments/test_verdict.py::test_refuses_with_a_reason"
 ELSEWHERE = "payments/test_verdict.py::test_refuses_what_did_not_succeed_or_is_elsewhere"
@@ -330,6 +333,38 @@ PAYMENT_GUARDS = (
         test="cli/test_operate.py::test_a_listing_is_suspended_until_it_is_restored",
     ),
     # ---- Gas keys.
+    guard(
+        "P12",
+        "wallets with code have a part of a listing's gas",
+        "payments/gas_tank.py",
+        "            and wallets.spending.by_listing.get(listing_id, 0)",
+        "            and 0 * wallets.spending.by_listing.get(listing_id, 0)",
+        test=f"{CODES}[listing_budget_wei]",
+    ),
+    guard(
+        "P12",
+        "wallets with code have a part of a network's gas",
+        "payments/gas_tank.py",
+        "            and wallets.spending.total_wei <",
+        "            and 0 * wallets.spending.total_wei <",
+        test=f"{CODES}[network_budget_wei]",
+    ),
+    guard(
+        "P12",
+        "a code that reverts too often is not settled for",
+        "payments/gas_tank.py",
+        "            and is_code_trusted(wallets.codes.get(code_hash))\n",
+        "",
+        test="payments/test_gas_tank.py::test_proxies_of_one_code_that_reverts_are_refused_and_close_nothing_for_others",
+    ),
+    guard(
+        "P12",
+        "wallets with code that come at once share their part of the gas",
+        "payments/settlement.py",
+        "        if lane is None or facts.gas_estimate is None or not is_served:\n",
+        "        if lane is None or facts.gas_estimate is None:\n",
+        test="payments/test_gas_tank.py::test_wallets_with_code_that_come_at_once_sign_no_more_than_their_part",
+    ),
     guard(
         "P6",
         "a gas key whose nonces do not move is not chosen",

@@ -15,7 +15,7 @@ from tollway.payments.consents import Consents
 from tollway.payments.eip3009 import authorization_digest
 from tollway.testing.authorization_samples import CHAIN, TIMEOUT_S, USDC, Payer, facts_of, requirement_of
 from tollway.testing.memory_chain import NO_ANSWER, REVERTED, MemoryChain
-from tollway.testing.settling_scene import SettlingScene
+from tollway.testing.settling_scene import LISTING, SettlingScene
 
 YES = ContractAnswer(reverted=False, payload=ERC1271_MAGIC.ljust(32, b"\0"))
 GAS_MAX, BYTES_MAX = DEFAULT_LIMITS.erc1271_gas, DEFAULT_LIMITS.erc1271_bytes_max
@@ -123,7 +123,11 @@ async def test_before_a_call_the_wallet_is_asked_once_more_than_others() -> None
             scene.chain.deploy(CHAIN, payer.address, lambda calldata, answer=answer: answer)
             before = scene.chain.questions
             checked = await scene.settlement.check(
-                smart, requirement_of(), timeout_s=TIMEOUT_S, lookup=scene.settlement.open_lookup("192.0.2.1")
+                smart,
+                requirement_of(),
+                timeout_s=TIMEOUT_S,
+                lookup=scene.settlement.open_lookup("192.0.2.1"),
+                listing_id=LISTING,
             )
             assert isinstance(checked, kind)
             assert scene.chain.questions == before + 2

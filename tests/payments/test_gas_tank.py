@@ -1,18 +1,22 @@
 """What may be settled now: least price, ceiling, floor, budget, domain; and how the tank learns of it."""
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from tollway.errors import Code, Problem
 from tollway.identifiers import ListingId, keccak256
+from tollway.ledger.authorization import Cover
 from tollway.limits import DEFAULT_LIMITS
 from tollway.money import TokenDomain
 from tollway.payments.gas_tank import BUDGET_PAUSE_FACTOR, LOOKS_UNTIL_STALE
 from tollway.payments.remote_facilitator import RemoteFacilitator
 from tollway.payments.settlement import Settled, Undecided
-from tollway.testing.authorization_samples import CHAIN, USDC
+from tollway.payments.settlement_rules import CODE_REVERTS_MAX, WALLET_BUDGET_DIVISOR
+from tollway.testing.authorization_samples import CHAIN, TIMEOUT_S, USDC, Payer, requirement_of
 from tollway.testing.memory_blocks import Wallet
 from tollway.testing.memory_tokens import authorizing_token
 from tollway.testing.settling_scene import (
@@ -124,6 +128,102 @@ async def test_many_listings_of_one_provider_do_not_drain_the_gas_keys() -> None
         scene.pass_time(86_401)
         await scene.tank.refresh()
         assert is_offered(scene)
+
+
+GAS_WEI = 60_000 * (10**7 + 10**6)
+"""What one transfer costs, mined or reverted."""
+
+
+def proxy(scene: SettlingScene, number: int, *, code_hash: bytes | None = None) -> Payer:
+    """A wallet with code, that passes each simulation and reverts in each block."""
+    payer = scene.payer(
+        f"proxy {number}", nonce=keccak256(b"%d" % number), valid_before=scene.now_ms // 1000 + 80_000
+    )
+    given = {} if code_hash is None else {"code_hash": code_hash}
+    scene.chain.deploy(CHAIN, payer.address, **given)
+    scene.chain.doom_transfer(CHAIN, payer.address, payer.nonce)
+    return payer
+
+
+async def check(scene: SettlingScene, payer: Payer) -> Any:
+    return await scene.settlement.check(
+        payer.authorize(),
+        requirement_of(),
+        timeout_s=TIMEOUT_S,
+        lookup=scene.settlement.open_lookup("192.0.2.1"),
+        listing_id=LISTING,
+    )
+
+
+async def settle_until_refused(scene: SettlingScene, payers: Iterable[Payer]) -> int:
+    """How many reached the chain before one was refused, for want of gas for its kind."""
+    for number, payer in enumerate(payers):
+        refused = await check(scene, payer)
+        if isinstance(refused, Problem):
+            assert (refused.code, refused.reason) == (Code.PAYMENT_METHOD_UNSUPPORTED, "wallet_gas_budget")
+            return number
+        assert await scene.settlement.settle((await scene.claim(payer)).order()) == Undecided()
+        await scene.tank.refresh()
+    raise AssertionError("none was refused")
+
+
+async def test_proxies_of_one_code_that_reverts_are_refused_and_close_nothing_for_others() -> None:
+    async with SettlingScene() as scene:
+        many = (proxy(scene, number) for number in range(60))
+        assert await settle_until_refused(scene, many) == CODE_REVERTS_MAX
+        assert is_offered(scene)
+        other = proxy(scene, 5_000, code_hash=keccak256(b"another code"))
+        assert isinstance(await check(scene, other), Cover)
+        plain = scene.payer("a plain wallet", valid_before=scene.now_ms // 1000 + 80_000)
+        assert isinstance(await check(scene, plain), Cover)
+        assert isinstance(await scene.settlement.settle((await scene.claim(plain)).order()), Settled)
+        async with scene.another() as other_gateway:
+            assert isinstance(await check(other_gateway, proxy(scene, 6_000)), Problem)
+        scene.pass_time(86_401)
+        await scene.tank.refresh()
+        assert scene.tank.is_wallet_served(CHAIN, LISTING, bytes(32))
+
+
+@pytest.mark.parametrize("budget", ["listing_budget_wei", "network_budget_wei"])
+async def test_wallets_of_many_codes_use_up_their_own_part_of_the_budget_and_no_more(budget: str) -> None:
+    async with SettlingScene(rules=settlement_rules(**{budget: 40 * GAS_WEI})) as scene:
+        many = (proxy(scene, number, code_hash=keccak256(b"code %d" % number)) for number in range(60))
+        assert await settle_until_refused(scene, many) == 40 // WALLET_BUDGET_DIVISOR
+        assert is_offered(scene)
+        plain = scene.payer("a plain wallet", valid_before=scene.now_ms // 1000 + 80_000)
+        assert isinstance(await scene.settlement.settle((await scene.claim(plain)).order()), Settled)
+
+
+async def test_wallets_with_code_that_come_at_once_sign_no_more_than_their_part() -> None:
+    """All were let in before one was settled. What is left over waits for the sweeper, and for its budget."""
+    most_wei = 2 * 60_000 * (2 * 10**7 + 10**6)  # as it is offered: a transaction may cost so much
+    async with SettlingScene(rules=settlement_rules(listing_budget_wei=10 * most_wei)) as scene:
+        calls = [await scene.claim(proxy(scene, number)) for number in range(20)]
+        outcomes = await asyncio.gather(*(scene.settlement.settle(call.order()) for call in calls))
+        assert set(outcomes) == {Undecided()}
+        signed = len(scene.chain.broadcasts)
+        assert 0 < signed < 10
+        for call in calls:
+            await call.set_adrift()
+        await scene.sweeper.run_once()
+        spent_wei = (await scene.gas.wallet_gas_wei(CHAIN, since_ms=0))[LISTING]
+        assert spent_wei <= 10 * most_wei // WALLET_BUDGET_DIVISOR + most_wei
+
+
+async def test_on_tables_of_before_plain_wallets_are_served_and_others_refused() -> None:
+    fresh = SettlingScene()
+    fresh.gas.is_before_wallets = True
+    async with fresh:
+        assert is_offered(fresh)
+        assert not fresh.tank.is_wallet_served(CHAIN, LISTING, bytes(32))
+        assert isinstance(await fresh.settlement.settle((await fresh.claim()).order()), Settled)
+
+
+async def test_a_facilitator_pays_for_wallets_with_code_too() -> None:
+    rules = settlement_rules(gas_keys=(), facilitator=facilitator_at(), network_budget_wei=0)
+    facilitator = RemoteFacilitator(facilitator_at(), ScriptedLine())
+    async with SettlingScene(rules=rules, facilitators={CHAIN: facilitator}) as scene:
+        assert scene.tank.is_wallet_served(CHAIN, LISTING, bytes(32))
 
 
 async def test_a_network_budget_counts_what_was_just_signed_at_most() -> None:

@@ -94,6 +94,7 @@ async def test_what_it_would_not_settle_is_refused_before_the_call() -> None:
             requirement_of(),
             timeout_s=TIMEOUT_S,
             lookup=scene.settlement.open_lookup("192.0.2.1"),
+            listing_id=LISTING,
         )
         assert isinstance(refused, Problem)
         assert (refused.code, refused.reason) == (Code.PAYMENT_VERIFICATION_FAILED, "blockedwallet")
@@ -103,6 +104,7 @@ async def test_what_it_would_not_settle_is_refused_before_the_call() -> None:
             requirement_of(),
             timeout_s=TIMEOUT_S,
             lookup=scene.settlement.open_lookup("192.0.2.1"),
+            listing_id=LISTING,
         )
         assert isinstance(covered, Cover)
 
@@ -243,6 +245,7 @@ async def check(scene: SettlingScene) -> Any:
         requirement_of(),
         timeout_s=TIMEOUT_S,
         lookup=scene.settlement.open_lookup("192.0.2.1"),
+        listing_id=LISTING,
     )
 
 

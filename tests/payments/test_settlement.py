@@ -357,7 +357,7 @@ async def check(scene: SettlingScene, payer: Payer, address: str = "192.0.2.1") 
     """As in a call that is not charged."""
     with scene.settlement.open_lookup(address) as lookup:
         return await scene.settlement.check(
-            payer.authorize(), requirement_of(), timeout_s=TIMEOUT_S, lookup=lookup
+            payer.authorize(), requirement_of(), timeout_s=TIMEOUT_S, lookup=lookup, listing_id=LISTING
         )
 
 
@@ -420,7 +420,7 @@ async def test_whoever_pays_is_never_slowed_down(scene: SettlingScene) -> None:
     for _ in range(scene.limits.lookups_per_minute + 5):
         with scene.settlement.open_lookup("192.0.2.1") as lookup:
             checked = await scene.settlement.check(
-                authorization, requirement_of(), timeout_s=TIMEOUT_S, lookup=lookup
+                authorization, requirement_of(), timeout_s=TIMEOUT_S, lookup=lookup, listing_id=LISTING
             )
             lookup.give_back()
         assert isinstance(checked, Cover)
@@ -452,7 +452,9 @@ async def test_junk_in_a_wallets_name_does_not_use_up_its_owners_patience(scene:
     forged = replace(owner.authorize(), signature=b"\x01" * 64 + b"\x1b")
     for number in range(scene.limits.lookups_per_minute + 1):
         with scene.settlement.open_lookup(f"198.51.100.{number}") as lookup:
-            await scene.settlement.check(forged, requirement_of(), timeout_s=TIMEOUT_S, lookup=lookup)
+            await scene.settlement.check(
+                forged, requirement_of(), timeout_s=TIMEOUT_S, lookup=lookup, listing_id=LISTING
+            )
     assert isinstance(await check(scene, owner), Cover)
 
 

@@ -7,9 +7,10 @@ from eth_account import Account
 
 from tollway.chain.rules import PRESETS, NetworkPreset
 from tollway.identifiers import Address, ChainId
+from tollway.ledger.gas import CodeRecord
 from tollway.limits import Limits
 from tollway.money import Price
-from tollway.payments.settlement_rules import is_development_key, settlement_defaults
+from tollway.payments.settlement_rules import is_code_trusted, is_development_key, settlement_defaults
 from tollway.testing.authorization_samples import USDC
 from tollway.testing.settling_scene import facilitator_at, settlement_rules
 
@@ -56,6 +57,26 @@ def test_the_least_price_is_ten_times_what_a_settlement_costs_and_never_below_it
     assert rules.min_nano_at(gas_price_wei) == min_nano
     assert rules.is_worth(replace(USDC, decimals=9), min_nano, gas_price_wei=gas_price_wei)
     assert not rules.is_worth(replace(USDC, decimals=9), min_nano - 1, gas_price_wei=gas_price_wei)
+
+
+@pytest.mark.parametrize(
+    ("signed", "reverted", "is_trusted"),
+    [
+        (0, 0, True),
+        (4, 4, True),
+        (5, 5, False),
+        (19, 5, False),
+        (20, 5, True),
+        (99, 25, False),
+        (100, 25, True),
+    ],
+)
+def test_a_code_is_trusted_that_reverts_seldom(signed: int, reverted: int, is_trusted: bool) -> None:
+    assert is_code_trusted(CodeRecord(signed=signed, reverted=reverted)) is is_trusted
+
+
+def test_a_code_that_never_reverted_is_trusted() -> None:
+    assert is_code_trusted(None)
 
 
 def test_what_a_settlement_costs_is_rounded_up() -> None:

@@ -156,11 +156,13 @@ async def read_authorization(
         if later is not None:
             simulation, estimate = later
             reverted, payload = parse_call(simulation, bytes_max=bytes_max)
+    payer_code = parse_bytes(code)
     return AuthorizationFacts(
         chain_id=chain_id,
         head_number=head.number,
         head_time=head.time,
-        code_size=len(parse_bytes(code)),
+        code_size=len(payer_code),
+        code_hash=keccak256(payer_code) if payer_code else None,
         balance=parse_word(balance),
         is_used=parse_word(used) != 0,
         simulation=ContractAnswer(reverted=reverted, payload=payload),

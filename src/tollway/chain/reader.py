@@ -71,7 +71,7 @@ class ContractAnswer:
 class AuthorizationFacts:
     """All that is to be known about an EIP-3009 authorisation before it is settled, as one node saw it at one moment.
 
-    `code_size`: of the payer; 0 for a plain wallet. `balance` in base units of the token. `is_used`: the token's own
+    `code_size`: of the payer; 0 for a plain wallet, and then without a `code_hash` (keccak256). `balance` in base units of the token. `is_used`: the token's own
     `authorizationState`. `simulation`: of the transfer itself, as of the head or of the block that would come next;
     `gas_estimate` None where it reverts.
     """
@@ -84,6 +84,7 @@ class AuthorizationFacts:
     is_used: bool
     simulation: ContractAnswer
     gas_estimate: int | None
+    code_hash: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -266,7 +266,7 @@ class RpcReader:
 
         def essence(facts: AuthorizationFacts) -> object:
             return (
-                facts.code_size,
+                facts.code_hash,
                 facts.balance,
                 facts.is_used,
                 facts.simulation.reverted,

@@ -262,6 +262,7 @@ class Cashier:
             requirement,
             timeout_s=sale.listing.timeout_s,
             lookup=lookup,
+            listing_id=sale.listing.id,
         )
 
     # ---- The claim, once a connection is held.

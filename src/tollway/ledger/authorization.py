@@ -72,7 +72,8 @@ class SettlementAttempt:
     """One signed transaction that carries an authorisation to its chain; stored before it is broadcast.
 
     `sender`: the gas key's address, `nonce`: of its lane. A fee bump is another attempt with the same nonce.
-    `raw`: the signed transaction. `fee_max_wei`: the most that it can cost.
+    `raw`: the signed transaction. `fee_max_wei`: the most that it can cost. `code_hash`: of the payer's code where it has
+    any; for the stores, which do not tell it again.
     """
 
     chain_id: ChainId
@@ -84,6 +85,7 @@ class SettlementAttempt:
     raw: bytes = field(repr=False)
     fee_max_wei: int
     created_ms: int
+    code_hash: bytes | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,15 @@ class LaneTaken:
     next_nonce: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodeRecord:
+    """Transactions for payers with one and the same code (contract wallets, delegated accounts): how many were signed, and
+    how many of them reverted in their block."""
+
+    signed: int
+    reverted: int
+
+
 class GasBook(Protocol):
     """Safe to use from many tasks and gateways at once. Raises `StorageUnavailable`."""
 
@@ -59,4 +68,18 @@ class GasBook(Protocol):
     async def gas_spent_wei(self, chain_id: ChainId, *, since_ms: int) -> Mapping[ListingId, int]:
         """What settling has cost, or may cost, since then, by listing; only those that cost anything. Attempts of one
         nonce count once."""
+        ...
+
+    # ---- Payers with code: attempts with a `code_hash`. On tables of before 0013 all three raise `StorageUnavailable`.
+
+    async def note_wallet_cost(self, attempt: SettlementAttempt, *, cost_wei: int, is_reverted: bool) -> None:
+        """What a mined attempt cost and whether it reverted, where its payer has code; otherwise nothing happens."""
+        ...
+
+    async def wallet_gas_wei(self, chain_id: ChainId, *, since_ms: int) -> Mapping[ListingId, int]:
+        """The part of `gas_spent_wei` that settling for payers with code has cost, or may cost."""
+        ...
+
+    async def reverting_codes(self, chain_id: ChainId, *, since_ms: int) -> Mapping[bytes, CodeRecord]:
+        """By code hash, of the codes that have reverted since then."""
         ...

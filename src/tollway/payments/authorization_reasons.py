@@ -38,6 +38,7 @@ class AuthorizationReason(StrEnum):
     INSUFFICIENT_BALANCE = "insufficient_balance"
     SIMULATION_FAILED = "invalid_exact_evm_transaction_simulation_failed"
     ALREADY_USED = "invalid_exact_evm_nonce_already_used"
+    WALLET_GAS = "wallet_gas_budget"
 
     # MPP: the challenge that it answers.
     CHALLENGE = "invalid_challenge"
@@ -110,6 +111,11 @@ _PROBLEMS: dict[AuthorizationReason, tuple[Code, str]] = {
     AuthorizationReason.INSUFFICIENT_BALANCE: (
         _FAILED,
         "The paying wallet's balance does not cover this authorisation and those of its calls that are still running.",
+    ),
+    AuthorizationReason.WALLET_GAS: (
+        _UNSUPPORTED,
+        "Settling for wallets with code has used up its part of the gas here, or too many transfers of wallets with this "
+        "code have failed; pay by transaction.",
     ),
     AuthorizationReason.SIMULATION_FAILED: (_FAILED, "The token refuses the transfer."),
     AuthorizationReason.ALREADY_USED: (

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 
@@ -18,15 +18,15 @@ from tollway.background import BackgroundTask, TaskName, run_all
 from tollway.chain.reader import AccountFacts, Fees, SettlementChain
 from tollway.chain.rules import ChainRules
 from tollway.chain.token_domain import find_domain_fault
-from tollway.errors import ChainUnavailable
+from tollway.errors import ChainUnavailable, StorageUnavailable
 from tollway.identifiers import Address, ChainId, ListingId
 from tollway.ledger.authorization import SettlementAttempt
-from tollway.ledger.gas import GasBook
+from tollway.ledger.gas import CodeRecord, GasBook
 from tollway.limits import Limits
 from tollway.money import Asset
 from tollway.payments.gas_lane import GasLane
 from tollway.payments.remote_facilitator import RemoteFacilitator
-from tollway.payments.settlement_rules import SettlementRules
+from tollway.payments.settlement_rules import WALLET_BUDGET_DIVISOR, SettlementRules, is_code_trusted
 from tollway.payments.settling_notes import SILENT, SettlingNotes, WithdrawalReason
 from tollway.payments.withdrawals import Withdrawal, Withdrawals
 
@@ -85,6 +85,20 @@ class _Spending:
         self.total_wei += wei
 
 
+@dataclass(slots=True)
+class _WalletGas:
+    """The same of payers with code alone, and the codes that have reverted. `is_known`: the books have told."""
+
+    spending: _Spending = field(default_factory=_Spending)
+    codes: dict[bytes, CodeRecord] = field(default_factory=dict)
+    is_known: bool = False
+
+    def note_reverted(self, code_hash: bytes) -> None:
+        """Until the books say so."""
+        before = self.codes.get(code_hash, CodeRecord(signed=0, reverted=0))
+        self.codes[code_hash] = replace(before, signed=before.signed + 1, reverted=before.reverted + 1)
+
+
 class GasTank:
     """Used from one event loop. `clock`: monotonic seconds."""
 
@@ -119,6 +133,8 @@ class GasTank:
         self._spent = {chain_id: _Spending() for chain_id in self._rules}
         self._next_sum_s = float("-inf")
         self._costs: deque[tuple[SettlementAttempt, int]] = deque(maxlen=COSTS_KEPT)
+        self._wallets = {chain_id: _WalletGas() for chain_id in self._rules}
+        self._wallet_costs: deque[tuple[SettlementAttempt, int, bool]] = deque(maxlen=COSTS_KEPT)
         self._has_trouble = asyncio.Event()
         self._notes = notes
         self._withdrawals = Withdrawals(self._rules, notes)
@@ -172,6 +188,21 @@ class GasTank:
         gauge = self._gauges.get(chain_id)
         return None if gauge is None or self._is_stale(gauge) else gauge.fees
 
+    def is_wallet_served(self, chain_id: ChainId, listing_id: ListingId, code_hash: bytes | None) -> bool:
+        """Whether gas may be spent on a payer with this code; always True of plain wallets (None). Those with code have a
+        part of each budget, and a code that reverts too often has none."""
+        rules = self._rules.get(chain_id)
+        if code_hash is None or rules is None or rules.facilitator is not None:
+            return True
+        wallets = self._wallets[chain_id]
+        return (
+            wallets.is_known
+            and wallets.spending.total_wei < rules.network_budget_wei // WALLET_BUDGET_DIVISOR
+            and wallets.spending.by_listing.get(listing_id, 0)
+            < rules.listing_budget_wei // WALLET_BUDGET_DIVISOR
+            and is_code_trusted(wallets.codes.get(code_hash))
+        )
+
     def is_in_sight(self, chain_id: ChainId) -> bool:
         """Whether a network where authorisations may be taken has answered lately, and its facilitator where there is one;
         others are always in sight."""
@@ -197,14 +228,21 @@ class GasTank:
         self._gauges[chain_id].troubled.add(sender)
         self._has_trouble.set()
 
-    def note_spent(self, chain_id: ChainId, listing_id: ListingId, wei: int) -> None:
-        """What a transaction that was just signed may cost, until the books say so."""
+    def note_spent(
+        self, chain_id: ChainId, listing_id: ListingId, wei: int, *, code_hash: bytes | None = None
+    ) -> None:
+        """What a transaction that is being signed may cost, until the books say so. `code_hash`: of its payer's code."""
         self._spent[chain_id].note(listing_id, wei)
+        if code_hash is not None:
+            self._wallets[chain_id].spending.note(listing_id, wei)
 
-    def note_cost(self, attempt: SettlementAttempt, cost_wei: int) -> None:
+    def note_cost(self, attempt: SettlementAttempt, cost_wei: int, *, is_reverted: bool) -> None:
         """What a mined transaction did cost. Written with the next look; a crash loses it, and the most that it could
         have cost counts on."""
         self._costs.append((attempt, cost_wei))
+        self._wallet_costs.append((attempt, cost_wei, is_reverted))
+        if attempt.code_hash is not None and is_reverted:
+            self._wallets[attempt.chain_id].note_reverted(attempt.code_hash)
 
     # ---- Looking.
 
@@ -317,8 +355,26 @@ class GasTank:
             spending.noted.clear()
             spent = await self._gas.gas_spent_wei(chain_id, since_ms=self._now_ms() - BUDGET_WINDOW_MS)
             spending.replace(spent)
+        try:
+            await self._refresh_wallets()
+        except (
+            StorageUnavailable
+        ):  # tables of before: payers with code are not served, and nothing else is lost
+            _log.warning("wallet_gas_unknown")
         ended_s = self._clock()
         self._next_sum_s = ended_s + BUDGET_PAUSE_FACTOR * (ended_s - began_s)
+
+    async def _refresh_wallets(self) -> None:
+        while self._wallet_costs:
+            attempt, cost_wei, is_reverted = self._wallet_costs[0]
+            await self._gas.note_wallet_cost(attempt, cost_wei=cost_wei, is_reverted=is_reverted)
+            self._wallet_costs.popleft()
+        since_ms = self._now_ms() - BUDGET_WINDOW_MS
+        for chain_id, wallets in self._wallets.items():
+            wallets.spending.noted.clear()
+            wallets.spending.replace(await self._gas.wallet_gas_wei(chain_id, since_ms=since_ms))
+            wallets.codes = dict(await self._gas.reverting_codes(chain_id, since_ms=since_ms))
+            wallets.is_known = True
 
     # ---- Rules.
 
@@ -336,6 +392,19 @@ class GasTank:
             for listing_id, spent_wei in self._spent[chain_id].by_listing.items():
                 if spent_wei >= rules.listing_budget_wei:
                     yield Withdrawal(chain_id, WithdrawalReason.LISTING_BUDGET, listing_id)
+            yield from self._find_unserved(rules)
+
+    def _find_unserved(self, rules: SettlementRules) -> Iterator[Withdrawal]:
+        """What is withdrawn from payers with code alone."""
+        chain_id, wallets = rules.chain_id, self._wallets[rules.chain_id]
+        if 0 < wallets.spending.total_wei >= rules.network_budget_wei // WALLET_BUDGET_DIVISOR:
+            yield Withdrawal(chain_id, WithdrawalReason.WALLET_BUDGET)
+        for listing_id, spent_wei in wallets.spending.by_listing.items():
+            if spent_wei >= rules.listing_budget_wei // WALLET_BUDGET_DIVISOR:
+                yield Withdrawal(chain_id, WithdrawalReason.WALLET_BUDGET, listing_id)
+        for code_hash, record in wallets.codes.items():
+            if not is_code_trusted(record):
+                yield Withdrawal(chain_id, WithdrawalReason.WALLET_CODE, "0x" + code_hash.hex())
 
     def _find_reason(self, rules: SettlementRules, gauge: _Gauge) -> WithdrawalReason | None:
         """Why nothing at all is offered on a network. Gas is the business of whoever settles."""

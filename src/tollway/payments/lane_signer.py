@@ -31,6 +31,7 @@ async def sign_next(
     Between taking a nonce and handing it to the books nothing is awaited, so many that come at once get theirs in order
     and share one commit.
     """
+    is_noted = False
     for _ in range(LANE_TRIES):
         if not lane.is_known:
             lane.start_at(await gas.next_nonce(lane.chain_id, lane.key.address))
@@ -41,6 +42,11 @@ async def sign_next(
         taken = lane.take()
         try:
             attempt = sign_attempt(carriage, lane.key, nonce=taken.nonce, offer=offer, now_ms=now_ms())
+            if not is_noted:  # before it is stored: of many that come at once each counts for those after it
+                tank.note_spent(
+                    attempt.chain_id, attempt.listing_id, attempt.fee_max_wei, code_hash=carriage.code_hash
+                )
+                is_noted = True
             stored = await store(attempt)
         except BaseException:
             lane.forget(taken)
@@ -48,7 +54,6 @@ async def sign_next(
         if isinstance(stored, LaneTaken):
             lane.correct(taken, next_nonce=stored.next_nonce)
         elif stored:
-            tank.note_spent(attempt.chain_id, attempt.listing_id, attempt.fee_max_wei)
             return attempt
         else:
             lane.correct(taken, next_nonce=taken.nonce)

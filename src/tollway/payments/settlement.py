@@ -145,6 +145,7 @@ class Settlement:
         *,
         timeout_s: int,
         lookup: AuthorizationLookup,
+        listing_id: ListingId,
     ) -> Cover | Problem:
         """Whether it would pay, by the chain as it is now: one round trip, and another one for a wallet with code. Raises
         `ChainUnavailable`."""
@@ -168,6 +169,8 @@ class Settlement:
         facts = await self._rehearse(authorization, self._tank.choose_lane(asset.chain_id), trust)
         verdict = judge_authorization(authorization, requirement, facts, signer=signer, timeout_s=timeout_s)
         problem = explain_authorization(verdict.reason) if isinstance(verdict, AuthorizationRefused) else None
+        if problem is None and not self._tank.is_wallet_served(asset.chain_id, listing_id, facts.code_hash):
+            problem = explain_authorization(AuthorizationReason.WALLET_GAS)
         problem = problem or await self._consents.find_refusal(
             authorization, requirement, facts, signer=signer
         )
@@ -218,12 +221,13 @@ class Settlement:
             return await self._delegate(order, facilitator, facts)
         if facts.simulation.reverted:
             return await self._fail(order, name_failure(order.authorization, facts))
-        if lane is None or facts.gas_estimate is None:
+        is_served = self._tank.is_wallet_served(chain_id, order.listing_id, facts.code_hash)
+        if lane is None or facts.gas_estimate is None or not is_served:
             return await self._leave(order)
         gas = limit_gas(facts.gas_estimate, gas_max=self._limits.settlement_gas_max)
         lane.in_flight += 1
         try:
-            attempt = await self._store(order, lane, gas)
+            attempt = await self._store(order, lane, gas, facts.code_hash)
             if not isinstance(attempt, SettlementAttempt):
                 return attempt
             await self._broadcast(attempt, self._chains.send_transaction)
@@ -268,7 +272,7 @@ class Settlement:
     # ---- Signed, stored, sent, followed.
 
     async def _store(
-        self, order: SettlementOrder, lane: GasLane, gas: int
+        self, order: SettlementOrder, lane: GasLane, gas: int, code_hash: bytes | None
     ) -> SettlementAttempt | Undecided | FencedOff:
         """A signed transaction with the lane's next nonce, in the books."""
         carriage = Carriage(
@@ -276,6 +280,7 @@ class Settlement:
             call_id=order.close.call_id,
             listing_id=order.listing_id,
             gas=gas,
+            code_hash=code_hash,
         )
 
         async def settle(attempt: SettlementAttempt) -> bool | LaneTaken:
@@ -317,7 +322,7 @@ class Settlement:
         self._notes.mined(attempt.chain_id, (self._now_ms() - attempt.created_ms) / 1000)
         transfer = find_transfer(facts, order.authorization, trust=self._trust(order.asset, order.units))
         if facts.fee_wei is not None:
-            self._tank.note_cost(attempt, facts.fee_wei)
+            self._tank.note_cost(attempt, facts.fee_wei, is_reverted=not facts.succeeded)
         if transfer is not None:
             return await self._conclude(order, transfer)
         # It reverted. The authorisation is public now, and anyone can still land it: only its use tells.

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from tollway.chain.gas_key import GasKey
 from tollway.chain.rules import NetworkKind
 from tollway.identifiers import Address, ChainId
+from tollway.ledger.gas import CodeRecord
 from tollway.limits import Limits
 from tollway.money import LEDGER_DECIMALS_MAX, Asset
 
@@ -25,6 +26,12 @@ SETTLEMENT_GAS = 90_000
 """What one transfer by authorisation usually takes."""
 MIN_COST_FACTOR = 10
 """By default a price is offered for settling only when it is so many times what the settlement costs."""
+WALLET_BUDGET_DIVISOR = 4
+"""Payers with code (contract wallets, delegated accounts) can use this part of each gas budget, and no more: their code can
+pass every simulation and revert in every block, and a proxy of it costs next to nothing."""
+CODE_REVERTS_MAX = 5
+CODE_REVERTS_FACTOR = 4
+"""One code may revert so often, or in one of so many of its transactions; within the window of the budgets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +148,14 @@ _BY_CHAIN: Mapping[int, SettlementDefaults] = {
     8453: _ROLLUP,
     42161: _ROLLUP,
 }
+
+
+def is_code_trusted(record: CodeRecord | None) -> bool:
+    """Whether payers with this code are settled for: not when it reverts often, and more often than now and then. None: it
+    has never reverted."""
+    if record is None or record.reverted < CODE_REVERTS_MAX:
+        return True
+    return record.reverted * CODE_REVERTS_FACTOR <= record.signed
 
 
 def settlement_defaults(chain_id: ChainId, kind: NetworkKind) -> SettlementDefaults:

@@ -35,12 +35,13 @@ class FeeOffer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Carriage:
-    """For which call a transaction is signed, and the most gas that it may use."""
+    """For which call a transaction is signed, and the most gas that it may use. `code_hash`: of the payer's code."""
 
     authorization: Authorization
     call_id: CallId
     listing_id: ListingId
     gas: int
+    code_hash: bytes | None = None
 
 
 def encode_call(authorization: Authorization) -> bytes:
@@ -103,6 +104,7 @@ def sign_attempt(
         raw=signed.raw,
         fee_max_wei=carriage.gas * offer.max_fee_wei,
         created_ms=now_ms,
+        code_hash=carriage.code_hash,
     )
 
 

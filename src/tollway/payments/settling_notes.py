@@ -31,6 +31,8 @@ class WithdrawalReason(StrEnum):
     TOKEN = "token_takes_no_authorizations"  # noqa: S105 - a reason, not a secret
     LISTING_BUDGET = "listing_gas_budget"
     NETWORK_BUDGET = "gas_budget"  # of all listings together
+    WALLET_BUDGET = "wallet_gas_budget"  # only for payers with code: of all listings together, or of one
+    WALLET_CODE = "wallet_code_reverts"  # only for payers with that code
 
 
 def _ignore(*_: object) -> None:

@@ -180,7 +180,7 @@ class Sweeper:
         for attempt in attempts:
             facts = receipts.get(attempt.tx_hash)
             if isinstance(facts, ChainFacts) and facts.fee_wei is not None:
-                self._tank.note_cost(attempt, facts.fee_wei)
+                self._tank.note_cost(attempt, facts.fee_wei, is_reverted=not facts.succeeded)
         carrying = tuple(attempt for attempt in attempts if not is_filler(attempt))
         return _Case(
             call=call,
@@ -273,8 +273,10 @@ class Sweeper:
         stranded = {one.sender for one in case.attempts} if waiting is not None else set()
         if sum(isinstance(told, ChainFacts) for told in case.receipts.values()) >= REVERTED_MAX:
             await self._rest(case.call, since_ms=max(one.created_ms for one in case.attempts))
+        elif not self._tank.is_wallet_served(case.chain_id, case.call.listing_id, facts.code_hash):
+            await self._rest(case.call, since_ms=case.call.created_ms)
         elif facts.gas_estimate is not None and not facts.simulation.reverted:
-            await self._sign_anew(case, facts.gas_estimate, without=stranded)
+            await self._sign_anew(case, facts, facts.gas_estimate, without=stranded)
 
     async def _is_stranded(self, case: _Case, attempt: SettlementAttempt) -> bool:
         """Hands it over once more. Stranded is, long after its caller has left, what no node takes for want of gas, or what
@@ -324,7 +326,9 @@ class Sweeper:
                 return attempt
         return None
 
-    async def _sign_anew(self, case: _Case, estimate: int, *, without: Collection[Address]) -> None:
+    async def _sign_anew(
+        self, case: _Case, facts: AuthorizationFacts, estimate: int, *, without: Collection[Address]
+    ) -> None:
         """A first transaction, or one after others that can never be mined, or not soon, or have reverted. What was only
         replaced at a higher price is one."""
         lane = self._tank.choose_lane(case.chain_id, is_claimed=True, without=without)
@@ -333,7 +337,7 @@ class Sweeper:
             return
         gas = limit_gas(estimate, gas_max=self._limits.settlement_gas_max)
         attempt = await sign_next(
-            self._carriage(case, gas),
+            self._carriage(case, gas, facts.code_hash),
             lane,
             store=self._book.add_attempt,
             gas=self._gas,
@@ -343,10 +347,14 @@ class Sweeper:
         if isinstance(attempt, SettlementAttempt):
             await self._send(attempt)
 
-    def _carriage(self, case: _Case, gas: int) -> Carriage:
+    def _carriage(self, case: _Case, gas: int, code_hash: bytes | None) -> Carriage:
         call = case.call
         return Carriage(
-            authorization=call.authorization, call_id=call.call_id, listing_id=call.listing_id, gas=gas
+            authorization=call.authorization,
+            call_id=call.call_id,
+            listing_id=call.listing_id,
+            gas=gas,
+            code_hash=code_hash,
         )
 
     async def _send(self, attempt: SettlementAttempt) -> SendRefused | None:

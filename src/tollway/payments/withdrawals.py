@@ -15,7 +15,8 @@ _log = structlog.get_logger(__name__)
 
 
 class Withdrawal(NamedTuple):
-    """`subject`: the token, the listing or the gas key where it is not the whole network; empty where it is."""
+    """`subject`: the token, the listing, the gas key or the code hash where it is not the whole network; empty where it
+    is."""
 
     chain_id: ChainId
     reason: WithdrawalReason

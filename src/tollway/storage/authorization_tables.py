@@ -1,4 +1,5 @@
-"""The tables of authorisations, the transactions that settle them, and the lanes of the gas keys. Columns only.
+"""The tables of authorisations, the transactions that settle them, what those of payers with code cost, and the lanes of
+the gas keys. Columns only.
 
 Amounts and times of an authorisation are `uint256`, so they are text. What settling may cost is kept in wei, capped
 to what a signed 64-bit column holds: nine ether for one transaction is beyond every budget.
@@ -88,6 +89,24 @@ attempt_table = Table(
         postgresql_where=text("is_open"),
     ),
 )
+
+wallet_gas_table = Table(
+    "wallet_gas",
+    metadata,
+    Column("sender", LargeBinary(20), nullable=False),
+    Column("chain_id", BigInteger, nullable=False),
+    Column("nonce", BigInteger, nullable=False),
+    Column("code_hash", LargeBinary(32), nullable=False),
+    Column("listing_id", String(64), nullable=False),
+    Column("cost_wei", BigInteger, nullable=False),
+    Column("is_reverted", Boolean, nullable=False),
+    Column("created_ms", BigInteger, nullable=False),
+    PrimaryKeyConstraint("sender", "chain_id", "nonce", name="pk_wallet_gas"),
+    Index("ix_wallet_gas_spent", *("chain_id", "created_ms", "listing_id", "cost_wei")),
+    Index("ix_wallet_gas_code", *("chain_id", "created_ms", "code_hash", "is_reverted")),
+)
+"""One row for each nonce that was taken for a payer with code: contract wallets and delegated accounts have a part of the
+gas budgets of their own."""
 
 lane_table = Table(
     "gas_lane",

@@ -3,7 +3,7 @@
 The functions over a connection are shared with `settling`, which takes a nonce in the commit that stores its hash.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from sqlalchemy import (
@@ -24,13 +24,15 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from tollway.identifiers import Address, ChainId, ListingId
 from tollway.ledger.authorization import SettlementAttempt
+from tollway.ledger.gas import CodeRecord
 from tollway.money import UNITS_MAX
 from tollway.storage.authorization_store import parse_attempt
-from tollway.storage.authorization_tables import attempt_table, lane_table
+from tollway.storage.authorization_tables import attempt_table, lane_table, wallet_gas_table
 from tollway.storage.database import Database
 
 Lane = tuple[Address, ChainId]
 _GWEI = 10**9
+_OF_WALLET_GAS = ("code_hash", "listing_id", "cost_wei", "is_reverted", "created_ms")
 
 
 class GasStore:
@@ -131,6 +133,39 @@ class GasStore:
         )
         return {ListingId(row[0]): int(row[1]) * _GWEI + int(row[2]) for row in rows}
 
+    async def note_wallet_cost(self, attempt: SettlementAttempt, *, cost_wei: int, is_reverted: bool) -> None:
+        columns = wallet_gas_table.c
+        at = update(wallet_gas_table).where(
+            columns.sender == attempt.sender,
+            columns.chain_id == attempt.chain_id,
+            columns.nonce == attempt.nonce,
+        )
+        told = at.values(cost_wei=min(cost_wei, UNITS_MAX), is_reverted=is_reverted)
+        await self._database.write(lambda connection: connection.execute(told), flush=False)
+
+    async def wallet_gas_wei(self, chain_id: ChainId, *, since_ms: int) -> dict[ListingId, int]:
+        columns = wallet_gas_table.c
+        halves = (columns.cost_wei // _GWEI, columns.cost_wei % _GWEI)
+        query = (
+            select(columns.listing_id, *(cast(func.sum(half), BigInteger) for half in halves))
+            .where(columns.chain_id == chain_id, columns.created_ms >= since_ms)
+            .group_by(columns.listing_id)
+        )
+        rows = await self._database.read(lambda connection: connection.execute(query).all())
+        return {ListingId(row[0]): int(row[1]) * _GWEI + int(row[2]) for row in rows}
+
+    async def reverting_codes(self, chain_id: ChainId, *, since_ms: int) -> dict[bytes, CodeRecord]:
+        columns = wallet_gas_table.c
+        reverted = func.sum(case((columns.is_reverted, 1), else_=0))
+        query = (
+            select(columns.code_hash, func.count(), reverted)
+            .where(columns.chain_id == chain_id, columns.created_ms >= since_ms)
+            .group_by(columns.code_hash)
+            .having(reverted > 0)
+        )
+        rows = await self._database.read(lambda connection: connection.execute(query).all())
+        return {bytes(row[0]): CodeRecord(signed=int(row[1]), reverted=int(row[2])) for row in rows}
+
 
 def lock_lanes(connection: Connection, lanes: Collection[Lane]) -> dict[Lane, int]:
     """The next nonce of each lane, locked, in one order; a lane that is new begins at 0."""
@@ -175,7 +210,7 @@ def is_nonce_open(connection: Connection, attempt: SettlementAttempt) -> bool:
     return connection.execute(query.limit(1)).first() is not None
 
 
-def write_attempts(connection: Connection, attempts: Iterable[SettlementAttempt]) -> None:
+def write_attempts(connection: Connection, attempts: Sequence[SettlementAttempt]) -> None:
     rows: list[dict[str, Any]] = [
         {
             "tx_hash": attempt.tx_hash,
@@ -194,3 +229,28 @@ def write_attempts(connection: Connection, attempts: Iterable[SettlementAttempt]
     ]
     if rows:
         connection.execute(insert(attempt_table), rows)
+    _write_wallet_gas(connection, [attempt for attempt in attempts if attempt.code_hash is not None])
+
+
+def _write_wallet_gas(connection: Connection, attempts: Sequence[SettlementAttempt]) -> None:
+    """A nonce that was taken before belongs to whatever was signed with it last."""
+    if not attempts:
+        return
+    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
+    fresh = dialect.insert(wallet_gas_table)
+    told = {name: fresh.excluded[name] for name in _OF_WALLET_GAS}
+    key = [column.name for column in wallet_gas_table.primary_key]
+    rows = [
+        {
+            "sender": attempt.sender,
+            "chain_id": attempt.chain_id,
+            "nonce": attempt.nonce,
+            "code_hash": attempt.code_hash,
+            "listing_id": attempt.listing_id,
+            "cost_wei": min(attempt.fee_max_wei, UNITS_MAX),
+            "is_reverted": False,
+            "created_ms": attempt.created_ms,
+        }
+        for attempt in attempts
+    ]
+    connection.execute(fresh.on_conflict_do_update(index_elements=key, set_=told), rows)

@@ -63,6 +63,7 @@ class MemoryBlocks:
     pool: dict[TxHash, Transaction] = field(default_factory=dict)
     sent: dict[TxHash, SentTransaction] = field(default_factory=dict)
     code: dict[Address, Wallet] = field(default_factory=dict)
+    code_hashes: dict[Address, bytes] = field(default_factory=dict)
     funds: dict[tuple[Address, Address], int] = field(default_factory=dict)
     tanks: dict[Address, int] = field(default_factory=dict)
     refused: dict[tuple[Address, bytes], ContractAnswer] = field(default_factory=dict)

@@ -50,6 +50,7 @@ STRANGER = Address(b"\x57" * 20)
 """Who sends what is not ours."""
 
 _FIRST_BLOCK_S = 1_795_000_000
+_CODE_HASH = keccak256(b"the code of a proxy")
 
 
 class MemoryChain:
@@ -113,10 +114,16 @@ class MemoryChain:
         self._chains[chain_id].pool[transaction.tx_hash] = transaction
 
     def deploy(
-        self, chain_id: ChainId, address: Address, wallet: Wallet = lambda calldata: NO_ANSWER
+        self,
+        chain_id: ChainId,
+        address: Address,
+        wallet: Wallet = lambda calldata: NO_ANSWER,
+        *,
+        code_hash: bytes = _CODE_HASH,
     ) -> None:
-        """Code at an address."""
+        """Code at an address, the same as everywhere unless its hash is given."""
         self._chains[chain_id].code[address] = wallet
+        self._chains[chain_id].code_hashes[address] = code_hash
 
     def take_away(self, *chain_ids: ChainId) -> None:
         """No node of these chains answers any more."""
@@ -283,6 +290,7 @@ class MemoryChain:
             head_number=head.number,
             head_time=head.time,
             code_size=100 if payer in chain.code else 0,
+            code_hash=chain.code_hashes.get(payer),
             balance=chain.balance(token, payer),
             is_used=chain.find_use(token, payer, nonce) is not None,
             simulation=simulation,

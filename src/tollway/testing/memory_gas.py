@@ -1,17 +1,22 @@
 """The lanes of the gas keys in memory: the twin of `storage.gas_store`, over the rows of a `MemoryBook`."""
 
+from collections import Counter
+
 from tollway.errors import StorageUnavailable
 from tollway.identifiers import Address, ChainId, ListingId
 from tollway.ledger.authorization import SettlementAttempt
-from tollway.testing.memory_rows import MemoryAttempt, MemoryRows
+from tollway.ledger.gas import CodeRecord
+from tollway.testing.memory_rows import MemoryAttempt, MemoryRows, MemoryWalletGas
 
 
 class MemoryGas:
-    """Keeps the promises of `GasBook`. `away` makes every method raise `StorageUnavailable`."""
+    """Keeps the promises of `GasBook`. `away` makes every method raise `StorageUnavailable`; `is_before_wallets` those about
+    payers with code, as on older tables."""
 
     def __init__(self, rows: MemoryRows) -> None:
         self._rows = rows
         self.away = False
+        self.is_before_wallets = False
 
     async def next_nonce(self, chain_id: ChainId, sender: Address) -> int:
         self._answer()
@@ -68,6 +73,39 @@ class MemoryGas:
         for (listing_id, *_), wei in of_nonce.items():
             spent[listing_id] = spent.get(listing_id, 0) + wei
         return spent
+
+    async def note_wallet_cost(self, attempt: SettlementAttempt, *, cost_wei: int, is_reverted: bool) -> None:
+        self._answer_of_wallets()
+        found = self._rows.wallet_gas.get((attempt.chain_id, attempt.sender, attempt.nonce))
+        if found is not None:
+            found.cost_wei, found.is_reverted = cost_wei, is_reverted
+
+    async def wallet_gas_wei(self, chain_id: ChainId, *, since_ms: int) -> dict[ListingId, int]:
+        self._answer_of_wallets()
+        spent: dict[ListingId, int] = {}
+        for one in self._find_wallet_gas(chain_id, since_ms):
+            listing_id = one.attempt.listing_id
+            spent[listing_id] = spent.get(listing_id, 0) + one.cost_wei
+        return spent
+
+    async def reverting_codes(self, chain_id: ChainId, *, since_ms: int) -> dict[bytes, CodeRecord]:
+        self._answer_of_wallets()
+        found = self._find_wallet_gas(chain_id, since_ms)
+        signed = Counter(one.code_hash for one in found)
+        reverted = Counter(one.code_hash for one in found if one.is_reverted)
+        return {code: CodeRecord(signed=signed[code], reverted=count) for code, count in reverted.items()}
+
+    def _find_wallet_gas(self, chain_id: ChainId, since_ms: int) -> list[MemoryWalletGas]:
+        return [
+            one
+            for one in self._rows.wallet_gas.values()
+            if one.attempt.chain_id == chain_id and one.attempt.created_ms >= since_ms
+        ]
+
+    def _answer_of_wallets(self) -> None:
+        self._answer()
+        if self.is_before_wallets:
+            raise StorageUnavailable
 
     def _lane(self, chain_id: ChainId, sender: Address) -> list[MemoryAttempt]:
         return [

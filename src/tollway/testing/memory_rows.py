@@ -60,6 +60,16 @@ class MemoryAttempt:
     is_open: bool = True
 
 
+@dataclass(slots=True, kw_only=True)
+class MemoryWalletGas:
+    """One nonce that was taken for a payer with code."""
+
+    attempt: SettlementAttempt
+    code_hash: bytes
+    cost_wei: int
+    is_reverted: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryAnswer:
     payer: Address
@@ -81,6 +91,7 @@ class MemoryRows:
     authorizations: dict[AuthorizationKey, MemoryAuthorization] = field(default_factory=dict)
     attempts: dict[tuple[ChainId, TxHash], MemoryAttempt] = field(default_factory=dict)
     lanes: dict[tuple[ChainId, Address], int] = field(default_factory=dict)
+    wallet_gas: dict[tuple[ChainId, Address, int], MemoryWalletGas] = field(default_factory=dict)
     answers: dict[CallId, MemoryAnswer] = field(default_factory=dict)
     seen_ms: dict[str, int] = field(default_factory=dict)
     life: int = 0

@@ -21,6 +21,7 @@ from tollway.testing.memory_rows import (
     MemoryAttempt,
     MemoryAuthorization,
     MemoryCall,
+    MemoryWalletGas,
     is_cut,
     is_unpaid,
     purse_of_claim,
@@ -254,6 +255,10 @@ class MemorySettling(MemoryMoves):
         if key in self._rows.attempts:
             raise StorageUnavailable
         self._rows.attempts[key] = MemoryAttempt(attempt=attempt, cost_wei=attempt.fee_max_wei)
+        if attempt.code_hash is not None:
+            self._rows.wallet_gas[attempt.chain_id, attempt.sender, attempt.nonce] = MemoryWalletGas(
+                attempt=attempt, code_hash=attempt.code_hash, cost_wei=attempt.fee_max_wei
+            )
 
     def _held_by(self, call: MemoryCall) -> MemoryAuthorization | None:
         """The authorisation that this call holds; a released one may pay another by now."""
