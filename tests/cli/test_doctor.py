@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
 
 from tollway.chain.gas_key import GasKey
 from tollway.chain.reader import ContractAnswer
@@ -22,6 +23,7 @@ from tollway.storage.catalog_store import CatalogStore
 from tollway.storage.database import connect_database
 from tollway.storage.migrate import upgrade
 from tollway.storage.sealer import Sealer
+from tollway.telemetry import BackgroundFigures, Metrics
 from tollway.testing.authorization_samples import USDC
 from tollway.testing.listing_samples import sample_listing
 from tollway.testing.memory_chain import MemoryChain
@@ -77,6 +79,7 @@ async def look(
     *,
     status: int | None = None,
     facilitator_status: int | None = None,
+    metrics: str | None = None,
     migrated: bool = False,
 ) -> dict[str, Finding]:
     async def fetch_status(url: str) -> int | None:
@@ -84,6 +87,10 @@ async def look(
             return facilitator_status
         assert url.endswith("/readyz")
         return status
+
+    async def fetch_text(url: str) -> str | None:
+        assert url.endswith(":9402/metrics")
+        return metrics
 
     database = connect_database(settings.database_url.reveal())
     if migrated:
@@ -94,6 +101,7 @@ async def look(
         database=database,
         chains=chains or OneBlock(),  # type: ignore[arg-type]  # asked for two things only
         fetch_status=fetch_status,
+        fetch_text=fetch_text,
         now_s=NOW_S,
     )
     await database.close()
@@ -367,3 +375,54 @@ async def test_where_ownership_is_required_name_servers_are_asked(
     transport.close()
     assert found["ownership"].level == level
     assert "ownership" not in await look(make_settings(tmp_path))
+
+
+def background_metrics(*tasks: BackgroundFigures) -> str:
+    metrics = Metrics(CollectorRegistry())
+    metrics.add_background(lambda: tasks)
+    return generate_latest(metrics.registry).decode()
+
+
+def figures(name: str, age_s: float, **fields: Any) -> BackgroundFigures:
+    defaults: dict[str, Any] = {"is_running": True, "has_ended": False, "interval_s": 1.0, "failures": 0}
+    return BackgroundFigures(name=name, age_s=age_s, **{**defaults, **fields})
+
+
+WELL = figures("lease_renewal", 2.4)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "level", "told"),
+    [
+        (background_metrics(WELL), "ok", "since the last good run of each task: lease_renewal 2 s"),
+        (background_metrics(WELL, figures("gas_check", 60, failures=7)), "ok", "gas_check 60 s, lease_renewal 2 s"),
+        (
+            background_metrics(WELL, figures("gas_check", 61, failures=7)),
+            "warning",
+            "gas_check ran well 61 s ago, 7 failure(s) since",
+        ),
+        (background_metrics(WELL, figures("gas_check", 149, interval_s=15.0)), "ok", "gas_check 149 s"),
+        (background_metrics(WELL, figures("gas_check", 151, interval_s=15.0)), "warning", "ran well 151 s ago"),
+        (background_metrics(WELL, figures("book_writer", 9999, interval_s=None)), "ok", "task: lease_renewal 2 s"),
+        (background_metrics(WELL, figures("gas_check", 9, is_running=False)), "ok", "task: lease_renewal 2 s"),
+        (
+            background_metrics(WELL, figures("gas_check", 9, is_running=False, has_ended=True)),
+            "failed",
+            "1 background task(s) ended by themselves",
+        ),
+        (background_metrics(), "note", "tell nothing of background tasks"),
+        ("{ what is this", "note", "cannot be read"),
+        (None, "note", "no gateway answers at http://127.0.0.1:9402/metrics now"),
+    ],
+)  # fmt: skip
+async def test_the_age_of_each_last_good_run_is_told(
+    tmp_path: Path, metrics: str | None, level: str, told: str
+) -> None:
+    finding = (await look(make_settings(tmp_path), metrics=metrics))["background"]
+    assert finding.level == level
+    assert told in finding.detail
+
+
+async def test_without_an_admin_address_no_age_can_be_read(tmp_path: Path) -> None:
+    finding = (await look(make_settings(tmp_path, admin_listen=None)))["background"]
+    assert (finding.level, finding.detail.partition(":")[0]) == ("note", "admin_listen is off")

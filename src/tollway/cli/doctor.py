@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from prometheus_client.parser import text_string_to_metric_families
+
 from tollway.chain.reader import SettlementChain
 from tollway.chain.token_domain import DomainFault, find_domain_fault
 from tollway.errors import ChainUnavailable, StorageUnavailable
@@ -21,6 +23,7 @@ from tollway.storage.leadership import Duty, Leader, are_sessions_shared, find_l
 from tollway.storage.migrate import schema_state
 from tollway.storage.seal_keeper import SealKeeper
 from tollway.storage.sealer import Sealer
+from tollway.telemetry import BACKGROUND_AGE, BACKGROUND_ENDED, BACKGROUND_FAILURES, BACKGROUND_INTERVAL
 
 Level = Literal["ok", "note", "warning", "failed"]
 
@@ -36,6 +39,8 @@ _ANSWERS_LOOKED_AT = 200
 _ROOT = "."
 """A name that every name server can be asked about."""
 _READY, _SERVER_ERROR = 200, 500
+LATE_INTERVALS, LATE_S_MIN = 10, 60.0
+"""A background task is late when its last good run is more than so many intervals ago, and more than so many seconds."""
 
 _DOMAIN_FAULTS = {
     DomainFault.NO_AUTHORIZATIONS: "takes no authorisations (EIP-3009) at that address",
@@ -44,6 +49,8 @@ _DOMAIN_FAULTS = {
 
 FetchStatus = Callable[[str], Awaitable[int | None]]
 """GET a URL; the status, or None when nobody answers."""
+FetchText = Callable[[str], Awaitable[str | None]]
+"""GET a URL; the body of a 200, or None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +68,7 @@ async def examine(
     database: Database,
     chains: SettlementChain,
     fetch_status: FetchStatus,
+    fetch_text: FetchText,
     now_s: float,
 ) -> tuple[Finding, ...]:
     """Every check, none of which stops the others."""
@@ -88,6 +96,7 @@ async def examine(
     findings.extend(await _examine_rates(settings))
     findings.extend(await _examine_ownership(settings))
     findings.append(await _examine_gateway(settings, fetch_status))
+    findings.append(await _examine_background(settings, fetch_text))
     return tuple(findings)
 
 
@@ -389,3 +398,45 @@ async def _examine_gateway(settings: Settings, fetch_status: FetchStatus) -> Fin
         return Finding(check="gateway", level="ok", detail=f"the gateway at {settings.public_url} is ready")
     detail = f"{settings.public_url}/readyz answers {status}: the gateway is not ready"
     return Finding(check="gateway", level="failed", detail=detail)
+
+
+async def _examine_background(settings: Settings, fetch_text: FetchText) -> Finding:
+    """The age of the last good run of each background task, by the metrics of the gateway on this machine."""
+    check = "background"
+    if settings.admin_listen is None:
+        detail = "admin_listen is off: the ages of background tasks cannot be read"
+        return Finding(check=check, level="note", detail=detail)
+    url = f"http://{settings.admin_listen}/metrics"
+    text = await fetch_text(url)
+    if text is None:
+        return Finding(check=check, level="note", detail=f"no gateway answers at {url} now")
+    return judge_background(text)
+
+
+def judge_background(metrics: str) -> Finding:
+    """What the metrics of a gateway say of its background tasks."""
+    check = "background"
+    figures: dict[str, dict[str, float]] = {}
+    try:
+        for family in text_string_to_metric_families(metrics):
+            for sample in family.samples:
+                figures.setdefault(sample.name, {})[sample.labels.get("task", "")] = sample.value
+    except ValueError:
+        return Finding(check=check, level="note", detail="the metrics of the gateway cannot be read")
+    ages, intervals = figures.get(BACKGROUND_AGE, {}), figures.get(BACKGROUND_INTERVAL, {})
+    failures = figures.get(BACKGROUND_FAILURES, {})
+    ended = figures.get(BACKGROUND_ENDED, {}).get("", 0)
+    if ended:
+        detail = f"{ended:.0f} background task(s) ended by themselves; look for background_task_ended in the log, restart"
+        return Finding(check=check, level="failed", detail=detail)
+    if not ages:
+        return Finding(check=check, level="note", detail="the metrics tell nothing of background tasks")
+    late = [
+        f"{task} ran well {ages[task]:.0f} s ago, {failures.get(task, 0):.0f} failure(s) since"
+        for task, interval_s in sorted(intervals.items())
+        if ages.get(task, 0) > max(LATE_INTERVALS * interval_s, LATE_S_MIN)
+    ]
+    if late:
+        return Finding(check=check, level="warning", detail="; ".join(late))
+    told = ", ".join(f"{task} {ages[task]:.0f} s" for task in sorted(ages) if task in intervals)
+    return Finding(check=check, level="ok", detail=f"since the last good run of each task: {told}")

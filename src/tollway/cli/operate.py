@@ -34,6 +34,7 @@ DONE, FAILED, USAGE, LATER = 0, 1, 2, 3
 """Exit codes."""
 
 REVISE_ATTEMPTS = 5
+FETCH_DEADLINE_S, FETCHED_BYTES_MAX = 5.0, 4 * 1024 * 1024
 
 Config = Annotated[
     Path | None,
@@ -139,6 +140,7 @@ def _register_running(app: typer.Typer, premises: Premises) -> None:
                     database=desk.database,
                     chains=desk.chains,
                     fetch_status=_fetch_status,
+                    fetch_text=_fetch_text,
                     now_s=time.time(),
                 )
             lines = [f"{finding.level:8} {finding.check}: {finding.detail}" for finding in found]
@@ -395,6 +397,25 @@ async def _fetch_status(url: str) -> int | None:
             return (await client.get(url)).status_code
     except httpx.HTTPError:
         return None
+
+
+async def _fetch_text(url: str) -> str | None:
+    import httpx
+
+    body = bytearray()
+    try:
+        async with (
+            asyncio.timeout(FETCH_DEADLINE_S),
+            httpx.AsyncClient(timeout=FETCH_DEADLINE_S, trust_env=False) as client,
+            client.stream("GET", url) as answer,
+        ):
+            async for part in answer.aiter_bytes():
+                body += part
+                if len(body) > FETCHED_BYTES_MAX:
+                    return None
+    except (httpx.HTTPError, TimeoutError):
+        return None
+    return body.decode(errors="replace") if answer.status_code == httpx.codes.OK else None
 
 
 def _now_ms() -> int:
