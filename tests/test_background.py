@@ -248,6 +248,7 @@ GROUPS = {
     "gateway/prober.py": "its children catch everything; in a task of its own",
     "house.py": "the public and the admin server: when one fails, so does the gateway",
     "outbound/ownership_checker.py": "its children catch what places do",
+    "payments/settlement.py": "a request; its child catches everything",
     "payments/till.py": "a request",
     "storage/leadership.py": "in a task of its own",
     "web/answer_stream.py": "a request",

@@ -1,0 +1,178 @@
+"""PostgreSQL goes away for 13 s under two gateways that take x402 payments. Afterwards both take them again by themselves,
+every background task runs well, and nothing was paid for twice or served unpaid.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import re
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from tollway_live_hand_payer import HandPayer, Quote
+from tollway_live_street import PRICE_UNITS, poll
+from tollway_torture_postgres_pair import run_pair
+
+from tollway.background import TaskName
+from tollway.sandbox.playground import START_USDC_UNITS
+from tollway.testing.low_ports import find_low_port, find_low_ports
+
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.postgres,
+    pytest.mark.timeout(600),
+]
+
+AWAY_S = 13.0
+DEADLINE_S = 60.0
+CALLERS_EACH = 2
+QUICK = {
+    "TOLLWAY_LIMIT_OWNER_RENEW_S": "0.3",
+    "TOLLWAY_LIMIT_RECOVERY_INTERVAL_S": "0.5",
+    "TOLLWAY_LIMIT_SWEEP_INTERVAL_S": "0.5",
+    "TOLLWAY_LIMIT_GAS_REFRESH_S": "0.5",
+    "TOLLWAY_LIMIT_WATCH_INTERVAL_S": "0.5",
+    "TOLLWAY_LIMIT_LEADER_POLL_S": "0.5",
+}
+AWAY = {"storage_unavailable", "payment_outcome_unknown", "chain_unavailable", "idempotency_in_progress"}
+"""What a caller may be told of an outage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """Two gateways on one database. `admins`: where each tells its metrics."""
+
+    street: Any
+    database: Any
+    gateways: list[Any]
+    admins: list[str]
+    api_id: str
+    served: Counter[int] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)
+    callers: list[tuple[HandPayer, Counter[str]]] = field(default_factory=list)
+
+    async def call_on(self, number: int, name: str) -> None:
+        """One caller at one gateway: it pays for each call with a new authorisation, and gives none up."""
+        payer = HandPayer(
+            street=self.street,
+            gateway=self.gateways[number],
+            api_id=self.api_id,
+            signer=await self.street.wallet(),
+        )
+        served = Counter[str]()
+        self.callers.append((payer, served))
+        for turn in itertools.count():
+            path = f"/echo/{name}-{turn}"
+            headers: list[tuple[str, str]] = []
+            while (reply := await payer.call(path, headers)).status != 200:
+                if reply.status == 402 and not headers:
+                    headers = [payer.show(Quote.read(reply))]
+                    continue
+                self.refused[str(reply.code)] += 1
+                await asyncio.sleep(0.05)  # a real caller waits for what Retry-After says
+            self.served[number] += 1
+            served[path] += 1
+
+    @contextlib.asynccontextmanager
+    async def calling(self) -> AsyncIterator[None]:
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(self.call_on(number, f"caller-{number}-{each}"))
+                for number in range(len(self.gateways))
+                for each in range(CALLERS_EACH)
+            ]
+            yield
+            for task in tasks:
+                task.cancel()
+
+    async def wait_served(self, *, what: str) -> None:
+        """Some more calls at each gateway."""
+        goals = {number: self.served[number] + 5 for number in range(len(self.gateways))}
+        await poll(
+            lambda: all(self.served[number] >= goal for number, goal in goals.items()),
+            deadline_s=DEADLINE_S,
+            what=what,
+        )
+
+    async def read_failures(self, admin: str) -> dict[str, int]:
+        """Failed runs in a row, by background task."""
+        told = (await self.street.send(f"{admin}/metrics")).body.decode()
+        assert "tollway_background_tasks_ended 0.0" in told
+        rows = re.findall(r'tollway_background_task_failures\{task="(\w+)"\} (\d+)', told)
+        return {task: int(failures) for task, failures in rows}
+
+    async def have_failed(self, *names: TaskName) -> bool:
+        """Two times in a row, at each gateway."""
+        told = [await self.read_failures(admin) for admin in self.admins]
+        return all(failures.get(name, 0) >= 2 for failures in told for name in names)
+
+    async def run_well(self) -> bool:
+        return not any([any((await self.read_failures(admin)).values()) for admin in self.admins])
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def site(street: Any) -> AsyncIterator[Site]:
+    (gas,) = await street.wallets(1)
+    provider = await street.wallet()
+    admins = [f"127.0.0.1:{port}" for port in find_low_ports(2)]
+    given = {**QUICK, "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key}
+    async with (
+        run_pair(find_low_port) as database,
+        street.gateway(
+            database_url=database.url, settings={**given, "TOLLWAY_ADMIN_LISTEN": admins[0]}
+        ) as first,
+        street.gateway(
+            database_url=database.url,
+            public_url=first.public_url,
+            settings={**given, "TOLLWAY_ADMIN_LISTEN": admins[1]},
+        ) as second,
+    ):
+        yield Site(
+            street=street,
+            database=database,
+            gateways=[first, second],
+            admins=[f"http://{admin}" for admin in admins],
+            api_id=await street.publish(first, provider),
+        )
+
+
+async def test_x402_is_back_after_postgresql_was_away_for_13_s(site: Site, torture: Any) -> None:
+    """The short form waits until the look at gas has failed twice; it is what stopped for good."""
+    away_s = torture.pick(short=0.0, long=AWAY_S)
+    rounds = torture.pick(short=1, long=2)
+    async with site.calling():
+        await site.wait_served(what="calls before the outage")
+        for _ in range(rounds):
+            await site.database.primary.kill()
+            ends_s = time.monotonic() + away_s
+            await poll(
+                lambda: site.have_failed(
+                    TaskName.GAS_CHECK, TaskName.LEASE_RENEWAL, TaskName.WATCHER_ELECTION
+                ),
+                deadline_s=DEADLINE_S,
+                what="failed runs at both gateways",
+            )
+            await poll(lambda ends_s=ends_s: time.monotonic() >= ends_s, deadline_s=DEADLINE_S, what="13 s")
+            await site.database.primary.start()
+            for gateway in site.gateways:
+                await site.street.wait_ready(gateway)
+            await site.wait_served(what="x402 calls after the outage")
+            await poll(site.run_well, deadline_s=DEADLINE_S, what="background tasks that run well")
+    assert set(site.refused) <= AWAY
+    for payer, served in site.callers:
+        spent_units = START_USDC_UNITS - await payer.balance()
+        # The last one was left in the middle. A call whose answer was lost is repeated, and paid for once.
+        assert served.total() * PRICE_UNITS <= spent_units <= (served.total() + 1) * PRICE_UNITS
+    assert (await site.street.audit(site.gateways[0])).wrong == ()
+    for gateway in site.gateways:
+        log = gateway.read_log()
+        assert "background_task_failed" in log
+        assert "background_task_recovered" in log
+        assert "background_task_ended" not in log
+        assert "Traceback" not in log
+    torture.tell(served=sum(site.served.values()), refused=sum(site.refused.values()), outages=rounds)
