@@ -68,6 +68,7 @@ def test_an_answer_is_json_text_or_bytes(content: bytes, kind: str, shown: dict[
         "network": "eip155:84532",
         "rail": "x402",
         "receipt": {"success": True, "transaction": str(TX), "network": "eip155:84532"},
+        "feeMax": None,
     }
 
 

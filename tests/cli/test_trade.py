@@ -241,6 +241,8 @@ def test_call_writes_the_body_as_it_is(run, tmp_path):
         (["--max-price", "0.001 USDC"], "price_above_max", 1),
         (["--budget", "0.001 USDC"], "budget_exhausted", 1),
         (["--max-price", "much"], "usage", 2),
+        (["--max-fee", "0.0000000000001 ETH"], "fee_above_max", 1),
+        (["--max-fee", "much"], "usage", 2),
         (["-H", "nonsense"], "usage", 2),
         (["--rail", "x402", "--prepay", "2"], "usage", 2),
         (["--rail", "x402"], "cannot_pay", 1),
@@ -352,6 +354,15 @@ def test_no_command_takes_a_key_as_an_argument():
         shown = CliRunner().invoke(app, [*words, "--help"]).stdout
         assert "--private-key" not in shown
         assert "--key " not in shown
+
+
+def test_a_terminal_sees_a_payment_before_it_is_signed(run, monkeypatch):
+    monkeypatch.setattr("tollway.cli.trade.is_for_people", lambda as_json: not as_json)
+    done = run("call", "api_1", "--rail", "tx")
+    shown, _, _ = done.stderr.replace("\n", " ").partition("HTTP 200")
+    assert "Pays 0.01 USDC to 0x" in shown
+    assert "network fee at most 0.0" in shown
+    assert "allowed 0.01 ETH." in shown
 
 
 def test_a_terminal_gets_no_control_characters_and_no_markup(run, monkeypatch):

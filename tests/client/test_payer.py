@@ -31,6 +31,7 @@ from tollway.client.steps import (
     RecallAuthorization,
     RecallReleased,
     Send,
+    ShowPayment,
     SignCall,
     SignedTransfer,
     SignTransfer,
@@ -154,6 +155,7 @@ def play_to_signature(play, *, pending=5, stored=0):
     play << ask("eth_getBlockByNumber", "latest", False) >> NodeAnswer(result={"baseFeePerGas": "0x64"})
     play << ask("eth_maxPriorityFeePerGas") >> NodeRefused(code=-32601, message="no such method")
     play << ask("eth_getBalance", str(PAYER), "latest") >> number(10**18)
+    play << ShowPayment >> None
     play << ask("eth_getTransactionCount", str(PAYER), "pending") >> number(pending)
     play << NextNonce(chain_id=CHAIN, pending=pending) >> stored
     return play
@@ -175,7 +177,8 @@ def test_stores_before_broadcasting_and_broadcasts_before_calling():
         )
         >> SignedTransfer(tx_hash=TX, raw=b"raw")
     )
-    play << Store(transfer=transfer(), price=10_000) >> Stored()
+    stored = transfer(fee_max_wei=50_000 * (10**9 + 200))
+    play << Store(transfer=stored, price=10_000) >> Stored()
     play << ask("eth_getTransactionReceipt", str(TX)) >> NodeAnswer(result=None)
     play << ask("eth_getTransactionCount", str(PAYER), "finalized") >> number(5)
     play << ask("eth_sendRawTransaction", "0x" + b"raw".hex()) >> NodeAnswer(result=str(TX))
@@ -306,6 +309,8 @@ class World:
     def do(self, step):
         match step:
             case RecallAuthorization():
+                return None
+            case ShowPayment():
                 return None
             case Recall():
                 return self.credit

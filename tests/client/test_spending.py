@@ -165,7 +165,8 @@ def test_a_store_of_the_first_version_is_read_on(store, store_path):
     connection.execute("PRAGMA user_version = 1")
     connection.commit()
     connection.close()
-    assert store.store(transfer(1), budget=None) == Stored()
+    assert store.store(transfer(1, fee_max_wei=2**70), budget=None) == Stored()
+    assert [kept.fee_max_wei for kept in store.all_of(transfer(1).payer)] == [2**70]
     assert store.abandon(transfer(1).tx_hash)
     assert store.store(transfer(2, nonce=1), budget=None) == Stored()
 

@@ -13,7 +13,7 @@ from typing import Annotated
 import httpx
 import typer
 
-from tollway.cli.showing import print_failure
+from tollway.cli.showing import print_failure, print_quote
 from tollway.cli.told import read_nodes, read_wallet
 from tollway.client import AsyncTollwayClient, CallerFailure, KeyUnusable, Patience, TollwayClient
 from tollway.client.checkout import RailChoice
@@ -40,6 +40,14 @@ MaxPrice = Annotated[
         "--max-price",
         envvar="TOLLWAY_MAX_PRICE",
         help='The most it may cost: "0.05 USDC". Default: 1 dollar.',
+    ),
+]
+MaxFee = Annotated[
+    str | None,
+    typer.Option(
+        "--max-fee",
+        envvar="TOLLWAY_MAX_FEE",
+        help='The most that the network fee of one payment may be: "0.0001 ETH". Default: ten times the payment.',
     ),
 ]
 Budget = Annotated[
@@ -79,11 +87,14 @@ class CallerSession:
     rpc: tuple[str, ...] = ()
     store: Path | None = None
     max_price: str | None = None
+    max_fee: str | None = None
     budget: str | None = None
     session_budget: str | None = None
     wait_s: float = 180.0
     rail: RailChoice = "auto"
     chains: tuple[int, ...] = ()
+    is_quiet: bool = True
+    """Payments are not shown before they are signed."""
 
     def open(self, *, is_signing: bool) -> TollwayClient:
         """Raises `KeyUnusable` where a signature is needed and there is no key, and ValueError."""
@@ -94,17 +105,21 @@ class CallerSession:
         return AsyncTollwayClient(self.gateway, **self._options(is_signing=is_signing))
 
     def _options(self, *, is_signing: bool) -> ClientOptions:
-        return {
+        options: ClientOptions = {
             "wallet": read_wallet(self.key_file) if is_signing else None,
             "rpc_urls": read_nodes(self.rpc),
             "store_path": self.store,
             "max_price": self.max_price,
+            "max_fee": self.max_fee,
             "budget": self.budget,
             "session_budget": self.session_budget,
             "patience": Patience(wait_s=self.wait_s),
             "rail": self.rail,
             "chains": self.chains,
         }
+        if not self.is_quiet:
+            options["before_signing"] = print_quote
+        return options
 
 
 def split_nodes(told: str) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from tollway.cli.caller_options import (
     Chains,
     Gateway,
     KeyFile,
+    MaxFee,
     MaxPrice,
     Rail,
     Rpc,
@@ -50,6 +51,7 @@ def register(app: typer.Typer) -> None:
 
 def serve_mcp(
     max_price: MaxPrice = None,
+    max_fee: MaxFee = None,
     session_budget: SessionBudget = None,
     budget: Budget = None,
     rail: Rail = "auto",
@@ -73,6 +75,7 @@ def serve_mcp(
             rpc=split_nodes(rpc),
             store=store,
             max_price=max_price,
+            max_fee=max_fee,
             budget=budget,
             session_budget=session_budget,
             wait_s=WAIT_S,
@@ -99,6 +102,7 @@ def _tell_terms(client: AsyncTollwayClient) -> str:
         return f"gateway {client.gateway}, no wallet: only what is free can be called"
     allowance = client.allowance
     limits = [f"at most {allowance.max_price.tell()} a call"]
+    limits += [f"{allowance.max_fee.tell()} for a network fee"] if allowance.max_fee else []
     limits += [f"{allowance.session_budget.tell()} a session"] if allowance.session_budget else []
     limits += [f"{allowance.budget.tell()} in all"] if allowance.budget else []
     return f"gateway {client.gateway}, wallet {client.address}, {', '.join(limits)}"

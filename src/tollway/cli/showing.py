@@ -16,7 +16,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tollway.client import CallerFailure, CallHeld, CallResponse, GatewayRefused, PaymentRefused
+from tollway.client import CallerFailure, CallHeld, CallResponse, GatewayRefused, PaymentQuote, PaymentRefused
+from tollway.client.fee_limit import format_fee
 from tollway.client.shown_text import plain, plain_line
 from tollway.client.steps import SignedAuthorization, Transfer
 from tollway.client.x402_offer import Receipt
@@ -137,6 +138,7 @@ def print_answer(answer: CallResponse) -> None:
     words += [f"price {payment.price}"] if payment.price else []
     words += [f"credit left {payment.credit_remaining}"] if payment.credit_remaining else []
     words += [f"rail {payment.rail}"] if payment.rail else []
+    words += [f"network fee at most {payment.fee_max}"] if payment.fee_max else []
     words += [f"paid by {payment.transaction}"] if payment.transaction else []
     words += [f"call {payment.call_id}"] if payment.call_id else []
     Console(stderr=True).print(Text(plain(" · ".join(words)), style="dim"))
@@ -175,7 +177,7 @@ def _describe_receipt(receipt: Receipt) -> dict[str, Any]:
     return {name: value for name, value in told.items() if value is not None}
 
 
-def describe_payment(payment: Transfer) -> dict[str, str]:
+def describe_payment(payment: Transfer) -> dict[str, str | None]:
     """A payment of the wallet's own books."""
     decimals = payment.asset.decimals
     return {
@@ -187,6 +189,7 @@ def describe_payment(payment: Transfer) -> dict[str, str]:
         "amount": format_decimal(payment.amount, decimals=decimals),
         "left": format_decimal(payment.rest, decimals=decimals),
         "currency": payment.asset.symbol,
+        "feeMax": None if payment.fee_max_wei is None else format_fee(payment.chain_id, payment.fee_max_wei),
         "state": payment.state.value,
     }
 
@@ -204,6 +207,11 @@ def describe_authorization(signed: SignedAuthorization) -> dict[str, str | None]
         "currency": signed.asset.symbol,
         "state": signed.state.value,
     }
+
+
+def print_quote(quote: PaymentQuote) -> None:
+    """On stderr, before the payment is signed."""
+    Console(stderr=True).print(Text(plain(quote.describe()), style="dim"))
 
 
 def print_failure(failure: Exception, *, as_json: bool) -> None:

@@ -20,6 +20,7 @@ from tollway.cli.caller_options import (
     Chains,
     Gateway,
     KeyFile,
+    MaxFee,
     MaxPrice,
     Rail,
     Rpc,
@@ -152,6 +153,7 @@ def call(
         list[str] | None, typer.Option("--header", "-H", help="Name: value, repeatable.")
     ] = None,
     max_price: MaxPrice = None,
+    max_fee: MaxFee = None,
     budget: Budget = None,
     prepay: Annotated[
         int, typer.Option("--prepay", min=1, help="Pay for so many calls at once, by a transaction.")
@@ -177,10 +179,12 @@ def call(
             rpc=split_nodes(rpc),
             store=store,
             max_price=max_price,
+            max_fee=max_fee,
             budget=budget,
             wait_s=wait_s,
             rail=rail,
             chains=tuple(chain or ()),
+            is_quiet=not is_for_people(as_json=as_json),
         )
         body = read_content(content)
         with session.open(is_signing=has_key(key_file)) as client:

@@ -11,6 +11,7 @@ from tollway.client.failures import (
     CallerFailure,
     CallHeld,
     CannotPay,
+    FeeAboveMax,
     GatewayRefused,
     GatewayUnreachable,
     NodeUnreachable,
@@ -21,6 +22,7 @@ from tollway.client.failures import (
 )
 from tollway.client.forwarded import Forwarded, ForwardedRefused, ForwardedVerifier
 from tollway.client.reply import CallResponse, PaymentInfo
+from tollway.client.steps import PaymentQuote
 from tollway.client.transfer import Patience
 from tollway.client.wallet import KeyUnusable, Wallet, create_key_file
 
@@ -31,6 +33,7 @@ __all__ = [
     "CallResponse",
     "CallerFailure",
     "CannotPay",
+    "FeeAboveMax",
     "Forwarded",
     "ForwardedRefused",
     "ForwardedVerifier",
@@ -42,6 +45,7 @@ __all__ = [
     "Patience",
     "PaymentInfo",
     "PaymentPending",
+    "PaymentQuote",
     "PaymentRefused",
     "PriceAboveMax",
     "TollwayClient",

@@ -29,6 +29,8 @@ SEARCH_LIMIT = 10
 HISTORY_LIMIT = 10
 NAME_CHARACTERS_MAX, DESCRIPTION_CHARACTERS_MAX = 120, 400
 
+DEFAULT_FEE = "ten times the payment or 0.05 dollars, and never more than the maximum of the network"
+
 Arguments = Mapping[str, object]
 
 _RESERVED_HEADERS = frozenset(
@@ -213,6 +215,7 @@ def _tell_limits(client: AsyncTollwayClient) -> dict[str, str | None]:
     limits = client.allowance
     return {
         "perCall": limits.max_price.tell(),
+        "networkFee": DEFAULT_FEE if limits.max_fee is None else limits.max_fee.tell(),
         "session": None if limits.session_budget is None else limits.session_budget.tell(),
         "total": None if limits.budget is None else limits.budget.tell(),
     }

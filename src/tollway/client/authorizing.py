@@ -39,7 +39,9 @@ from tollway.client.steps import (
     LearnAuthorization,
     OverBudget,
     Pause,
+    PaymentQuote,
     Send,
+    ShowPayment,
     SignAuthorization,
     SignedAuthorization,
     StoreAuthorization,
@@ -115,6 +117,8 @@ def make_authorization(
                 has = format_decimal(balance, decimals=asset.decimals)
                 reasons.append(f"the wallet holds {has} {asset.symbol} on {asset.network}")
                 continue
+        quote = PaymentQuote(rail="x402", asset=asset, amount=offer.amount, pay_to=offer.pay_to)
+        yield ShowPayment(quote=quote)
         signed = yield SignAuthorization(offer=offer, asset=asset)
         assert isinstance(signed, SignedAuthorization)
         yield from _store(signed)

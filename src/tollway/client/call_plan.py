@@ -59,7 +59,7 @@ class CallOptions(TypedDict, total=False):
     """What a call takes beside the listing and the path.
 
     `prepay`: how many calls to pay for when a payment is due (default 1). `max_price`: for this call, instead of the
-    client's; `rail` likewise. `idempotency_key`: makes a repeat get the stored answer, and lets the client repeat on a broken connection.
+    client's; `max_fee` and `rail` likewise. `idempotency_key`: makes a repeat get the stored answer, and lets the client repeat on a broken connection.
     """
 
     method: str
@@ -68,6 +68,7 @@ class CallOptions(TypedDict, total=False):
     params: Mapping[str, str] | None
     headers: Mapping[str, str] | None
     max_price: CapText
+    max_fee: CapText
     rail: RailChoice
     prepay: int
     idempotency_key: str | None
@@ -88,7 +89,7 @@ def plan_call(root: str, api_id: str, path: str, options: CallOptions, *, defaul
         raise ValueError("the path leaves the listing")
     headers, body = _read_content(options)
     method = options.get("method", "GET").upper()
-    max_price = options.get("max_price")
+    max_price, max_fee = options.get("max_price"), options.get("max_fee")
     return CallPlan(
         api_id=api_id,
         method=method,
@@ -98,6 +99,7 @@ def plan_call(root: str, api_id: str, path: str, options: CallOptions, *, defaul
         body=body,
         rules=Rules(
             max_price=defaults.max_price if max_price is None else Cap.parse(max_price),
+            max_fee=defaults.max_fee if max_fee is None else Cap.parse(max_fee),
             prepay=options.get("prepay", 1),
             patience=defaults.patience,
             is_repeatable=method in _SAFE_METHODS or "Idempotency-Key" in headers,

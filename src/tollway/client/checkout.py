@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Literal
 
-from tollway.client.failures import CannotPay, PaymentRefused, PriceAboveMax
+from tollway.client.failures import CannotPay, FeeAboveMax, PaymentRefused, PriceAboveMax
 from tollway.client.quote import Cap, Offer, to_atto
 from tollway.client.steps import Answer, Flow, SignedAuthorization, Transfer
 from tollway.client.transfer import Made, Patience, Purse, fetch_balance, know_asset, make_transfer
@@ -22,12 +22,14 @@ RAILS: tuple[RailChoice, ...] = ("auto", "tx", "x402")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What the caller allows for one call. `prepay`: how many calls one new payment is to cover, on `tx`.
+    """What the caller allows for one call. `max_fee`: the most for the network fee of one payment, in the native
+    currency; None: the presets. `prepay`: how many calls one new payment is to cover, on `tx`.
 
     `is_repeatable`: the request may run twice (a safe method, or an idempotency key).
     """
 
     max_price: Cap
+    max_fee: Cap | None = None
     prepay: int = 1
     patience: Patience = field(default_factory=Patience)
     is_repeatable: bool = False
@@ -77,6 +79,7 @@ def pay_offer(
     if paid:
         return (yield from _pay_difference(offers, short, purse, rules, tried, paid, disowned))
     reasons: list[str] = []
+    is_fee_above = False
     if not offers:
         raise CannotPay("The gateway offers no transfer that this wallet could make.")
     for offer in _prefer(offers, short):
@@ -93,8 +96,13 @@ def pay_offer(
             has = format_decimal(balance, decimals=asset.decimals)
             reasons.append(f"{due} {asset.symbol} on {asset.network} is due, the wallet holds {has}")
             continue
-        return (yield from make_transfer(asset, offer, amount, purse, tried))
-    raise CannotPay("This wallet cannot pay the call: " + "; ".join(reasons) + ".")
+        try:
+            return (yield from make_transfer(asset, offer, amount, purse, tried, rules.max_fee))
+        except FeeAboveMax as failure:  # another network may cost less
+            reasons.append(failure.detail.rstrip("."))
+            is_fee_above = True
+    kind = FeeAboveMax if is_fee_above else CannotPay
+    raise kind("This wallet cannot pay the call: " + "; ".join(reasons) + ".")
 
 
 def _pay_difference(
@@ -121,7 +129,10 @@ def _pay_difference(
         raise CannotPay(
             f"The wallet holds less {asset.symbol} than the difference.", transaction=last.tx_hash
         )
-    return (yield from make_transfer(asset, same[0], due, purse, tried))
+    try:
+        return (yield from make_transfer(asset, same[0], due, purse, tried, rules.max_fee))
+    except FeeAboveMax as failure:
+        raise FeeAboveMax(failure.detail, transaction=last.tx_hash) from failure
 
 
 def _asks_again(last: Transfer, what: str) -> PaymentRefused:

@@ -35,10 +35,12 @@ from tollway.client.steps import (
     NodeAway,
     Outcome,
     PaidAlready,
+    PaymentQuote,
     Recall,
     RecallAuthorization,
     RecallReleased,
     Send,
+    ShowPayment,
     SignAuthorization,
     SignCall,
     SignedAuthorization,
@@ -61,7 +63,16 @@ AboutAuthorizations = (
     RecallAuthorization | RecallReleased | SignAuthorization | StoreAuthorization | LearnAuthorization
 )
 Local = (
-    SignCall | SignTransfer | Recall | NextNonce | Unsent | Store | Learn | CountServed | AboutAuthorizations
+    SignCall
+    | ShowPayment
+    | SignTransfer
+    | Recall
+    | NextNonce
+    | Unsent
+    | Store
+    | Learn
+    | CountServed
+    | AboutAuthorizations
 )
 """Steps that need no network."""
 
@@ -78,6 +89,9 @@ class ClientOptions(TypedDict, total=False):
     `rpc_urls`: a node per chain id; only on those chains is anything paid, and on `chains`: there by authorisations
     alone, without a node. `rail`: `"tx"`, `"x402"` or `"auto"`, see `client/rails.py`. `max_price`: the most one call may cost,
     `"0.05 USDC"`, or several by currency, or `"0.05"` of whichever currency (default: one dollar, and only dollars).
+    `max_fee`: the most that the network fee of one payment may be, in the native currency, written alike, see
+    `client/fee_limit.py`. `before_signing`: is given each payment before it is signed, and stops it by an exception; the
+    asynchronous client calls it in a thread.
     `budget`: the most that all payments in this store may sum up to, written alike; `session_budget`: the most that this
     client may sign. `store_path`: the file of payments,
     shared by all processes of a wallet (default `~/.tollway/payments.sqlite3`). `public_url`: the gateway's own name,
@@ -91,10 +105,12 @@ class ClientOptions(TypedDict, total=False):
     rail: RailChoice
     store_path: Path | str | None
     max_price: CapText
+    max_fee: CapText
     budget: CapText
     session_budget: CapText
     public_url: str | None
     patience: Patience
+    before_signing: Callable[[PaymentQuote], None]
     assets: tuple[Asset, ...]
     now_ms: Callable[[], int]
     entropy: Callable[[int], bytes]
@@ -111,6 +127,8 @@ class Desk:
         self.wallet = options.get("wallet")
         self.rpc_urls = {ChainId(chain_id): url for chain_id, url in options.get("rpc_urls", {}).items()}
         self.signing_chains = frozenset(ChainId(chain_id) for chain_id in options.get("chains", ()))
+        self._before_signing = options.get("before_signing", _pass)
+        max_fee = options.get("max_fee")
         max_price, budget = options.get("max_price"), options.get("budget")
         self.budget = None if budget is None else Cap.parse(budget)
         session_budget = options.get("session_budget")
@@ -119,6 +137,7 @@ class Desk:
         self._entropy = options.get("entropy", secrets.token_bytes)
         self._rules = Rules(
             max_price=DEFAULT_MAX_PRICE if max_price is None else Cap.parse(max_price),
+            max_fee=None if max_fee is None else Cap.parse(max_fee),
             patience=options.get("patience", Patience()),
             rail=check_rail(options.get("rail", "auto")),
         )
@@ -141,6 +160,10 @@ class Desk:
     @property
     def max_price(self) -> Cap:
         return self._rules.max_price
+
+    @property
+    def max_fee(self) -> Cap | None:
+        return self._rules.max_fee
 
     def keep_key(self, payer: Address, plan: CallPlan) -> str:
         fresh = self._entropy(16).hex()
@@ -204,6 +227,9 @@ class Desk:
                     now_s=self._now_ms() // 1000,
                     nonce=self._entropy(32),
                 )
+            case ShowPayment(quote=quote):
+                self._before_signing(quote)
+                return None
             case SignTransfer():
                 return wallet.sign_transfer(step)
             case Recall():
@@ -353,6 +379,10 @@ class Desk:
         request = httpx.Request("POST", url, json=question)
         request.extensions = {"timeout": NODE_TIMEOUT.as_dict()}
         return request
+
+
+def _pass(_: PaymentQuote) -> None:
+    pass
 
 
 def _read_clock() -> int:

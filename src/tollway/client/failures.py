@@ -5,6 +5,7 @@
     ├── GatewayUnreachable    no answer came; `is_sent` tells whether it may have been served
     ├── NotPaid               nothing was spent
     │   ├── PriceAboveMax     dearer than the caller allows
+    │   ├── FeeAboveMax       its network fee could be higher than the caller allows
     │   ├── BudgetExhausted   the total would exceed the budget
     │   └── CannotPay         no offer that this wallet can pay, or the node refuses the transfer
     ├── PaymentPending        our payment is on its way; ask again later, it is never made twice
@@ -65,6 +66,12 @@ class PriceAboveMax(NotPaid):
     """The call costs more than the caller allows."""
 
     code = "price_above_max"
+
+
+class FeeAboveMax(NotPaid):
+    """By the word of the node, the network fee of the payment could be higher than the caller allows."""
+
+    code = "fee_above_max"
 
 
 class BudgetExhausted(NotPaid):

@@ -14,9 +14,11 @@ from tollway.identifiers import Address, TxHash
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allowance:
-    """What may be spent on one call, by this wallet in all, and by this client. None: that limit was not set."""
+    """What may be spent on one call, on the network fee of one payment, by this wallet in all, and by this client. None:
+    that limit was not set; for fees the presets hold then (`client/fee_limit.py`)."""
 
     max_price: Cap
+    max_fee: Cap | None
     budget: Cap | None
     session_budget: Cap | None
 
@@ -65,7 +67,12 @@ class CallerBase:
     @property
     def allowance(self) -> Allowance:
         desk = self._desk
-        return Allowance(max_price=desk.max_price, budget=desk.budget, session_budget=desk.session.cap)
+        return Allowance(
+            max_price=desk.max_price,
+            max_fee=desk.max_fee,
+            budget=desk.budget,
+            session_budget=desk.session.cap,
+        )
 
     def spending(self) -> Spending:
         """What counts against the budgets by now."""

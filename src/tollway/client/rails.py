@@ -13,7 +13,7 @@ from typing import Self
 
 from tollway.client.authorizing import make_authorization
 from tollway.client.checkout import Rules, Short, pay_offer
-from tollway.client.failures import CannotPay
+from tollway.client.failures import CannotPay, FeeAboveMax
 from tollway.client.quote import Offer, read_offers
 from tollway.client.steps import Answer, Flow, SignedAuthorization, Transfer
 from tollway.client.transfer import Made, Purse
@@ -59,16 +59,19 @@ def pay_terms(
     """Signs once, on the rail that the rules prefer or the next that they allow. What comes back is on disk, and
     nobody has seen it. `paid`, `disowned`: what this call has signed already. Raises `NotPaid` where there is no way."""
     reasons: list[str] = []
+    is_fee_above = False
     for rail in _order(rules, short, paid):
         try:
             if rail == "x402":
                 return (yield from make_authorization(terms.x402, purse, rules, disowned))
             return (yield from pay_offer(terms.tx, short, purse, rules, tried, paid, disowned))
-        except CannotPay as failure:
+        except (CannotPay, FeeAboveMax) as failure:
             if failure.transaction is not None:
                 raise
             reasons.append(failure.detail)
-    raise CannotPay(" ".join(reasons))
+            is_fee_above = is_fee_above or isinstance(failure, FeeAboveMax)
+    kind = FeeAboveMax if is_fee_above else CannotPay
+    raise kind(" ".join(reasons))
 
 
 def _order(rules: Rules, short: Short | None, paid: Sequence[Transfer]) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ import httpx
 from pydantic_core import from_json
 
 from tollway.client.failures import GatewayUnreachable
+from tollway.client.fee_limit import format_fee
 from tollway.client.judgement import Paid
 from tollway.client.steps import Answer, Broken, NodeAnswer, NodeAway, NodeOutcome, NodeRefused
 from tollway.client.x402_offer import Receipt, read_receipt
@@ -19,6 +20,7 @@ class PaymentInfo:
     """What an answer says about money, in the words of its headers. `state`: none, charged, released or held.
 
     `rail`: what was shown with the call: `tx` (a payment's first call), `credit` (a later one), `x402`, or None.
+    `fee_max`: the most that a new transaction may cost in network fees.
     `transaction`: what paid, where it is known. `receipt`: the gateway's `PAYMENT-RESPONSE`.
     """
 
@@ -30,6 +32,7 @@ class PaymentInfo:
     network: str | None
     rail: str | None = None
     receipt: Receipt | None = None
+    fee_max: str | None = None
 
 
 class CallResponse(httpx.Response):
@@ -98,10 +101,12 @@ def read_payment(response: httpx.Response, paid: Paid) -> PaymentInfo:
     told = (paid.answer.problem or {}).get("paymentState")
     transfer, authorization = paid.transfer, paid.authorization
     receipt = read_receipt(paid.answer.headers)
-    transaction, network, rail = None, None, None
+    transaction, network, rail, fee_max = None, None, None, None
     if transfer is not None:
         transaction, network = str(transfer.tx_hash), transfer.asset.network
         rail = "tx" if transfer.rest == transfer.amount else "credit"
+        if rail == "tx" and transfer.fee_max_wei is not None:
+            fee_max = format_fee(transfer.chain_id, transfer.fee_max_wei)
     elif authorization is not None:
         network, rail = authorization.asset.network, "x402"
         if receipt is not None and receipt.is_success and receipt.transaction is not None:
@@ -115,6 +120,7 @@ def read_payment(response: httpx.Response, paid: Paid) -> PaymentInfo:
         network=network,
         rail=rail,
         receipt=receipt,
+        fee_max=fee_max,
     )
 
 

@@ -33,7 +33,7 @@ from tollway.identifiers import Address, ChainId, TxHash
 from tollway.money import Asset
 
 BUSY_TIMEOUT_S = 10.0
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 
 _SCHEMA = """
 CREATE TABLE transfer (
@@ -59,9 +59,10 @@ _STEPS = (
     authorization_rows.SCHEMA,
     kept_key_rows.SCHEMA,
     authorization_rows.SCHEMA_RELEASED,
+    "ALTER TABLE transfer ADD COLUMN fee_max TEXT",
 )
 """Statements from each version to the next."""
-_COLUMNS = "tx_hash, raw, chain_id, token, symbol, decimals, payer, pay_to, gateway, amount, rest, nonce, confirmations, state"
+_COLUMNS = "tx_hash, raw, chain_id, token, symbol, decimals, payer, pay_to, gateway, amount, rest, nonce, confirmations, state, fee_max"
 
 
 class SpendingStore:
@@ -350,7 +351,7 @@ def _sum_spent(connection: sqlite3.Connection, payer: Address, symbol: str) -> i
 def _insert(connection: sqlite3.Connection, transfer: Transfer, *, now_ms: int) -> None:
     asset = transfer.asset
     connection.execute(
-        f"INSERT INTO transfer ({_COLUMNS}, created_ms) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",  # noqa: S608 - our own column list
+        f"INSERT INTO transfer ({_COLUMNS}, created_ms) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",  # noqa: S608 - our own column list
         (
             str(transfer.tx_hash),
             transfer.raw,
@@ -366,6 +367,7 @@ def _insert(connection: sqlite3.Connection, transfer: Transfer, *, now_ms: int) 
             transfer.nonce,
             transfer.confirmations,
             transfer.state.value,
+            None if transfer.fee_max_wei is None else str(transfer.fee_max_wei),
             now_ms,
         ),
     )
@@ -381,7 +383,7 @@ def _select(connection: sqlite3.Connection, where: str, values: Sequence[object]
 
 def _read(row: Sequence[object]) -> Transfer:
     tx_hash, raw, chain_id, token, symbol, decimals, payer, pay_to, gateway = row[:9]
-    amount, rest, nonce, confirmations, state = row[9:]
+    amount, rest, nonce, confirmations, state, fee_max = row[9:]
     assert isinstance(raw, bytes)
     return Transfer(
         tx_hash=TxHash.parse(str(tx_hash)),
@@ -400,6 +402,7 @@ def _read(row: Sequence[object]) -> Transfer:
         nonce=int(str(nonce)),
         confirmations=int(str(confirmations)),
         state=TransferState(str(state)),
+        fee_max_wei=None if fee_max is None else int(str(fee_max)),
     )
 
 

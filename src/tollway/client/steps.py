@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeVar
 
+from tollway.client.fee_limit import format_fee
 from tollway.client.quote import ATTO_DECIMALS
 from tollway.client.x402_offer import X402Offer
 from tollway.identifiers import Address, ChainId, TxHash
@@ -49,6 +50,8 @@ class Transfer:
     nonce: int
     confirmations: int
     state: TransferState
+    fee_max_wei: int | None = None
+    """The most that it may cost in network fees; None for one of an earlier version."""
 
     @property
     def chain_id(self) -> ChainId:
@@ -208,6 +211,35 @@ class Pause:
 
 
 # ---- Steps to the wallet and its store.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaymentQuote:
+    """A payment that is about to be signed. `fee_max_wei`: the most that its transaction may cost the wallet in fees,
+    `fee_limit_wei`: the limit; both None for an authorisation, which costs the wallet none."""
+
+    rail: str
+    asset: Asset
+    amount: int
+    pay_to: Address
+    fee_max_wei: int | None = None
+    fee_limit_wei: int | None = None
+
+    def describe(self) -> str:
+        """One sentence."""
+        amount = f"{format_decimal(self.amount, decimals=self.asset.decimals)} {self.asset.symbol}"
+        told = f"Pays {amount} to {self.pay_to} on {self.asset.network} by {self.rail}"
+        if self.fee_max_wei is None or self.fee_limit_wei is None:
+            return f"{told}, without a network fee."
+        fee, limit = (format_fee(self.asset.chain_id, wei) for wei in (self.fee_max_wei, self.fee_limit_wei))
+        return f"{told}; network fee at most {fee}, allowed {limit}."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShowPayment:
+    """Show the caller what is about to be signed; an exception of the caller's ends the call unsigned. -> None."""
+
+    quote: PaymentQuote
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -371,6 +403,7 @@ Step = (
     | SignCall
     | AskNode
     | Pause
+    | ShowPayment
     | SignTransfer
     | Recall
     | NextNonce

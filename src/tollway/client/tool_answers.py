@@ -14,6 +14,7 @@ from tollway.client.failures import (
     BudgetExhausted,
     CallerFailure,
     CallHeld,
+    FeeAboveMax,
     GatewayRefused,
     GatewayUnreachable,
     NotPaid,
@@ -59,6 +60,7 @@ def describe_answer(answer: CallResponse) -> ToolAnswer:
         "rail": payment.rail,
         "transaction": payment.transaction,
         "network": payment.network,
+        "feeMax": payment.fee_max,
         "creditRemaining": payment.credit_remaining,
         "callId": payment.call_id,
     }
@@ -111,7 +113,7 @@ def explain(failure: Exception, *, limits: Mapping[str, object]) -> ToolAnswer:
     more: dict[str, object] = {"isRetryable": failure.is_retryable}
     if failure.transaction is not None:
         more["transaction"] = str(failure.transaction)
-    if isinstance(failure, PriceAboveMax | BudgetExhausted):
+    if isinstance(failure, PriceAboveMax | FeeAboveMax | BudgetExhausted):
         more["limits"] = dict(limits)
     if isinstance(failure, CallHeld):
         more |= {"callId": _plain(failure.call_id), "callUrl": _plain(failure.call_url)}
@@ -124,7 +126,7 @@ def explain(failure: Exception, *, limits: Mapping[str, object]) -> ToolAnswer:
 
 def _advise(failure: CallerFailure) -> str | None:
     match failure:
-        case PriceAboveMax() | BudgetExhausted():
+        case PriceAboveMax() | FeeAboveMax() | BudgetExhausted():
             return f"{_NOTHING if failure.transaction is None else 'Nothing more was paid.'} {_OWNER}"
         case NotPaid():
             return _NOTHING if failure.transaction is None else "Nothing more was paid."

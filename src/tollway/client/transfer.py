@@ -7,9 +7,16 @@ that, the same bytes go out again; a second payment to the same payee is not sig
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tollway.client.failures import BudgetExhausted, CannotPay, NodeUnreachable, PaymentPending
+from tollway.client.failures import (
+    BudgetExhausted,
+    CannotPay,
+    FeeAboveMax,
+    NodeUnreachable,
+    PaymentPending,
+)
+from tollway.client.fee_limit import GAS_MAX, Fee, limit_fee
 from tollway.client.finality import is_finally_reverted, parse_quantity, store_in_budget
-from tollway.client.quote import KNOWN_ASSETS, Offer
+from tollway.client.quote import KNOWN_ASSETS, Cap, Offer
 from tollway.client.steps import (
     AskNode,
     Flow,
@@ -22,6 +29,8 @@ from tollway.client.steps import (
     OverBudget,
     PaidAlready,
     Pause,
+    PaymentQuote,
+    ShowPayment,
     SignedTransfer,
     SignTransfer,
     Store,
@@ -35,7 +44,6 @@ from tollway.money import Asset
 
 NONCE_TRIES_MAX = 32  # each one lost is a payment that another call of this wallet has made
 TIP_FALLBACK_WEI = 10**9
-GAS_MAX = 1_000_000
 REBROADCAST_EVERY = 8
 UINT256_MAX = 2**256 - 1
 
@@ -131,11 +139,17 @@ def fetch_balance(asset: Asset, holder: Address) -> Flow[int]:
 
 
 def make_transfer(
-    asset: Asset, offer: Offer, amount: int, purse: Purse, tried: frozenset[TxHash]
+    asset: Asset,
+    offer: Offer,
+    amount: int,
+    purse: Purse,
+    tried: frozenset[TxHash],
+    max_fee: Cap | None = None,
 ) -> Flow[Made]:
     """Signs a payment and puts it on disk. Gives it back, or the one that makes it needless.
 
-    Nothing is broadcast here. Raises `CannotPay`, `BudgetExhausted` and `NodeUnreachable`: then nothing was spent.
+    Nothing is broadcast here. Raises `CannotPay`, `FeeAboveMax`, `BudgetExhausted` and `NodeUnreachable`: then nothing
+    was spent.
     """
     if not 0 < amount <= UINT256_MAX:
         raise CannotPay("The amount is out of range.")
@@ -145,12 +159,14 @@ def make_transfer(
         raise CannotPay(f"The node for chain {chain_id} serves chain {served}.")
     to, value, calldata = _payload(asset, offer.pay_to, amount)
     gas = yield from _estimate_gas(chain_id, purse.payer, to, value, calldata)
-    tip_wei, fee_max_wei = yield from _ask_fees(chain_id)
+    fee = yield from _ask_fee(chain_id, gas)
+    quote = _quote(asset, offer, amount, fee, max_fee)
     funds = yield from fetch_balance(_native(chain_id), purse.payer)
-    if funds < value + gas * fee_max_wei:
+    if funds < value + fee.max_wei:
         raise CannotPay(
             f"The wallet {purse.payer} has too little native currency on chain {chain_id} for gas."
         )
+    yield ShowPayment(quote=quote)
     for _ in range(NONCE_TRIES_MAX):
         pending = yield from _ask_number(chain_id, "eth_getTransactionCount", str(purse.payer), "pending")
         stored = yield NextNonce(chain_id=chain_id, pending=pending)
@@ -165,8 +181,8 @@ def make_transfer(
             value=value,
             calldata=calldata,
             gas=gas,
-            fee_max_wei=fee_max_wei,
-            tip_wei=tip_wei,
+            fee_max_wei=fee.price_wei,
+            tip_wei=fee.tip_wei,
         )
         assert isinstance(signed, SignedTransfer)
         transfer = Transfer(
@@ -181,11 +197,27 @@ def make_transfer(
             nonce=nonce,
             confirmations=offer.confirmations,
             state=TransferState.STORED,
+            fee_max_wei=fee.max_wei,
         )
         kept = yield from _store(Store(transfer=transfer, price=offer.amount, tried=tried))
         if kept is not None:
             return kept
     raise CannotPay("Other processes of this wallet keep taking its nonces; try again.")
+
+
+def _quote(asset: Asset, offer: Offer, amount: int, fee: Fee, max_fee: Cap | None) -> PaymentQuote:
+    """The payment as it is shown. Raises `FeeAboveMax`."""
+    limit = limit_fee(asset, amount, max_fee)
+    if (excess := limit.find_excess(fee)) is not None:
+        raise FeeAboveMax(f"{excess}.")
+    return PaymentQuote(
+        rail="tx",
+        asset=asset,
+        amount=amount,
+        pay_to=offer.pay_to,
+        fee_max_wei=fee.max_wei,
+        fee_limit_wei=limit.fee_wei,
+    )
 
 
 def _store(step: Store) -> Flow[Made | None]:
@@ -220,12 +252,12 @@ def _estimate_gas(chain_id: ChainId, payer: Address, to: Address, value: int, ca
     estimate = yield from _ask_number(chain_id, "eth_estimateGas", question)
     gas = estimate + estimate // 4  # a balance slot may turn from empty to set in between
     if gas > GAS_MAX:
-        raise CannotPay(f"The transfer would take {gas} gas; a payment never needs that much.")
+        raise FeeAboveMax(f"The transfer would take {gas} gas; a payment never needs more than {GAS_MAX}.")
     return gas
 
 
-def _ask_fees(chain_id: ChainId) -> Flow[tuple[int, int]]:
-    """Tip and fee ceiling (EIP-1559). Twice the base fee survives six full blocks in a row."""
+def _ask_fee(chain_id: ChainId, gas: int) -> Flow[Fee]:
+    """Tip and maximum fee per gas (EIP-1559). Twice the base fee survives six full blocks in a row."""
     block = yield from _ask(chain_id, "eth_getBlockByNumber", "latest", False)
     base = block.get("baseFeePerGas") if isinstance(block, Mapping) else None
     if not isinstance(base, str):
@@ -234,7 +266,7 @@ def _ask_fees(chain_id: ChainId) -> Flow[tuple[int, int]]:
     tip_wei = TIP_FALLBACK_WEI  # many nodes lack the method
     if isinstance(tip, NodeAnswer):
         tip_wei = _number(tip.result)
-    return tip_wei, 2 * _number(base) + tip_wei
+    return Fee(chain_id=chain_id, gas=gas, price_wei=2 * _number(base) + tip_wei, tip_wei=tip_wei)
 
 
 # ---- After it is on disk.
