@@ -11,10 +11,12 @@ from tollway.chain.reader import (
     AuthorizationFacts,
     ChainFacts,
     ContractAnswer,
+    Disputed,
     Fees,
     NotMined,
     SendFault,
     SendRefused,
+    Tip,
     Trust,
 )
 from tollway.chain.rpc import ChainEndpoints, RpcReader
@@ -919,3 +921,109 @@ async def test_a_network_whose_small_payments_need_one_node_is_served_by_one(
     else:
         with pytest.raises(ChainUnavailable):
             await reader.check_chain(CHAIN)
+
+
+# ---- Blocks of payments that are not final.
+
+
+def know_blocks(script: Any, *numbers: int, fork: int = 0) -> None:
+    for number in numbers:
+        script.blocks[hex(number)] = {**script.block(number), "hash": f"0x{0xB000 + number + fork:064x}"}
+
+
+def hash_of(number: int, fork: int = 0) -> bytes:
+    return (0xB000 + number + fork).to_bytes(32, "big")
+
+
+async def test_a_tip_is_the_lowest_that_as_many_nodes_tell_as_must_agree(make_node, make_reader) -> None:
+    first, first_url = await make_node()
+    second, second_url = await make_node()
+    first.blocks.update(latest=first.block(12), finalized=first.block(2))
+    reader = await make_reader(first_url, second_url, agreement_min=2)
+    assert await reader.fetch_tip(CHAIN) == Tip(head_number=10, finalized_number=2)
+    second.http = fail
+    with pytest.raises(ChainUnavailable):
+        await reader.fetch_tip(CHAIN)
+
+
+@pytest.mark.parametrize("answer", [None, {"!error": {"code": -32601, "message": "unknown tag"}}])
+@pytest.mark.parametrize("agreement_min", [1, 2])
+async def test_a_node_without_the_finalized_tag_leaves_what_is_final_open(
+    make_node, make_reader, answer: object, agreement_min: int
+) -> None:
+    script, url = await make_node()
+    _, other_url = await make_node()
+    script.blocks["finalized"] = answer
+    reader = await make_reader(url, other_url, agreement_min=agreement_min)
+    assert await reader.fetch_tip(CHAIN) == Tip(head_number=10, finalized_number=None)
+
+
+async def test_hashes_of_blocks_come_some_in_a_round_trip(make_node, make_reader) -> None:
+    script, url = await make_node()
+    know_blocks(script, *range(1, 46))
+    told = await (await make_reader(url)).fetch_block_hashes(CHAIN, [*range(1, 47), 3, 3])
+    assert told.known == {**{number: hash_of(number) for number in range(1, 46)}, 46: None}
+    assert told.disputed == frozenset()
+    assert [len(batch) for batch in script.batches] == [21, 21, 7]
+    assert (await (await make_reader(url)).fetch_block_hashes(CHAIN, [])).known == {}
+
+
+async def test_a_block_is_missing_only_where_no_node_has_it(make_node, make_reader) -> None:
+    lagging, lagging_url = await make_node()
+    good, good_url = await make_node()
+    know_blocks(lagging, 5)
+    know_blocks(good, 5, 6)
+    told = await (await make_reader(lagging_url, good_url)).fetch_block_hashes(CHAIN, [5, 6, 7])
+    assert told.known == {5: hash_of(5), 6: hash_of(6), 7: None}
+    assert len(good.batches[0]) == 3  # not about what the first has told
+
+
+async def test_hashes_need_the_agreement_of_the_network(make_node, make_reader) -> None:
+    """Two of three: one node on a fork of its own is outvoted, and where two tell something else nobody knows."""
+    scripts, urls = zip(*[await make_node() for _ in range(3)], strict=True)
+    know_blocks(scripts[0], 5, 6, fork=0x100)
+    know_blocks(scripts[1], 5, 6)
+    know_blocks(scripts[2], 5)
+    reader = await make_reader(*urls, agreement_min=2)
+    told = await reader.fetch_block_hashes(CHAIN, [5, 6])
+    assert (told.known, told.disputed) == ({5: hash_of(5)}, {6})
+    scripts[1].http = scripts[2].http = fail
+    with pytest.raises(ChainUnavailable):
+        await reader.fetch_block_hashes(CHAIN, [5, 6])
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"!error": {"code": -32000, "message": "busy"}},
+        {"number": "0x6", "hash": f"0x{5:064x}", "timestamp": "0x1"},
+        {"number": "0x5", "hash": "0x05", "timestamp": "0x1"},
+        [],
+    ],
+    ids=["an error", "another height", "half a hash", "no block"],
+)
+async def test_a_node_that_tells_no_block_plainly_is_passed_over(make_node, make_reader, lie: object) -> None:
+    script, url = await make_node()
+    good, good_url = await make_node()
+    script.blocks["0x5"] = lie
+    know_blocks(good, 5)
+    assert (await (await make_reader(url, good_url)).fetch_block_hashes(CHAIN, [5])).known == {5: hash_of(5)}
+    with pytest.raises(ChainUnavailable):
+        await (await make_reader(url)).fetch_block_hashes(CHAIN, [5])
+
+
+async def test_a_review_tells_which_transactions_nodes_dispute(make_node, make_reader) -> None:
+    first, first_url = await make_node()
+    second, second_url = await make_node()
+    know_only(first, TX, OTHER_TX)
+    know_only(second, TX)
+    reader = await make_reader(first_url, second_url, agreement_min=2)
+    third = TxHash(b"\x77" * 32)
+    told = await reader.review_receipts(CHAIN, [TX, OTHER_TX, third])
+    assert isinstance(told[TX], ChainFacts)
+    assert told[OTHER_TX] == Disputed()
+    assert told[third] == NotMined(chain_id=CHAIN, is_pending=False)
+    assert await reader.review_receipts(CHAIN, []) == {}
+    second.http = fail
+    with pytest.raises(ChainUnavailable):
+        await reader.review_receipts(CHAIN, [TX])

@@ -206,3 +206,13 @@ async def test_a_lost_answer_hides_what_was_taken(chain) -> None:
     chain.is_deaf = False
     chain.refuse_sends(CHAIN, SendRefused(reason="no"))
     assert await chain.send_transaction(CHAIN, sign(1).raw) == SendRefused(reason="no")
+
+
+async def test_blocks_are_told_by_their_height(chain) -> None:
+    chain.bury(CHAIN, 12)
+    tip = await chain.fetch_tip(CHAIN)
+    assert (tip.head_number, tip.finalized_number) == (12, 2)
+    told = await chain.fetch_block_hashes(CHAIN, [12, 13])
+    assert told.known == {12: chain.head(CHAIN).block_hash, 13: None}
+    chain.reorg(CHAIN, 1)
+    assert (await chain.fetch_block_hashes(CHAIN, [12])).known != {12: told.known[12]}

@@ -192,10 +192,15 @@ def parse_next_time(value: object) -> int | None:
 def parse_finalized(value: object, *, head: Block) -> int:
     """The number of the latest final block; 0 where the node knows none or not the tag.
 
-    0 errs to the safe side: a payment is then never called final, only watched for longer.
+    0 errs to the safe side: a payment is then not called final, only watched for longer.
     """
+    return parse_final_tag(value, head=head) or 0
+
+
+def parse_final_tag(value: object, *, head: Block) -> int | None:
+    """The number of the latest final block; None where the node knows none or not the tag."""
     if value is None or isinstance(value, RpcFault):
-        return 0
+        return None
     number = parse_block(value).number
     if number > head.number:
         raise Unusable("the final block is above the head")

@@ -17,6 +17,7 @@ from tollway.chain.answers import (
     parse_bytes,
     parse_call,
     parse_estimate,
+    parse_final_tag,
     parse_finalized,
     parse_log_transactions,
     parse_mined,
@@ -34,6 +35,7 @@ from tollway.chain.reader import (
     Fees,
     NotMined,
     SendRefused,
+    Tip,
 )
 from tollway.chain.receipts import assemble_facts
 from tollway.chain.tokens import (
@@ -101,6 +103,27 @@ def _parse_usable(tx_hashes: Sequence[TxHash], halves: Sequence[object]) -> dict
     if faults and not read:
         raise faults[0]
     return read
+
+
+async def read_tip(node: Node, session: Session) -> Tip:
+    latest, finalized = await node.ask(
+        session,
+        [("eth_getBlockByNumber", ["latest", False]), ("eth_getBlockByNumber", ["finalized", False])],
+    )
+    head = parse_block(latest)
+    return Tip(head_number=head.number, finalized_number=parse_final_tag(finalized, head=head))
+
+
+async def read_block_hashes(node: Node, session: Session, numbers: Sequence[int]) -> dict[int, bytes | None]:
+    """One round trip. None: the node's chain has no block so high."""
+    raws = await node.ask(session, [("eth_getBlockByNumber", [hex(number), False]) for number in numbers])
+    found: dict[int, bytes | None] = {}
+    for number, raw in zip(numbers, raws, strict=True):
+        block = None if raw is None else parse_block(raw)
+        if block is not None and block.number != number:
+            raise Unusable("the block is not the one that was asked for")
+        found[number] = None if block is None else block.block_hash
+    return found
 
 
 async def read_call(

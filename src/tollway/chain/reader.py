@@ -2,7 +2,7 @@
 `tollway.testing` holds a chain in memory. Facts are parsed and frozen; no raw JSON leaves an adapter.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -57,6 +57,29 @@ class NotMined:
 
     chain_id: ChainId
     is_pending: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disputed:
+    """Enough nodes answered about a transaction, and too few of them the same."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tip:
+    """The lowest head, and the lowest final block, of as many nodes as the network asks for. `finalized_number` None: one
+    of them knows no `finalized` block."""
+
+    head_number: int
+    finalized_number: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockHashes:
+    """What a chain has at some heights. `known`: the hash of the block, or None where the chain has no block so high.
+    `disputed`: heights about which nodes disagree. A height about which nothing can be said is in neither."""
+
+    known: Mapping[int, bytes | None]
+    disputed: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,4 +261,23 @@ class SettlementChain(ChainReader, Protocol):
     async def resend_transaction(self, chain_id: ChainId, raw: bytes) -> SendRefused | None:
         """Hands a transaction that was sent before to every node of the chain: the one that took it may have dropped it,
         or tell no other node. The same answers as of `send_transaction`."""
+        ...
+
+
+class WatchedChain(SettlementChain, Protocol):
+    """What the watcher needs beside settling. The same promises; always by the word of as many nodes as the network asks
+    for."""
+
+    async def fetch_tip(self, chain_id: ChainId) -> Tip:
+        """In one round trip for each node that is needed."""
+        ...
+
+    async def fetch_block_hashes(self, chain_id: ChainId, numbers: Sequence[int]) -> BlockHashes:
+        """In a few round trips, some heights in each. Raises `ChainUnavailable` when nothing can be said of any."""
+        ...
+
+    async def review_receipts(
+        self, chain_id: ChainId, tx_hashes: Sequence[TxHash]
+    ) -> dict[TxHash, ChainFacts | NotMined | Disputed]:
+        """`fetch_receipts`, with the transactions about which nodes disagree."""
         ...

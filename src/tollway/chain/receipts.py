@@ -47,6 +47,42 @@ class Tally:
         return NotMined(chain_id=self.chain_id, is_pending=any(answer.is_pending for answer in self.unseen))
 
 
+@dataclass(slots=True, kw_only=True)
+class BlockTally:
+    """What nodes tell of one height: a hash each, or that their chain has no block so high. `needed`: how many must tell
+    the same hash."""
+
+    needed: int
+    told: list[bytes] = field(default_factory=list)
+    unseen: int = 0
+
+    def wants(self, *, is_last_choice: bool) -> bool:
+        """Whether one more node is to be asked. One that failed just now is not waited for to say that there is none."""
+        if self.agreed is not None:
+            return False
+        return not (is_last_choice and not self.told and self.unseen >= self.needed)
+
+    def add(self, block_hash: bytes | None) -> None:
+        if block_hash is None:
+            self.unseen += 1
+        else:
+            self.told.append(block_hash)
+
+    @property
+    def agreed(self) -> bytes | None:
+        return next((one for one in self.told if self.told.count(one) >= self.needed), None)
+
+    @property
+    def is_missing(self) -> bool:
+        """Every node that answered says that its chain is not so long, and they are enough."""
+        return not self.told and self.unseen >= self.needed
+
+    @property
+    def is_disputed(self) -> bool:
+        is_open = self.agreed is None and not self.is_missing
+        return is_open and len(self.told) + self.unseen >= self.needed
+
+
 def _find_agreement(told: list[ChainFacts], needed: int) -> ChainFacts | None:
     """The facts that the newest answer shares with enough others, seen from the most cautious of them."""
     alike = [facts for facts in told if _strip_progress(facts) == _strip_progress(told[-1])]

@@ -1,4 +1,4 @@
-"""`ChainReader` and `SettlementChain` over real nodes: which questions are asked, and what their answers mean together.
+"""`ChainReader`, `SettlementChain` and `WatchedChain` over real nodes: which questions are asked, and what their answers mean together.
 
 Bare JSON-RPC batches: a payment's facts in at most two round trips, an authorisation's in one. It never guesses: what
 no node says clearly is `ChainUnavailable`, never "not mined" and never "not sent". It signs nothing, and sends only what
@@ -22,28 +22,35 @@ from tollway.chain.questions import (
     read_account,
     read_authorization,
     read_authorization_ends,
+    read_block_hashes,
     read_call,
     read_code_size,
     read_fees,
     read_receipts,
+    read_tip,
 )
 from tollway.chain.reader import (
     AccountFacts,
     AuthorizationFacts,
+    BlockHashes,
     ChainFacts,
     ContractAnswer,
+    Disputed,
     Fees,
     NotMined,
     SendRefused,
+    Tip,
     Trust,
 )
-from tollway.chain.receipts import Tally
+from tollway.chain.receipts import BlockTally, Tally
 from tollway.errors import ChainUnavailable
 from tollway.identifiers import Address, ChainId, TxHash
 from tollway.limits import Limits
 
 _RECEIPTS_PER_BATCH_MAX = 40
 """Many nodes take a hundred calls a batch; a receipt takes two."""
+_BLOCKS_PER_BATCH_MAX = 20
+"""A block without its transactions still names their hashes: some ten kilobytes, and a megabyte on the busiest chains."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +85,7 @@ def _is_http_url(url: str) -> bool:
 
 
 class RpcReader:
-    """A `SettlementChain`. Open it inside the loop that uses it: `async with RpcReader(...)`, or `open` and `close`.
+    """A `WatchedChain`. Open it inside the loop that uses it: `async with RpcReader(...)`, or `open` and `close`.
 
     `on_request(method_count)` is told of every HTTP round trip as it starts. `clock` is monotonic seconds.
     """
@@ -160,11 +167,28 @@ class RpcReader:
     async def _fetch_batch(
         self, chain_id: ChainId, tx_hashes: Sequence[TxHash], trust: Trust
     ) -> dict[TxHash, ChainFacts | NotMined]:
-        """Each node is asked only about what its siblings left open. Never an empty answer."""
+        """Never an empty answer."""
+        failures: list[str] = []
+        tallies = await self._tally_batch(chain_id, tx_hashes, trust, failures)
+        outcomes = {tx_hash: tally.outcome for tx_hash, tally in tallies.items()}
+        found = {tx_hash: outcome for tx_hash, outcome in outcomes.items() if outcome is not None}
+        if not found:
+            panel = self._panel(chain_id)
+            if told := max(len(tally.told) for tally in tallies.values()):
+                needed = panel.count_needed(trust)
+                failures.append(f"{told} of the nodes know the transaction, {needed} must agree on it")
+            raise panel.unavailable(
+                failures, is_disputed=any(tally.is_disputed for tally in tallies.values())
+            )
+        return found
+
+    async def _tally_batch(
+        self, chain_id: ChainId, tx_hashes: Sequence[TxHash], trust: Trust, failures: list[str]
+    ) -> dict[TxHash, Tally]:
+        """Each node is asked only about what its siblings left open."""
         panel = self._panel(chain_id)
         needed = panel.count_needed(trust)
         tallies = {tx_hash: Tally(chain_id=chain_id, needed=needed) for tx_hash in dict.fromkeys(tx_hashes)}
-        failures: list[str] = []
         for node in panel.in_order:
             asked = [
                 tx_hash
@@ -184,15 +208,84 @@ class RpcReader:
             )
             for tx_hash, answer in (answers or {}).items():
                 tallies[tx_hash].add(answer)
-        outcomes = {tx_hash: tally.outcome for tx_hash, tally in tallies.items()}
-        found = {tx_hash: outcome for tx_hash, outcome in outcomes.items() if outcome is not None}
-        if not found:
-            if told := max(len(tally.told) for tally in tallies.values()):
-                failures.append(f"{told} of the nodes know the transaction, {needed} must agree on it")
-            raise panel.unavailable(
-                failures, is_disputed=any(tally.is_disputed for tally in tallies.values())
-            )
+        return tallies
+
+    async def review_receipts(
+        self, chain_id: ChainId, tx_hashes: Sequence[TxHash]
+    ) -> dict[TxHash, ChainFacts | NotMined | Disputed]:
+        found: dict[TxHash, ChainFacts | NotMined | Disputed] = {}
+        failures: list[str] = []
+        for start in range(0, len(tx_hashes), _RECEIPTS_PER_BATCH_MAX):
+            batch = tx_hashes[start : start + _RECEIPTS_PER_BATCH_MAX]
+            tallies = await self._tally_batch(chain_id, batch, Trust.AGREED, failures)
+            outcomes = {
+                tx_hash: Disputed() if tally.is_disputed else tally.outcome
+                for tx_hash, tally in tallies.items()
+            }
+            told = {tx_hash: outcome for tx_hash, outcome in outcomes.items() if outcome is not None}
+            if not told:
+                break  # no node answers: the others would wait for the same
+            found |= told
+        if tx_hashes and not found:
+            raise self._panel(chain_id).unavailable(failures)
         return found
+
+    async def fetch_tip(self, chain_id: ChainId) -> Tip:
+        """Honest nodes may differ in both; the lowest is taken."""
+
+        async def read(node: Node) -> Tip:
+            return await read_tip(node, self._open_session)
+
+        told = await self._panel(chain_id).ask_alike(
+            read, essence=lambda tip: None, trust=Trust.AGREED, deadline_s=self._limits.rpc_deadline_s
+        )
+        final = [tip.finalized_number for tip in told if tip.finalized_number is not None]
+        return Tip(
+            head_number=min(tip.head_number for tip in told),
+            finalized_number=min(final) if len(final) == len(told) else None,
+        )
+
+    async def fetch_block_hashes(self, chain_id: ChainId, numbers: Sequence[int]) -> BlockHashes:
+        known: dict[int, bytes | None] = {}
+        disputed: set[int] = set()
+        failures: list[str] = []
+        heights = sorted(set(numbers))
+        for start in range(0, len(heights), _BLOCKS_PER_BATCH_MAX):
+            batch = heights[start : start + _BLOCKS_PER_BATCH_MAX]
+            tallies = await self._tally_blocks(chain_id, batch, failures)
+            told = {
+                number: tally.agreed for number, tally in tallies.items() if tally.agreed or tally.is_missing
+            }
+            doubts = {number for number, tally in tallies.items() if tally.is_disputed}
+            if not told and not doubts:
+                break  # no node answers: the others would wait for the same
+            known |= told
+            disputed |= doubts
+        if heights and not known and not disputed:
+            raise self._panel(chain_id).unavailable(failures)
+        return BlockHashes(known=known, disputed=frozenset(disputed))
+
+    async def _tally_blocks(
+        self, chain_id: ChainId, numbers: Sequence[int], failures: list[str]
+    ) -> dict[int, BlockTally]:
+        panel = self._panel(chain_id)
+        tallies = {number: BlockTally(needed=panel.count_needed(Trust.AGREED)) for number in numbers}
+        for node in panel.in_order:
+            asked = [
+                number for number, tally in tallies.items() if tally.wants(is_last_choice=node.is_last_choice)
+            ]
+            if not asked:
+                continue
+
+            async def read(node: Node, asked: Sequence[int] = asked) -> dict[int, bytes | None]:
+                return await read_block_hashes(node, self._open_session, asked)
+
+            answers = await panel.attempt(
+                node, read, failures=failures, deadline_s=self._limits.rpc_deadline_s
+            )
+            for number, block_hash in (answers or {}).items():
+                tallies[number].add(block_hash)
+        return tallies
 
     async def call_contract(
         self,

@@ -11,12 +11,15 @@ from dataclasses import replace
 from tollway.chain.reader import (
     AccountFacts,
     AuthorizationFacts,
+    BlockHashes,
     ChainFacts,
     ContractAnswer,
+    Disputed,
     Fees,
     Log,
     NotMined,
     SendRefused,
+    Tip,
     Trust,
 )
 from tollway.errors import ChainUnavailable, NodesDisagree
@@ -54,9 +57,10 @@ _CODE_HASH = keccak256(b"the code of a proxy")
 
 
 class MemoryChain:
-    """A `SettlementChain`. `asked` counts the questions that reached a chain, by (method, chain id);
+    """A `WatchedChain`. `asked` counts the questions that reached a chain, by (method, chain id);
     `trusts`: whose word was asked for, question by question. `rumours`: what a lone node tells of a transaction.
-    `disputed`: transactions of which no two nodes tell the same.
+    `disputed`: transactions of which no two nodes tell the same; `disputed_heights`: blocks of which they do not.
+    `heights_read`: how many blocks were asked for their hash. `has_no_final_tag`: nodes know no `finalized` block.
 
     `gate`: when it is set to an unset event, every look-up waits for it, so that a test can pile callers up.
     `is_automining`: what is sent is in the next block at once; otherwise `mine_sent` or `drop_sent` decides.
@@ -76,6 +80,9 @@ class MemoryChain:
         self.gate: asyncio.Event | None = None
         self.lies: dict[TxHash, Callable[[ChainFacts], ChainFacts]] = {}
         self.disputed: set[TxHash] = set()
+        self.disputed_heights: set[int] = set()
+        self.heights_read = 0
+        self.has_no_final_tag = False
         self.rumours: dict[TxHash, Callable[[ChainFacts], ChainFacts]] = {}
         self._lone: set[ChainId] = set()
         self.is_automining = True
@@ -244,6 +251,35 @@ class MemoryChain:
     ) -> dict[TxHash, ChainFacts | NotMined]:
         chain = await self._ask_trusted("fetch_receipts", chain_id, trust)
         return {tx_hash: self._look_up(chain_id, chain, tx_hash, trust) for tx_hash in tx_hashes}
+
+    async def review_receipts(
+        self, chain_id: ChainId, tx_hashes: Sequence[TxHash]
+    ) -> dict[TxHash, ChainFacts | NotMined | Disputed]:
+        chain = await self._ask_trusted("review_receipts", chain_id, Trust.AGREED)
+        return {
+            tx_hash: Disputed()
+            if tx_hash in self.disputed
+            else self._look_up(chain_id, chain, tx_hash, Trust.AGREED)
+            for tx_hash in tx_hashes
+        }
+
+    async def fetch_tip(self, chain_id: ChainId) -> Tip:
+        chain = await self._ask_trusted("fetch_tip", chain_id, Trust.AGREED)
+        head = chain.blocks[-1].number
+        final = None if self.has_no_final_tag else max(0, head - self._finality_depth)
+        return Tip(head_number=head, finalized_number=final)
+
+    async def fetch_block_hashes(self, chain_id: ChainId, numbers: Sequence[int]) -> BlockHashes:
+        chain = await self._ask_trusted("fetch_block_hashes", chain_id, Trust.AGREED)
+        self.heights_read += len(set(numbers))
+        return BlockHashes(
+            known={
+                number: chain.blocks[number].block_hash if 0 <= number < len(chain.blocks) else None
+                for number in numbers
+                if number not in self.disputed_heights
+            },
+            disputed=frozenset(numbers) & self.disputed_heights,
+        )
 
     async def call_contract(
         self,
