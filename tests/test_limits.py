@@ -62,6 +62,8 @@ HELD_BY = {
     "rpc_answer_bytes_max": "chain/test_node.py::test_an_http_fault_is_unusable_and_trips_the_breaker",
     "watch_interval_s": "chain/test_watcher.py::test_it_runs_through_failures_until_it_is_cancelled",
     "watch_batch_max": "chain/test_watcher.py::test_one_batch_at_a_time_and_all_have_their_turn",
+    "disputed_looks_max": "chain/test_watcher.py::"
+    "test_a_payment_whose_block_nodes_dispute_is_held_after_some_looks_and_freed_when_they_agree",
     "watch_in_flight_max": "chain/test_watcher.py::test_no_more_than_a_few_questions_are_in_flight",
     "settle_wait_s": "payments/test_settlement.py::test_not_mined_by_the_deadline_is_undecided",
     "settle_wait_s_max": "payments/test_settlement.py::test_what_cannot_be_waited_for_is_not_offered",

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import tollway
+from tollway.chain.rules import FINALITY_DEPTH
 from tollway.errors import SettingsInvalid
 from tollway.identifiers import Address
 from tollway.limits import DEFAULT_LIMITS
@@ -273,6 +274,26 @@ def test_a_network_without_preset_is_described_in_full() -> None:
     assert [(asset.symbol, asset.decimals) for asset in network.rules.assets] == [("ETH", 18), ("USDC", 6)]
     assert (len(network.rpc_urls), network.agreement_min) == (2, 2)
     assert network.rules.agreement_above == (("USDC", 100 * 10**9), ("ETH", 2 * 10**7))
+    assert network.rules.finality_depth == FINALITY_DEPTH
+
+
+@pytest.mark.parametrize(
+    ("toml", "depth"),
+    [
+        ("", 1_800),
+        ("confirmations = 5", 1_800),
+        ("confirmations = 5_000", 5_000),
+        ("finality_depth = 900", 900),
+    ],
+)
+def test_finality_depth_is_the_presets_unless_a_setting_says_otherwise(toml: str, depth: int) -> None:
+    settings = load(toml=f'[[networks]]\npreset = "base"\n{toml}')
+    assert settings.networks[0].rules.finality_depth == depth
+
+
+def test_refuses_a_finality_depth_that_a_payment_may_exceed() -> None:
+    with pytest.raises(SettingsInvalid, match="finality_depth"):
+        load(toml='[[networks]]\npreset = "base"\nfinality_depth = 599')
 
 
 def test_variable_replaces_the_nodes_of_a_preset_in_the_file() -> None:

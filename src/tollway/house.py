@@ -145,6 +145,9 @@ class House:
             notes=make_notes(self.metrics),
         )
         self.watcher = self._make_watcher()
+        for chain_id, rules in self.rules.items():
+            age = self.metrics.payment_look_age.labels(rules.network)
+            age.set_function(partial(self.watcher.look_age_s, chain_id))
         self.desk = FrontDesk(
             self.sessions,
             judge,

@@ -61,8 +61,9 @@ class Limits:
     erc1271_bytes_max: int = 4 * KIB
     rpc_answer_bytes_max: int = 8 * MIB
     watch_interval_s: float = 10.0  # between two looks at the payments that are not final yet
-    watch_batch_max: int = 200
-    watch_in_flight_max: int = 8  # leaves most of `rpc_in_flight_max` to callers
+    watch_batch_max: int = 200  # payments that are read from the books at once, where their block has changed
+    watch_in_flight_max: int = 8  # requests for receipts; leaves most of `rpc_in_flight_max` to callers
+    disputed_looks_max: int = 6  # looks in a row at which nodes disagree about a payment; then it is held
 
     # Settling authorisations.
     settle_wait_s: float = (

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tollway.chain.gas_key import GasKey
-from tollway.chain.rules import PRESETS, ChainRules, ConfirmationSteps, NetworkPreset
+from tollway.chain.rules import FINALITY_DEPTH, PRESETS, ChainRules, ConfirmationSteps, NetworkPreset
 from tollway.identifiers import Address, ChainId
 from tollway.money import Asset, Price, TokenDomain
 from tollway.payments.settlement_rules import (
@@ -32,6 +32,7 @@ NETWORK_KEYS = (
     "agreement_above",
     "confirmations",
     "native_confirmations",
+    "finality_depth",
     "assets",
     "gas_keys",
     "settlement_min",
@@ -89,6 +90,7 @@ def parse_network(table: dict[str, Any]) -> NetworkSettings:
         if native_steps
         else (preset.native_confirmations if preset and not steps else ()),
         agreement_above=_parse_agreement_above(table),
+        finality_depth=_parse_finality_depth(table, preset),
     )
     if not rules.assets:
         raise ValueError('assets: name at least one, such as {symbol = "USDC", token = "0x…", decimals = 6}')
@@ -113,6 +115,18 @@ def parse_network(table: dict[str, Any]) -> NetworkSettings:
         settlement=_parse_settlement(table, rules, block_time_s),
         agreement_min=agreement_min,
     )
+
+
+def _parse_finality_depth(table: dict[str, Any], preset: NetworkPreset | None) -> int:
+    """In blocks. Without preset and setting: so many that no known network would take more, and never fewer than any payment needs."""
+    if "finality_depth" in table:
+        depth: int = parse_number(table["finality_depth"], int)
+        return depth
+    if preset is not None and "confirmations" not in table and "native_confirmations" not in table:
+        return preset.finality_depth
+    steps = [_parse_steps(table[key]) for key in ("confirmations", "native_confirmations") if table.get(key)]
+    deepest = max((depth for one in steps for _, depth in one), default=1)
+    return max(deepest, preset.finality_depth if preset else FINALITY_DEPTH)
 
 
 def _parse_agreement_above(table: dict[str, Any]) -> tuple[tuple[str, int], ...] | None:

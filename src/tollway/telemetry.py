@@ -38,6 +38,7 @@ BACKGROUND_AGE = "tollway_background_task_age_seconds"
 BACKGROUND_INTERVAL = "tollway_background_task_interval_seconds"
 BACKGROUND_FAILURES = "tollway_background_task_failures"
 BACKGROUND_ENDED = "tollway_background_tasks_ended"
+PAYMENT_LOOK_AGE = "tollway_payment_look_age_seconds"
 
 DURATION_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
 """OpenTelemetry's semantic conventions for `http.server.request.duration`."""
@@ -146,6 +147,12 @@ class Metrics:
         )
         self.leading = Gauge(
             LEADING, "1 where this gateway does what one does for all.", ("duty",), registry=registry
+        )
+        self.payment_look_age = Gauge(
+            PAYMENT_LOOK_AGE,
+            "How long ago the oldest look at a payment was that is not final; 0 where another gateway looks.",
+            ("network",),
+            registry=registry,
         )
         self._add_settling(registry)
 

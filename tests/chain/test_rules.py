@@ -1,7 +1,7 @@
 import pytest
 
 from tollway.chain.reader import Trust
-from tollway.chain.rules import PRESETS, ChainRules, ConfirmationSteps
+from tollway.chain.rules import PRESETS, ChainRules, ConfirmationSteps, NetworkPreset
 from tollway.identifiers import Address, ChainId
 from tollway.money import Asset, TokenDomain
 
@@ -150,3 +150,16 @@ def test_where_no_value_is_named_they_have_to_agree_on_every_one() -> None:
 def test_agreement_is_asked_for_a_currency_that_the_network_has() -> None:
     with pytest.raises(ValueError, match="USDT is no asset"):
         make_rules(agreement_above=(("USDT", 1),))
+
+
+def test_finality_by_depth_is_no_shallower_than_any_payment() -> None:
+    assert make_rules(finality_depth=96).finality_depth == 96
+    with pytest.raises(ValueError, match="finality_depth"):
+        make_rules(finality_depth=95)
+
+
+@pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
+def test_a_preset_waits_for_longer_than_its_deepest_payment(preset: NetworkPreset) -> None:
+    rules = preset.rules()
+    assert rules.finality_depth > max(depth for _, depth in rules.confirmations)
+    assert rules.finality_depth * preset.block_time_s >= 60

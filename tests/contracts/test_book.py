@@ -344,7 +344,8 @@ async def test_unfinal_value_is_limited_per_payer(books: Any) -> None:
     assert await book.claim(claim_on(first, 1)) == UnfinalLimit()
     assert isinstance(await book.claim(claim_on(final, 9)), Claimed)
     assert isinstance(await book.claim(claim_on(stranger, 5)), Claimed)
-    await book.mark_checked(first.id, is_final=True, block_number=1, block_hash=b"\x02" * 32, now_ms=NOW_MS)
+    for block in await book.unfinal_blocks(first.chain_id, after=None, limit=9):
+        await book.finish_block(block, is_read_only=False, now_ms=NOW_MS)
     assert isinstance(await book.claim(claim_on(first, 3)), Claimed)
 
 
@@ -695,27 +696,6 @@ async def test_a_call_that_a_gone_sibling_helped_owes_that_part(book: Any) -> No
     await paid(book, 4, "b", is_final=False)
     assert await state(book, claim.call_id) is CallState.CONSUMED
     await assert_balanced(book)
-
-
-async def test_unfinal_and_recently_gone_payments_are_watched_least_recently_checked_first(
-    books: Any,
-) -> None:
-    book = await books.gateway("one")
-    first, second = await paid(book, 1, "a", is_final=False), await paid(book, 1, "b", is_final=False)
-    third = await paid(book, 1, "c", is_final=False)
-    await paid(book, 1, "d")
-    look = {"block_number": 5, "block_hash": b"\x05" * 32}
-    await book.mark_checked(first.id, is_final=False, now_ms=NOW_MS + 2, **look)
-    await book.mark_gone(second.id, now_ms=NOW_MS + 1)
-    assert [one.id for one in await book.unfinal_payments(limit=9)] == [third.id, second.id, first.id]
-    assert [one.id for one in await book.unfinal_payments(limit=1)] == [third.id]
-    await book.mark_checked(second.id, is_final=True, now_ms=NOW_MS + 3, **look)
-    assert (await book.find_payments(second.tx_hash))[0].state is PaymentState.GONE
-    await book.mark_checked(first.id, is_final=True, now_ms=NOW_MS + 3, **look)
-    (first,) = await book.find_payments(first.tx_hash)
-    assert (first.state, first.block_number, first.block_hash) == (PaymentState.FINAL, 5, b"\x05" * 32)
-    books.clock.ms += 25 * HOUR_MS
-    assert [one.id for one in await book.unfinal_payments(limit=9)] == [third.id]
 
 
 # The operator and the house

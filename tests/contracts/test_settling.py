@@ -655,7 +655,8 @@ async def test_a_settled_transfer_that_left_the_chain_is_a_debt_until_it_is_back
     claim = await settling(book)
     await conclude(book, claim)
     (payment,) = await book.find_payments(tx_hash("settled"))
-    assert [one.id for one in await book.unfinal_payments(limit=9)] == [payment.id]
+    (block,) = await book.unfinal_blocks(payment.chain_id, after=None, limit=9)
+    assert [one.id for one in await book.unfinal_in(block, after_id=0, limit=9)] == [payment.id]
     assert await book.mark_gone(payment.id, now_ms=NOW_MS) == 4
     assert await state(book, claim) is CallState.REORGED
     assert [debt.units for debt in await book.debts(PAYER)] == [4]

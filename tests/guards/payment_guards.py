@@ -8,6 +8,7 @@ LANES = "payments/lane_keeper.py"
 CODES = (
     "payments/test_gas_tank.py::test_wallets_of_many_codes_use_up_their_own_part_of_the_budget_and_no_more"
 )
+WATCHER, FINALITY = "chain/watcher.py", "storage/finality_store.py"
 VERDICT, AUTHORIZED, TILL = "payments/verdict.py", "payments/authorization_verdict.py", "payments/till.py"
 NO_PAYMENT = "payments/test_verdict.py::test_refuses_with_a_reason"
 ELSEWHERE = "payments/test_verdict.py::test_refuses_what_did_not_succeed_or_is_elsewhere"
@@ -485,5 +486,95 @@ PAYMENT_GUARDS = (
         "        except (OSError, ValueError, RuntimeError) as exc:\n            raise UpstreamUnreachable from exc\n",
         "        except (OSError, ValueError, RuntimeError) as exc:\n            raise UpstreamUnreachable(str(exc)) from exc\n",
         test="outbound/test_dialer.py::test_a_name_that_must_not_be_dialled_is_unreachable",
+    ),
+    guard(
+        "P5",
+        "a payment stands while the chain has its block",
+        WATCHER,
+        "is_same = told.known[block.number] == block.block_hash",
+        "is_same = True",
+        test="chain/test_watcher.py::test_gone_is_what_the_chain_says_twice",
+    ),
+    guard(
+        "P5",
+        "where the newest block was replaced, all blocks are read",
+        WATCHER,
+        "        if newest is not None and sights.get(newest) is not Sight.UNCHANGED:\n",
+        "        if False:\n",
+        test="chain/test_watcher.py::test_while_the_newest_block_stands_those_below_it_are_not_read_again",
+    ),
+    guard(
+        "P5",
+        "a look goes on until all payments of a replaced block are read",
+        WATCHER,
+        "            if len(page) < limit:\n                return\n",
+        "            return\n",
+        test="chain/test_watcher.py::test_one_batch_at_a_time_and_all_have_their_turn",
+    ),
+    guard(
+        "P5",
+        "depth makes nothing final where nodes name a final block",
+        WATCHER,
+        "        if self._has_final_tag:\n",
+        "        if False:\n",
+        test="chain/test_watcher.py::test_depth_decides_nothing_once_the_nodes_have_named_a_final_block",
+    ),
+    guard(
+        "P5",
+        "one statement makes final what is in one block, by its hash",
+        FINALITY,
+        "        columns.block_hash == block.block_hash,  # type: ignore[attr-defined]\n",
+        "",
+        test="contracts/test_finality.py::test_one_statement_makes_all_payments_of_a_block_final[sqlite]",
+    ),
+    guard(
+        "P6",
+        "what one node's word was enough for is read again before it is final",
+        WATCHER,
+        "is_read_only=self._is_believed_by_one,",
+        "is_read_only=False,",
+        test="chain/test_watcher.py::test_what_one_node_has_invented_is_found_by_the_others",
+    ),
+    guard(
+        "P6",
+        "what was raised on one node's word is read again",
+        "storage/payment_store.py",
+        "            is_authorized=is_authorized,\n            checked_ms=NEVER_MS,\n",
+        "            is_authorized=is_authorized,\n",
+        test="contracts/test_finality.py::test_what_is_raised_or_comes_back_is_to_be_read_again[sqlite]",
+    ),
+    guard(
+        "P6",
+        "hashes of blocks need the agreement of the network",
+        "chain/receipts.py",
+        "if self.told.count(one) >= self.needed), None)",
+        "if self.told.count(one) >= 1), None)",
+        test="chain/test_rpc.py::test_hashes_need_the_agreement_of_the_network",
+    ),
+    guard(
+        "P6",
+        "a payment whose block nodes dispute is held",
+        WATCHER,
+        "        if looks < self._limits.disputed_looks_max:\n            return\n",
+        "        if looks:\n            return\n",
+        test="chain/test_watcher.py::"
+        "test_a_payment_whose_block_nodes_dispute_is_held_after_some_looks_and_freed_when_they_agree",
+    ),
+    guard(
+        "P6",
+        "a payment whose receipt nodes dispute is held",
+        WATCHER,
+        "if looks[one.id] >= self._limits.disputed_looks_max])",
+        "if not looks])",
+        test="chain/test_watcher.py::test_a_payment_whose_receipt_nodes_dispute_is_held_and_freed_too",
+    ),
+    guard(
+        "P13",
+        "nodes that agree free nothing that a restore holds",
+        FINALITY,
+        "columns.id.in_(locked), ~_IS_RESTORED)",
+        "columns.id.in_(locked))",
+        test="contracts/test_finality.py::"
+        "test_what_is_held_after_a_restore_is_freed_by_the_operator_alone[sqlite]",
     ),
 )

@@ -65,7 +65,7 @@ class Misfortunes(Carriage):
     async def _leave_chain(self) -> None:
         """A reorganisation, or two lies in a row: the watcher sees a payment gone."""
         try:
-            payments = await self._pick(self._gateways).unfinal_payments(limit=20) if self._gateways else ()
+            payments = await self._watched()
             chosen = [one for one in payments if one.state is PaymentState.UNFINAL]
             if not chosen:
                 return
@@ -81,6 +81,16 @@ class Misfortunes(Carriage):
         self._check("gone")
         if self._laws is not None:
             need(self._laws.debt_units - before == debt_units, "a debt is not what left", payment.id)
+
+    async def _watched(self) -> list[Any]:
+        """What the watcher looks at: unfinal payments, and those that left their chain."""
+        if not self._gateways:
+            return []
+        gateway = self._pick(self._gateways)
+        watched = list(await gateway.gone_payments(CHAIN, after_id=0, limit=20, now_ms=self.machine.now_ms))
+        for block in await gateway.unfinal_blocks(CHAIN, after=None, limit=20):
+            watched += await gateway.unfinal_in(block, after_id=0, limit=20)
+        return watched
 
     async def _relocate(self, gateway: Any, payment: Any) -> None:
         """An authorisation made its transfer in another transaction, or in none."""
@@ -104,7 +114,7 @@ class Misfortunes(Carriage):
     async def _watch(self) -> None:
         """Gone payments come back, worth the same or another sum; others become final."""
         try:
-            payments = await self._pick(self._gateways).unfinal_payments(limit=20) if self._gateways else ()
+            payments = await self._watched()
             if not payments:
                 return
             payment = self._pick(list(payments))
@@ -118,13 +128,18 @@ class Misfortunes(Carriage):
                     await self._record(_worth(old, value))
                 return
             gateway = self._pick(self._gateways)
-            await gateway.mark_checked(
-                payment.id,
-                is_final=self._flip(0.5),
-                block_number=self._block,
-                block_hash=BLOCK,
-                now_ms=self.machine.now_ms,
-            )
+            if self._flip(0.5):
+                (block, *_) = await gateway.unfinal_blocks(CHAIN, after=None, limit=1)
+                await gateway.finish_block(block, is_read_only=False, now_ms=self.machine.now_ms)
+            elif self._flip(0.3):
+                await (gateway.free_disputed if payment.is_held else gateway.hold_disputed)([payment.id])
+            else:
+                await gateway.mark_checked(
+                    [payment.id],
+                    block_number=self._block,
+                    block_hash=BLOCK,
+                    now_ms=self.machine.now_ms,
+                )
         except StorageUnavailable:
             return
         self._check("watch")

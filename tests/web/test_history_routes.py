@@ -11,7 +11,7 @@ from fastapi import FastAPI, Request
 from tollway.errors import Code, Problem, Refusal
 from tollway.identifiers import Address, CallId, ChainId, ListingId, TxHash
 from tollway.identity.authenticator import Identity
-from tollway.ledger.call import CallRecord, CallState, Delivery, Payment, PaymentState, Rail
+from tollway.ledger.call import CallRecord, CallState, Delivery, Payment, PaymentState, Rail, Recorded
 from tollway.ledger.statement import HistoryPage, HistoryQuery
 from tollway.money import Asset
 from tollway.web.history_routes import Sighting, call_json, call_status, history_router, x402_history_router
@@ -90,6 +90,10 @@ class Shelves:
         self.is_lower_bound = False
         self.claimed: tuple[CallId, ...] = (CallId("call_1"),)
         self.unknown: tuple[CallId, ...] = ()
+        self.held_before_ms: int | None = None
+
+    async def find_recorded(self, tx_hash: TxHash) -> Recorded:
+        return Recorded(payments=(), is_admitted=False, held_before_ms=self.held_before_ms)
 
     async def history(self, query: HistoryQuery) -> HistoryPage:
         self.asked.append(query)
@@ -364,7 +368,7 @@ async def test_a_resolution_is_refused_and_nothing_changes(
         ({"state": PaymentState.FINAL}, "credited", "20000", None),
         ({"taken_units": 30_000}, "spent", "0", None),
         ({"state": PaymentState.GONE, "value_units": 10_000}, "reorged", "0", None),
-        ({"is_held": True}, "credited", "20000", "held_after_restore"),
+        ({"is_held": True}, "credited", "20000", "held_by_dispute"),
     ],
 )
 async def test_what_became_of_a_payment(
@@ -386,12 +390,22 @@ async def test_what_became_of_a_payment(
     }
 
 
+@pytest.mark.parametrize(("held_before_ms", "reason"), [(None, "held_by_dispute"), (1, "held_after_restore")])
+async def test_a_held_payment_says_what_holds_it(held_before_ms: int | None, reason: str) -> None:
+    shelves = Shelves(payments=[replace(PAYMENT, is_held=True)])
+    shelves.held_before_ms = held_before_ms
+    answer = (await ask(shelves, f"/payments/{TX}")).json()
+    assert (answer["state"], answer["reason"]) == ("credited", reason)
+    listed = (await ask(shelves, "/payments")).json()
+    assert listed["payments"][0]["reason"] == reason
+
+
 @pytest.mark.parametrize(
     ("changes", "state", "reason"),
     [
         ({}, "credited", "held_by_call"),
         ({"taken_units": 30_000}, "spent", "held_by_call"),
-        ({"is_held": True}, "credited", "held_after_restore"),
+        ({"is_held": True}, "credited", "held_by_dispute"),
         ({"state": PaymentState.GONE}, "reorged", None),
     ],
 )

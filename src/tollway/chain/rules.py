@@ -19,6 +19,9 @@ holds the transaction counts as the first confirmation."""
 
 UNIT_NANO = 10**9
 
+FINALITY_DEPTH = 7_200
+"""Blocks, for a network of which nothing is known: four hours where one comes every two seconds."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainRules:
@@ -29,6 +32,9 @@ class ChainRules:
 
     `agreement_above`: by currency, the most nano for which one node's word is enough. None, and a currency that is not
     named: every value needs as many nodes as the network asks for.
+
+    `finality_depth`: how many blocks must stand above a block before it counts as final, where nodes know no `finalized`
+    block. At least as many as any payment's confirmations.
     """
 
     chain_id: ChainId
@@ -37,11 +43,15 @@ class ChainRules:
     assets: tuple[Asset, ...]
     native_confirmations: ConfirmationSteps = ()
     agreement_above: tuple[tuple[str, int], ...] | None = None
+    finality_depth: int = FINALITY_DEPTH
 
     def __post_init__(self) -> None:
         _check_steps(self.confirmations)
         if self.native_confirmations:
             _check_steps(self.native_confirmations)
+        deepest = max(depth for _, depth in (*self.confirmations, *self.native_confirmations))
+        if self.finality_depth < deepest:
+            raise ValueError("finality_depth: at least as many blocks as any payment needs as confirmations")
         if any(asset.chain_id != self.chain_id for asset in self.assets):
             raise ValueError("every asset belongs to the network it is listed under")
         if len({asset.token for asset in self.assets}) != len(self.assets):
@@ -105,7 +115,8 @@ class NetworkPreset:
     """A network that needs no more configuration than an RPC URL.
 
     `usdc_domain`: what its USDC's authorisations are signed under. `block_time_s` is what to expect, for hints such
-    as Retry-After; no decision about money rests on it.
+    as Retry-After; no decision about money rests on it. `finality_depth`: see `ChainRules`; twice as long as its blocks
+    usually take to be final.
     """
 
     name: str
@@ -116,6 +127,7 @@ class NetworkPreset:
     confirmations: ConfirmationSteps
     native_confirmations: ConfirmationSteps = ()
     block_time_s: float
+    finality_depth: int
     usdc_decimals: int = 6
     usdc_domain: TokenDomain = _USD_COIN
     native_decimals: int = 18
@@ -148,6 +160,7 @@ class NetworkPreset:
             confirmations=self.confirmations,
             native_confirmations=self.native_confirmations,
             assets=self.assets,
+            finality_depth=self.finality_depth,
         )
 
 
@@ -166,6 +179,7 @@ _BASE_SEPOLIA_USDC = Address.parse("0x036CbD53842c5426634e7929541eC2318f3dCF7e")
 # How the depths were chosen. A rollup's own sequencer orders its blocks, so one block is firm unless it lies; large
 # sums wait until the batch is final on Ethereum (some twenty minutes). Ethereum itself loses single blocks every day:
 # two for pocket money, twelve from 100 dollars, three epochs from 10,000. Polygon's milestones finalise in seconds.
+# `finality_depth` counts only where a node does not say which block is final: an hour on a rollup, six epochs on Ethereum.
 _PRESETS = (
     NetworkPreset(
         name="base",
@@ -176,6 +190,7 @@ _PRESETS = (
         confirmations=_usdc_steps(1, from_100=10, from_10_000=600),
         native_confirmations=_ether_steps(1, from_a_fiftieth=10, from_2=600),
         block_time_s=2.0,
+        finality_depth=1_800,
     ),
     NetworkPreset(
         name="base-sepolia",
@@ -186,6 +201,7 @@ _PRESETS = (
         native_symbol="ETH",
         confirmations=_TEST_STEPS,
         block_time_s=2.0,
+        finality_depth=1_800,
     ),
     NetworkPreset(
         name="ethereum",
@@ -196,6 +212,7 @@ _PRESETS = (
         confirmations=_usdc_steps(2, from_100=12, from_10_000=96),
         native_confirmations=_ether_steps(2, from_a_fiftieth=12, from_2=96),
         block_time_s=12.0,
+        finality_depth=192,
     ),
     NetworkPreset(
         name="polygon",
@@ -205,6 +222,7 @@ _PRESETS = (
         native_symbol="POL",
         confirmations=_usdc_steps(3, from_100=16, from_10_000=128),
         block_time_s=2.0,
+        finality_depth=512,
     ),
     NetworkPreset(
         name="arbitrum",
@@ -215,6 +233,7 @@ _PRESETS = (
         confirmations=_usdc_steps(1, from_100=40, from_10_000=4_800),
         native_confirmations=_ether_steps(1, from_a_fiftieth=40, from_2=4_800),
         block_time_s=0.25,
+        finality_depth=14_400,
     ),
     NetworkPreset(
         name="optimism",
@@ -225,6 +244,7 @@ _PRESETS = (
         confirmations=_usdc_steps(1, from_100=10, from_10_000=600),
         native_confirmations=_ether_steps(1, from_a_fiftieth=10, from_2=600),
         block_time_s=2.0,
+        finality_depth=1_800,
     ),
     # A chain on this machine that poses as Base Sepolia, because stock clients refuse other ids and tokens.
     NetworkPreset(
@@ -236,6 +256,7 @@ _PRESETS = (
         native_symbol="ETH",
         confirmations=_TEST_STEPS,
         block_time_s=1.0,
+        finality_depth=64,
     ),
 )
 

@@ -1,28 +1,42 @@
-"""Re-reads payments that can still leave their chain, until they are final or gone.
+"""Reads the blocks of payments that are not final again, until they are final or gone.
 
-It changes the books only on what a node positively says, and takes a payment away only when that was said at two
-checks in a row; and never while an authorisation has made the same transfer in another transaction. A chain that does
-not answer changes nothing. It never decides what a payment may buy.
+One look at a block decides for all payments in it: as long as the chain has the same hash at that height, they stand.
+Receipts are read only where a block has changed, or where one node's word was enough to sell for a payment: what is final
+is never looked at again, so a lie would stand for ever. Whatever the value, as many nodes as the network asks for must
+agree.
 
-Where one node's word was enough to sell for a small payment, it is not enough here: what is final is never looked at
-again, so a lie would stand for ever. Whatever the value, as many nodes as the network asks for must agree.
+It changes the books only on what nodes positively say, and takes a payment away only when that was said at two looks in a
+row; and never while an authorisation has made the same transfer in another transaction. A chain that does not answer
+changes nothing. Where nodes disagree again and again, what is unspent of a payment is held until they agree. It never
+decides what a payment may buy.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+import time
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Hashable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
+from enum import Enum, auto
 from functools import partial
-from typing import assert_never
+from typing import Generic, TypeVar, assert_never
 
 import structlog
 
 from tollway.background import BackgroundTask, TaskName, describe_failure, run_all
-from tollway.chain.reader import ChainFacts, NotMined, SettlementChain, Trust
+from tollway.chain.reader import ChainFacts, Disputed, NotMined, Tip, Trust, WatchedChain
 from tollway.chain.rules import ChainRules
-from tollway.errors import ChainUnavailable, NodesDisagree, StorageUnavailable
+from tollway.errors import ChainUnavailable, StorageUnavailable
 from tollway.identifiers import ChainId
 from tollway.ledger.authorization import AuthorizedCall, SettledTransfer
 from tollway.ledger.book import Book
 from tollway.ledger.call import NewPayment, Payment, PaymentState, is_worth_more
+from tollway.ledger.finality import UnfinalBlock
 from tollway.limits import Limits
 from tollway.payments.authorization_use import Paid, find_use
 from tollway.payments.verdict import Displaced, Standing, Void, judge_again
@@ -35,118 +49,392 @@ AUTHORIZATIONS_MAX = 100
 """Of one transaction, at one check."""
 REORG_BLOCKS_MAX = 128
 """An authorisation may move its money in a lower block than the one at which its call was claimed."""
+RECHECK_S = 300.0
+"""A block is read at least this often, also while a block above it proves that it stands."""
+BLOCKS_PER_PAGE = 2_000
+"""Blocks that are read from the books at once."""
+RECEIPTS_AT_ONCE = 40
+"""Payments whose receipts are read in one request."""
+HELD_MAX = 10_000
+"""Payments held for a dispute that one look may free."""
 
 _log = structlog.get_logger(__name__)
+
+K = TypeVar("K", bound=Hashable)
+Place = tuple[int, bytes]
+"""A block's number and hash."""
+
+
+class Sight(Enum):
+    """What a look at a block found."""
+
+    UNCHANGED = auto()
+    CHANGED = auto()
+    DISPUTED = auto()
 
 
 class Watcher:
     """One per process; of several gateways one runs it for all. Two at once do no harm: each move names the state that it
-    expects.
+    expects. The networks are looked at together, so one that is away delays the others by its deadlines at most.
 
-    `on_gone` is told of each payment that left its chain, once the books say so.
+    `on_gone` is called with each payment that left its chain, once the books say so. `clock` is monotonic seconds.
     """
 
     def __init__(
         self,
         book: Book,
-        chains: SettlementChain,
+        chains: WatchedChain,
         rules: Mapping[ChainId, ChainRules],
         *,
         limits: Limits,
         now_ms: Callable[[], int],
         on_gone: Callable[[Payment], None],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        clock: Callable[[], float] = time.monotonic,
         task: BackgroundTask | None = None,
     ) -> None:
         self._task = task or BackgroundTask(TaskName.PAYMENT_CHECK)
+        self._interval_s = limits.watch_interval_s
+        self._sleep = sleep
+        self._clock = clock
+        self._running_since_s: float | None = None
+        self._networks = {
+            chain_id: NetworkWatcher(
+                book, chains, one, limits=limits, now_ms=now_ms, on_gone=on_gone, clock=clock
+            )
+            for chain_id, one in rules.items()
+        }
+
+    async def run(self) -> None:
+        """Looks again and again, until it is cancelled."""
+        self._task.interval_s = self._interval_s
+        for network in self._networks.values():
+            network.forget()  # another may have looked since it last ran here: not in a row any more
+        self._running_since_s = self._clock()
+        try:
+            while True:
+                started_s = self._clock()
+                await self._task.attempt(self.check_once)
+                # A look goes on until all is read: after one that took longer than the interval, none is waited for.
+                await self._sleep(max(0.0, self._interval_s - (self._clock() - started_s)))
+        finally:
+            self._running_since_s = None
+
+    async def check_once(self) -> None:
+        """One look at all networks together. Raises StorageUnavailable."""
+        await run_all([network.look for network in self._networks.values()])
+
+    def look_age_s(self, chain_id: ChainId) -> float:
+        """How long ago every payment of that network which is not final was looked at. 0 where this gateway does not
+        lead."""
+        if self._running_since_s is None:
+            return 0.0
+        looked_s = self._networks[chain_id].looked_s
+        return self._clock() - (self._running_since_s if looked_s is None else looked_s)
+
+
+class NetworkWatcher:
+    """Looks at the payments of one network. `looked_s`: when the last look began that has seen all of them."""
+
+    def __init__(
+        self,
+        book: Book,
+        chains: WatchedChain,
+        rules: ChainRules,
+        *,
+        limits: Limits,
+        now_ms: Callable[[], int],
+        on_gone: Callable[[Payment], None],
+        clock: Callable[[], float],
+    ) -> None:
         self._book = book
         self._chains = chains
         self._rules = rules
+        self._chain_id = rules.chain_id
+        self._is_believed_by_one = rules.first_trust is Trust.ONE
         self._limits = limits
         self._now_ms = now_ms
         self._on_gone = on_gone
-        self._sleep = sleep
-        self._missed: dict[int, int] = {}  # payment id -> checks in a row that did not find it
+        self._clock = clock
+        self._turns = asyncio.Semaphore(limits.watch_in_flight_max)
+        self._is_away = False
+        self.forget()
 
-    async def run(self) -> None:
-        """Checks again and again, until it is cancelled."""
-        self._task.interval_s = self._limits.watch_interval_s
-        self._missed.clear()  # another may have checked since it last ran here: not in a row any more
+    def forget(self) -> None:
+        self.looked_s: float | None = None
+        self._seen: dict[
+            UnfinalBlock, float
+        ] = {}  # blocks that stood at the last look at them, and when that was
+        self._missed = InARow[tuple[Place, int]]()  # payments that were not found
+        self._disputes = InARow[int | UnfinalBlock]()  # payments and blocks about which nodes disagree
+        self._gone_after_id = 0
+        self._has_final_tag = False
+        self._is_whole = True
+
+    async def look(self) -> None:
+        """One look at every payment that is not final, and at some of those that are gone. Raises StorageUnavailable."""
+        started_s = self._clock()
+        self._is_whole, is_done = True, False
+        try:
+            await self._look()
+            is_done = True
+        except ChainUnavailable as exc:
+            self._note_away(exc)
+        finally:
+            is_whole = is_done and self._is_whole
+            self._missed.end_look(is_whole=is_whole)
+            self._disputes.end_look(is_whole=is_whole)
+        if is_whole:
+            self.looked_s, self._is_away = started_s, False
+
+    async def _look(self) -> None:
+        blocks = await self._read_blocks()
+        gone = await self._book.gone_payments(
+            self._chain_id,
+            after_id=self._gone_after_id,
+            limit=self._limits.watch_batch_max,
+            now_ms=self._now_ms(),
+        )
+        if blocks:
+            await self._look_at_blocks(blocks)
+        if gone or self._gone_after_id:
+            self._gone_after_id = gone[-1].id if len(gone) == self._limits.watch_batch_max else 0
+            await self._review(gone)
+
+    def _note_away(self, exc: ChainUnavailable) -> None:
+        self._is_whole = False
+        if not self._is_away:  # once for each outage
+            _log.warning("chain_unavailable", chain_id=self._chain_id, detail=str(exc))
+        self._is_away = True
+
+    # ---- Blocks.
+
+    async def _read_blocks(self) -> list[UnfinalBlock]:
+        blocks: list[UnfinalBlock] = []
         while True:
-            await self._task.attempt(self.check_once)
-            await self._sleep(self._limits.watch_interval_s)
+            page = await self._book.unfinal_blocks(
+                self._chain_id, after=blocks[-1] if blocks else None, limit=BLOCKS_PER_PAGE
+            )
+            blocks += page
+            if len(page) < BLOCKS_PER_PAGE:
+                return blocks
 
-    async def check_once(self) -> None:
-        """One batch, the least recently checked payments first. Raises StorageUnavailable when it cannot be read."""
-        payments = await self._book.unfinal_payments(limit=self._limits.watch_batch_max)
-        turns = asyncio.Semaphore(self._limits.watch_in_flight_max)
-        away: set[ChainId] = set()
-        await run_all([partial(self._check_in_turn, payment, turns, away) for payment in payments])
+    async def _look_at_blocks(self, blocks: Sequence[UnfinalBlock]) -> None:
+        final_number = self._find_final(await self._chains.fetch_tip(self._chain_id))
+        held = await self._book.held_unfinal(self._chain_id, limit=HELD_MAX)
+        held_ids: dict[Place, list[int]] = {}
+        for payment in held:
+            held_ids.setdefault((payment.block_number, payment.block_hash), []).append(payment.id)
+        sights = await self._compare_hashes(blocks, held_ids.keys(), final_number)
+        self._forget_missed(sights)
+        for block in blocks:
+            match sights.get(block):
+                case Sight.UNCHANGED:
+                    ids = held_ids.get((block.number, block.block_hash), ())
+                    await self._confirm(block, held_ids=ids, is_final=block.number <= final_number)
+                case Sight.CHANGED:
+                    await self._review_block(block)
+                case Sight.DISPUTED:
+                    await self._note_disputed_block(block)
+                case None:
+                    pass  # a block above it stands, or nothing is known of it
 
-    async def _check_in_turn(self, payment: Payment, turns: asyncio.Semaphore, away: set[ChainId]) -> None:
-        async with turns:
+    def _forget_missed(self, sights: Mapping[UnfinalBlock, Sight]) -> None:
+        """Payments whose block is back were not missed in a row; but a receipt of their own may be read below."""
+        back = {
+            (block.number, block.block_hash)
+            for block, sight in sights.items()
+            if sight is Sight.UNCHANGED and not self._is_to_be_read(block)
+        }
+        self._missed.drop_if(lambda key: key[0] in back)
+
+    def _is_to_be_read(self, block: UnfinalBlock) -> bool:
+        """One node's word was enough to sell for some payment in it, and no more nodes have said it since."""
+        return self._is_believed_by_one and not block.is_agreed
+
+    def _find_final(self, tip: Tip) -> int:
+        """The highest block that counts as final. Depth counts only as long as the nodes have never named one."""
+        if tip.finalized_number is not None:
+            self._has_final_tag = True
+            return tip.finalized_number
+        if self._has_final_tag:
+            return -1
+        return tip.head_number - self._rules.finality_depth
+
+    async def _compare_hashes(
+        self, blocks: Sequence[UnfinalBlock], held: Iterable[Place], final_number: int
+    ) -> dict[UnfinalBlock, Sight]:
+        """Reads those that are due, and the newest that stood before: while that one stands, a chain has the blocks below
+        it, too. Where it does not, every block is read."""
+        now_s, held_places = self._clock(), set(held)
+        self._seen = {block: self._seen[block] for block in blocks if block in self._seen}
+        newest = max(self._seen, key=lambda block: block.number, default=None)
+        due = [
+            block
+            for block in blocks
+            if block == newest
+            or block.number <= final_number
+            or self._seen.get(block, -RECHECK_S) <= now_s - RECHECK_S
+            or (block.number, block.block_hash) in held_places
+            or self._is_to_be_read(block)
+        ]
+        sights = await self._read_hashes(due)
+        if newest is not None and sights.get(newest) is not Sight.UNCHANGED:
+            sights |= await self._read_hashes([block for block in blocks if block not in sights])
+        for block, sight in sights.items():
+            if sight is Sight.UNCHANGED:
+                self._seen[block] = now_s
+            else:
+                self._seen.pop(block, None)
+        return sights
+
+    async def _read_hashes(self, blocks: Sequence[UnfinalBlock]) -> dict[UnfinalBlock, Sight]:
+        if not blocks:
+            return {}
+        told = await self._chains.fetch_block_hashes(self._chain_id, [block.number for block in blocks])
+        sights: dict[UnfinalBlock, Sight] = {}
+        for block in blocks:
+            if block.number in told.disputed:
+                sights[block] = Sight.DISPUTED
+            elif block.number in told.known:
+                is_same = told.known[block.number] == block.block_hash
+                sights[block] = Sight.UNCHANGED if is_same else Sight.CHANGED
+            else:
+                self._is_whole = False
+        return sights
+
+    async def _confirm(self, block: UnfinalBlock, *, held_ids: Sequence[int], is_final: bool) -> None:
+        """The chain has that block. What one node's word was enough for is read once more before that counts."""
+        if self._is_to_be_read(block):
+            await self._review_block(block, is_unread_only=True)
+        elif held_ids:
+            await self._free(held_ids)
+        if is_final:
+            await self._book.finish_block(block, is_read_only=self._is_believed_by_one, now_ms=self._now_ms())
+            self._seen.pop(block, None)
+
+    async def _note_disputed_block(self, block: UnfinalBlock) -> None:
+        looks = self._disputes.count(block)
+        _log.warning("block_disputed", chain_id=self._chain_id, block_number=block.number, looks=looks)
+        if looks < self._limits.disputed_looks_max:
+            return
+        async for page in self._pages(block, is_unread_only=False):
+            await self._hold(page)
+
+    async def _hold(self, payments: Sequence[Payment]) -> None:
+        ids = [payment.id for payment in payments if not payment.is_held]
+        if ids and await self._book.hold_disputed(ids):
+            for payment in payments:
+                _log.warning("payment_held", transaction=str(payment.tx_hash), reason="nodes_disagree")
+
+    async def _free(self, payment_ids: Sequence[int]) -> None:
+        if freed := await self._book.free_disputed(payment_ids):
+            _log.info("payments_freed", chain_id=self._chain_id, count=freed)
+
+    # ---- Receipts.
+
+    async def _pages(self, block: UnfinalBlock, *, is_unread_only: bool) -> AsyncIterator[Sequence[Payment]]:
+        after_id, limit = 0, self._limits.watch_batch_max
+        while True:
+            page = await self._book.unfinal_in(
+                block, after_id=after_id, limit=limit, is_unread_only=is_unread_only
+            )
+            if page:
+                yield page
+                after_id = page[-1].id
+            if len(page) < limit:
+                return
+
+    async def _review_block(self, block: UnfinalBlock, *, is_unread_only: bool = False) -> None:
+        async for page in self._pages(block, is_unread_only=is_unread_only):
+            await self._review(page)
+
+    async def _review(self, payments: Sequence[Payment]) -> None:
+        """Some requests at a time. One that fails does not end the others; the first failure is raised after them."""
+        parts = [
+            payments[start : start + RECEIPTS_AT_ONCE] for start in range(0, len(payments), RECEIPTS_AT_ONCE)
+        ]
+        await run_all([partial(self._review_in_turn, part) for part in parts])
+
+    async def _review_in_turn(self, payments: Sequence[Payment]) -> None:
+        async with self._turns:
+            await self._review_part(payments)
+
+    async def _review_part(self, payments: Sequence[Payment]) -> None:
+        hashes = list(dict.fromkeys(payment.tx_hash for payment in payments))
+        try:
+            told = await self._chains.review_receipts(self._chain_id, hashes)
+        except ChainUnavailable as exc:
+            self._note_away(exc)
+            return
+        standing: dict[Place, list[Payment]] = {}
+        disputed: list[Payment] = []
+        for payment in payments:
+            facts = told.get(payment.tx_hash)
             try:
-                await self._check(payment, away)
+                if facts is None:
+                    self._is_whole = False
+                elif _is_disputed(facts, payment):
+                    disputed.append(payment)
+                elif await self._judge(payment, facts):
+                    assert isinstance(facts, ChainFacts)
+                    standing.setdefault((facts.block_number, facts.block_hash), []).append(payment)
             except StorageUnavailable:
-                raise  # one line for all of them
+                raise
             except Exception as exc:  # noqa: BLE001 - a task root: one bad payment must not stop the others
                 _log.error("payment_check_failed", transaction=str(payment.tx_hash), **describe_failure(exc))
+        for (number, block_hash), found in standing.items():
+            self._forget_found(found)
+            await self._book.mark_checked(
+                [one.id for one in found], block_number=number, block_hash=block_hash, now_ms=self._now_ms()
+            )
+            if held := [one.id for one in found if one.is_held]:
+                await self._free(held)
+        await self._note_disputed(disputed)
 
-    async def _check(self, payment: Payment, away: set[ChainId]) -> None:
-        rules = self._rules.get(payment.chain_id)
-        if rules is None or payment.chain_id in away:
-            await self._note_unchanged(payment)
-            return
-        try:
-            facts = await self._chains.fetch_facts(payment.chain_id, payment.tx_hash, trust=Trust.AGREED)
-        except NodesDisagree as exc:
-            _log.warning("payment_disputed", transaction=str(payment.tx_hash), detail=str(exc))
-            await self._note_unchanged(payment)
-            return
-        except ChainUnavailable as exc:
-            if payment.chain_id not in away:
-                _log.warning("chain_unavailable", chain_id=payment.chain_id, detail=str(exc))
-            away.add(payment.chain_id)
-            await self._note_unchanged(payment)
-            return
+    def _forget_found(self, payments: Sequence[Payment]) -> None:
+        ids = {payment.id for payment in payments}
+        self._missed.drop_if(lambda key: key[1] in ids)
+
+    async def _note_disputed(self, payments: Sequence[Payment]) -> None:
+        looks = {payment.id: self._disputes.count(payment.id) for payment in payments}
+        for payment in payments:
+            _log.warning("payment_disputed", transaction=str(payment.tx_hash), looks=looks[payment.id])
+        await self._hold([one for one in payments if looks[one.id] >= self._limits.disputed_looks_max])
+
+    async def _judge(self, payment: Payment, facts: ChainFacts | NotMined | Disputed) -> bool:
+        """The verdict's basics once more, for what is recorded: a block may have changed its mind with its place. True:
+        it stands where the facts say."""
+        if isinstance(facts, Disputed):
+            return False
         if isinstance(facts, NotMined):
-            await self._note_missing(payment, "not_mined", rules)
-        else:
-            await self._compare(payment, facts, rules)
-
-    async def _compare(self, payment: Payment, facts: ChainFacts, rules: ChainRules) -> None:
-        """The verdict's basics once more, for what is recorded: a block may have changed its mind with its place."""
-        outcome = judge_again(facts, payment, rules)
+            await self._note_missing(payment, "not_mined")
+            return False
+        outcome = judge_again(facts, payment, self._rules)
         match outcome:
             case Displaced():
-                await self._note_unchanged(payment)
+                return False
             case Void():
-                await self._note_missing(payment, outcome.reason, rules)
+                await self._note_missing(payment, outcome.reason)
+                return False
             case Standing() if payment.state is PaymentState.GONE:
-                await (
-                    self._bring_back(payment, outcome.payment)
-                    if outcome.is_deep
-                    else self._note_unchanged(payment)
-                )
+                if outcome.is_deep:
+                    await self._bring_back(payment, outcome.payment)
+                return False
             case Standing() if outcome.payment.value_units < payment.value_units:
                 # When it is gone, it may come back at its new value.
-                await self._note_missing(payment, "worth_less", rules)
-            case Standing():
-                self._missed.pop(payment.id, None)
-                if outcome.is_deep and is_worth_more(payment, outcome.payment):
+                await self._note_missing(payment, "worth_less")
+                return False
+            case Standing() if is_worth_more(payment, outcome.payment):
+                if outcome.is_deep:
                     await self._raise(payment, outcome.payment)
-                await self._book.mark_checked(
-                    payment.id,
-                    is_final=outcome.payment.is_final,
-                    block_number=facts.block_number,
-                    block_hash=facts.block_hash,
-                    now_ms=self._now_ms(),
-                )
+                return outcome.is_deep  # else it is read once more
+            case Standing():
+                return True
             case _:
                 assert_never(outcome)
 
     async def _bring_back(self, payment: Payment, found: NewPayment) -> None:
-        self._missed.pop(payment.id, None)
         await self._book.record_payments((found,), now_ms=self._now_ms())
         _log.info("payment_back", transaction=str(payment.tx_hash), block_number=found.block_number)
 
@@ -159,32 +447,32 @@ class Watcher:
             units=found.value_units - payment.value_units,
         )
 
-    async def _note_missing(self, payment: Payment, reason: str, rules: ChainRules) -> None:
+    # ---- Payments that are not found.
+
+    async def _note_missing(self, payment: Payment, reason: str) -> None:
         if payment.state is PaymentState.GONE:
-            await self._follow(payment, rules)
-            await self._note_unchanged(payment)
+            await self._follow(payment)
             return
-        missed = self._missed.get(payment.id, 0) + 1
-        if missed < CHECKS_UNTIL_GONE or await self._may_stay(payment, rules, missed):
-            self._missed[payment.id] = missed
-            await self._note_unchanged(payment)
+        key = ((payment.block_number, payment.block_hash), payment.id)
+        missed = self._missed.count(key)
+        if missed < CHECKS_UNTIL_GONE or await self._may_stay(payment, missed):
             return
         debt_units = await self._book.mark_gone(payment.id, now_ms=self._now_ms())
-        self._missed.pop(payment.id, None)
+        self._missed.drop_if(lambda other: other == key)
         _log.warning("payment_gone", transaction=str(payment.tx_hash), reason=reason, debt_units=debt_units)
         self._on_gone(payment)
 
-    async def _may_stay(self, payment: Payment, rules: ChainRules, missed: int) -> bool:
-        is_moved = await self._follow(payment, rules)
+    async def _may_stay(self, payment: Payment, missed: int) -> bool:
+        is_moved = await self._follow(payment)
         return missed < LOOKS_UNTIL_GONE if is_moved is None else is_moved
 
-    async def _follow(self, payment: Payment, rules: ChainRules) -> bool | None:
+    async def _follow(self, payment: Payment) -> bool | None:
         """Whether authorisations of that payment have moved their money in other transactions: then the books say so
         too, and what is left here is for the next check. None: no node says."""
         is_moved, is_seen = False, True
         for call in await self._book.authorizations_in(payment.id, limit=AUTHORIZATIONS_MAX):
             try:
-                transfer = await self._find_transfer(payment, call, rules)
+                transfer = await self._find_transfer(payment, call)
             except ChainUnavailable as exc:
                 _log.warning("authorization_unseen", call_id=call.call_id, detail=str(exc))
                 is_seen = False
@@ -198,12 +486,10 @@ class Watcher:
             self._on_gone(payment)
         return is_moved or (False if is_seen else None)
 
-    async def _find_transfer(
-        self, payment: Payment, call: AuthorizedCall, rules: ChainRules
-    ) -> SettledTransfer | None:
+    async def _find_transfer(self, payment: Payment, call: AuthorizedCall) -> SettledTransfer | None:
         """To stay paid it is enough to be mined, as for a payment that changes its block; to be paid again it takes as
         deep a block as for a new one."""
-        asset = next((asset for asset in rules.assets if asset.key == payment.asset), None)
+        asset = next((asset for asset in self._rules.assets if asset.key == payment.asset), None)
         if asset is None:
             return None
         is_gone = payment.state is PaymentState.GONE
@@ -211,17 +497,36 @@ class Watcher:
             self._chains,
             call.authorization,
             from_block=max(0, call.seen_block - REORG_BLOCKS_MAX),
-            depth=rules.confirmations_for(asset, call.price_units) if is_gone else 1,
+            depth=self._rules.confirmations_for(asset, call.price_units) if is_gone else 1,
             trust=Trust.AGREED,
         )
         return use.transfer if isinstance(use, Paid) else None
 
-    async def _note_unchanged(self, payment: Payment) -> None:
-        """Only its place in the queue changes: one dead chain must not keep the others from being looked at."""
-        await self._book.mark_checked(
-            payment.id,
-            is_final=False,
-            block_number=payment.block_number,
-            block_hash=payment.block_hash,
-            now_ms=self._now_ms(),
-        )
+
+class InARow(Generic[K]):
+    """Counts looks in a row. What a whole look does not count is forgotten; one that was cut short forgets nothing."""
+
+    def __init__(self) -> None:
+        self._before: dict[K, int] = {}
+        self._now: dict[K, int] = {}
+
+    def count(self, key: K) -> int:
+        """Once in this look. Returns how many looks in a row have counted it."""
+        self._now[key] = looks = self._before.get(key, 0) + 1
+        return looks
+
+    def drop_if(self, is_over: Callable[[K], bool]) -> None:
+        for counts in (self._before, self._now):
+            for key in [key for key in counts if is_over(key)]:
+                del counts[key]
+
+    def end_look(self, *, is_whole: bool) -> None:
+        self._before = self._now if is_whole else {**self._before, **self._now}
+        self._now = {}
+
+
+def _is_disputed(facts: ChainFacts | NotMined | Disputed, payment: Payment) -> bool:
+    """Also where nodes contradict themselves: a block that their own chain does not have."""
+    if payment.state is not PaymentState.UNFINAL or isinstance(facts, NotMined):
+        return False
+    return isinstance(facts, Disputed) or facts.canonical_hash != facts.block_hash

@@ -274,7 +274,8 @@ OTHER_CURRENCY = Problem(
 )
 HELD = Problem(
     code=Code.PAYMENT_HELD,
-    detail="The payment is held since this gateway's books were restored, until the operator releases it.",
+    detail="The payment is held: nodes of its chain disagree about it, and it is free when they agree; or this gateway's"
+    " books were restored, and it is free when the operator releases it.",
     payment_state="held",
 )
 GONE = Problem(

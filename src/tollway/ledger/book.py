@@ -20,6 +20,7 @@ from tollway.ledger.authorization import (
     SettlementAttempt,
 )
 from tollway.ledger.call import CallState, Delivery, NewPayment, Payment, Rail, Recorded
+from tollway.ledger.finality import Finality
 from tollway.ledger.gas import LaneTaken
 from tollway.ledger.keyed_calls import KeyedCall, KeyTaken
 from tollway.ledger.open_calls import CallOpen, OpenCall
@@ -117,7 +118,7 @@ class PlainEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unspendable:
-    """The payment is held after a restore, or gone from the chain."""
+    """The payment is held, after a restore or because nodes disagree about it, or gone from the chain."""
 
     is_held: bool
 
@@ -229,7 +230,7 @@ class AuditReport:
         return not self.wrong
 
 
-class Book(Relocations, Protocol):
+class Book(Relocations, Finality, Protocol):
     """Safe to call from many tasks and, on PostgreSQL, from many gateways at once. Every method raises
     `StorageUnavailable` when the store is away; a claim that raises it has an unknown outcome, which recovery settles:
     nothing was sent, so the call is released when its owner is next seen or found dead."""
@@ -369,21 +370,8 @@ class Book(Relocations, Protocol):
     async def audit(self) -> AuditReport: ...
 
     async def release_held(self) -> int:
-        """The operator lets balances held after a restore be spent again. Returns how many."""
-        ...
-
-    async def unfinal_payments(self, *, limit: int) -> tuple[Payment, ...]:
-        """Payments to re-read on the chain: `unfinal` and recently `gone`, least recently checked first."""
-        ...
-
-    async def mark_checked(
-        self, payment_id: int, *, is_final: bool, block_number: int, block_hash: bytes, now_ms: int
-    ) -> None:
-        """The transaction is where the chain says; `unfinal` -> `final` when it can no longer leave."""
-        ...
-
-    async def mark_gone(self, payment_id: int, *, now_ms: int) -> int:
-        """The transaction left the chain: value 0, its spent calls `reorged`. Returns the debt in ledger units."""
+        """The operator lets balances held after a restore be spent again; what nodes still disagree about is held again at the
+        next look. Returns how many."""
         ...
 
     async def admit(self, tx_hash: TxHash, *, now_ms: int) -> None:

@@ -75,7 +75,8 @@ class Payment:
     """What one transaction moved from one payer to one payee in one asset. Units are ledger units.
 
     `is_plain_ended`: a bound signature was shown, so the plain form no longer counts.
-    `is_held`: recorded before a restore of the database; not spendable until the operator releases it.
+    `is_held`: not spendable. Recorded before a restore of the database, until the operator releases it; or nodes
+    disagree about it, until they agree.
     `calls`: how many calls were ever claimed on it. A payment that is `gone` is worth what its running calls hold.
     `is_authorized`: authorisations of ours moved it. Its value is what they were for; a transfer of that kind is never
     judged as a `tx` payment.

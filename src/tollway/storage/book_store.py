@@ -17,7 +17,7 @@ from sqlalchemy.exc import IntegrityError
 
 from tollway.background import BackgroundTask
 from tollway.errors import StorageUnavailable
-from tollway.identifiers import CallId, TxHash
+from tollway.identifiers import CallId, ChainId, TxHash
 from tollway.ledger.authorization import AuthorizedCall, SettledTransfer, SettlementAttempt
 from tollway.ledger.book import (
     AuditReport,
@@ -31,10 +31,12 @@ from tollway.ledger.book import (
 )
 from tollway.ledger.call import CallState, Interruption, NewPayment, Payment, Recorded, is_move_allowed
 from tollway.ledger.claims import check_claim, check_units
+from tollway.ledger.finality import UnfinalBlock
 from tollway.ledger.gas import LaneTaken
 from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.storage import (
     authorization_store,
+    finality_store,
     operator_notes,
     payment_store,
     recording,
@@ -354,26 +356,62 @@ class BookStore(BookReader):
         work = partial(operator_notes.release_held, now_ms=self._now_ms())
         return await self._write(work, is_long=True)
 
-    async def unfinal_payments(self, *, limit: int) -> tuple[Payment, ...]:
-        work = partial(payment_store.unfinal_payments, limit=limit, now_ms=self._now_ms())
+    async def unfinal_blocks(
+        self, chain_id: ChainId, *, after: UnfinalBlock | None, limit: int
+    ) -> tuple[UnfinalBlock, ...]:
+        work = partial(finality_store.unfinal_blocks, chain_id=chain_id, after=after, limit=limit)
         return await self._database.read(work)
 
-    async def mark_checked(
-        self, payment_id: int, *, is_final: bool, block_number: int, block_hash: bytes, now_ms: int
-    ) -> None:
-        await self._write(
+    async def unfinal_in(
+        self, block: UnfinalBlock, *, after_id: int, limit: int, is_unread_only: bool = False
+    ) -> tuple[Payment, ...]:
+        return await self._database.read(
             partial(
-                payment_store.mark_checked,
-                payment_id=payment_id,
-                is_final=is_final,
-                block_number=block_number,
-                block_hash=block_hash,
-                now_ms=now_ms,
+                finality_store.unfinal_in,
+                block=block,
+                after_id=after_id,
+                limit=limit,
+                is_unread_only=is_unread_only,
             )
         )
 
+    async def gone_payments(
+        self, chain_id: ChainId, *, after_id: int, limit: int, now_ms: int
+    ) -> tuple[Payment, ...]:
+        return await self._database.read(
+            partial(
+                finality_store.gone_payments, chain_id=chain_id, after_id=after_id, limit=limit, now_ms=now_ms
+            )
+        )
+
+    async def finish_block(self, block: UnfinalBlock, *, is_read_only: bool, now_ms: int) -> int:
+        work = partial(finality_store.finish_block, block=block, is_read_only=is_read_only, now_ms=now_ms)
+        return await self._write(work, flush=False)
+
+    async def mark_checked(
+        self, payment_ids: Sequence[int], *, block_number: int, block_hash: bytes, now_ms: int
+    ) -> None:
+        work = partial(
+            finality_store.mark_checked,
+            payment_ids=payment_ids,
+            block_number=block_number,
+            block_hash=block_hash,
+            now_ms=now_ms,
+        )
+        await self._write(work, flush=False)
+
     async def mark_gone(self, payment_id: int, *, now_ms: int) -> int:
         return await self._write(partial(payment_store.mark_gone, payment_id=payment_id, now_ms=now_ms))
+
+    async def hold_disputed(self, payment_ids: Sequence[int]) -> int:
+        return await self._write(partial(finality_store.hold_disputed, payment_ids=payment_ids))
+
+    async def held_unfinal(self, chain_id: ChainId, *, limit: int) -> tuple[Payment, ...]:
+        work = partial(finality_store.held_unfinal, chain_id=chain_id, limit=limit)
+        return await self._database.read(work)
+
+    async def free_disputed(self, payment_ids: Sequence[int]) -> int:
+        return await self._write(partial(finality_store.free_disputed, payment_ids=payment_ids))
 
     async def relocate(
         self, call_id: CallId, *, before: TxHash, transfer: SettledTransfer, now_ms: int

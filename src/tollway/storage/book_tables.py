@@ -41,6 +41,11 @@ FAILED = (
 )
 """A call that ended without success, for the history. Literal, in the index and in the query."""
 UNKNOWN = "state = 'unknown'"
+UNFINAL = "state = 'unfinal'"
+GONE = "state = 'gone'"
+HELD = "is_held AND state = 'unfinal'"
+"""Payments that may still leave their chain, those that did, and those that cannot be spent meanwhile. Literal, in the
+indexes and in the queries."""
 
 payment_table = Table(
     "payment",
@@ -68,7 +73,19 @@ payment_table = Table(
     UniqueConstraint("tx_hash", "chain_id", "asset", "payer", "payee", name="uq_payment_transfer"),
     Index("ix_payment_purse", "payer", "payee", "asset", "chain_id"),
     Index("ix_payment_payer_time", "payer", "block_time", "id"),
-    Index("ix_payment_state_checked", "state", "checked_ms"),
+    *(
+        Index(
+            f"ix_payment_{name}",
+            *columns,
+            sqlite_where=text(predicate),
+            postgresql_where=text(predicate),
+        )
+        for name, predicate, columns in (
+            ("unfinal", UNFINAL, ("chain_id", "block_number", "block_hash", "checked_ms", "id")),
+            ("gone", GONE, ("chain_id", "gone_ms")),
+            ("held", HELD, ("chain_id", "id")),
+        )
+    ),
 )
 
 call_table = Table(

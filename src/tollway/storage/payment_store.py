@@ -12,10 +12,8 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Select,
-    and_,
     func,
     literal_column,
-    or_,
     select,
     union,
     update,
@@ -30,10 +28,9 @@ from tollway.ledger.parts import held_after, share_among_debts
 from tollway.storage.book_page import BookPage, LockedCall
 from tollway.storage.book_rows import parse_payment
 from tollway.storage.book_tables import call_table, payment_table, topup_table
+from tollway.storage.finality_store import NEVER_MS
 from tollway.storage.statements import Prepared, Within
 
-GONE_RECHECK_MS = 86_400_000
-"""For a day after a transaction left the chain it is looked for again."""
 CHUNK = 1_000
 """Rows named in one statement; both drivers have a maximum of parameters."""
 
@@ -87,38 +84,6 @@ def find_debts(connection: Connection, payers: Collection[Address]) -> dict[Purs
         purse = Purse(ChainId(chain_id), asset, Address(payer), Address(payee))
         owed[purse] = owed.get(purse, 0) + price_units - taken_units - int(helped)
     return owed
-
-
-def unfinal_payments(connection: Connection, *, limit: int, now_ms: int) -> tuple[Payment, ...]:
-    columns = payment_table.c
-    is_watched = or_(
-        columns.state == PaymentState.UNFINAL.value,
-        and_(columns.state == PaymentState.GONE.value, columns.gone_ms > now_ms - GONE_RECHECK_MS),
-    )
-    query = select(payment_table).where(is_watched).order_by(columns.checked_ms, columns.id).limit(limit)
-    return tuple(map(parse_payment, connection.execute(query)))
-
-
-def mark_checked(
-    connection: Connection,
-    payment_id: int,
-    *,
-    is_final: bool,
-    block_number: int,
-    block_hash: bytes,
-    now_ms: int,
-) -> None:
-    """A gone payment is only noted as looked at: to come back it needs the verdict again."""
-    columns = payment_table.c
-    at = update(payment_table).where(columns.id == payment_id)
-    connection.execute(at.values(checked_ms=now_ms))
-    connection.execute(
-        at.where(columns.state == PaymentState.UNFINAL.value).values(
-            state=(PaymentState.FINAL if is_final else PaymentState.UNFINAL).value,
-            block_number=block_number,
-            block_hash=block_hash,
-        )
-    )
 
 
 def mark_gone(connection: Connection, payment_id: int, *, now_ms: int) -> int:
@@ -252,7 +217,7 @@ def insert_payment(
         is_held=False,
         is_authorized=is_authorized,
         recorded_ms=now_ms,
-        checked_ms=now_ms,
+        checked_ms=NEVER_MS,
     )
     return connection.execute(statement.on_conflict_do_nothing()).rowcount == 1
 
@@ -277,7 +242,7 @@ def come_back(connection: Connection, payment: Payment, new: NewPayment, now_ms:
             block_hash=new.block_hash,
             block_time=new.block_time,
             gone_ms=None,
-            checked_ms=now_ms,
+            checked_ms=NEVER_MS,
         )
     )
     return replace(
@@ -310,6 +275,7 @@ def raise_payment(
             value_units=columns.value_units + units,
             calls=columns.calls + calls,
             is_authorized=is_authorized,
+            checked_ms=NEVER_MS,
         )
     )
     if payment.state is not PaymentState.GONE:

@@ -35,9 +35,8 @@ from tollway.ledger.call import (
 from tollway.ledger.claims import check_claim, check_units, decide_claims, request_name
 from tollway.ledger.keyed_calls import KeyedCall, KeyName
 from tollway.ledger.open_calls import OpenCall, RequestName
-from tollway.ledger.parts import held_after
 from tollway.limits import DEFAULT_LIMITS, Limits
-from tollway.testing.memory_relocation import MemoryRelocation
+from tollway.testing.memory_finality import MemoryFinality
 from tollway.testing.memory_rows import (
     MemoryCall,
     debts_of,
@@ -53,10 +52,9 @@ from tollway.testing.memory_rows import (
 )
 
 GAP_MS = 60_000
-GONE_RECHECK_MS = 86_400_000
 
 
-class MemoryBook(MemoryRelocation):
+class MemoryBook(MemoryFinality):
     """Keeps the promises of `Book` and `Statement`, within one process."""
 
     def __init__(
@@ -273,53 +271,6 @@ class MemoryBook(MemoryRelocation):
         self._rows.restored_ms = None
         return len(held)
 
-    async def unfinal_payments(self, *, limit: int) -> tuple[Payment, ...]:
-        self._answer()
-        since_ms = self._now_ms() - GONE_RECHECK_MS
-        watched = [
-            payment
-            for payment in self._rows.payments.values()
-            if payment.state is PaymentState.UNFINAL
-            or (payment.state is PaymentState.GONE and self._rows.gone_ms[payment.id] > since_ms)
-        ]
-        watched.sort(key=lambda one: (self._rows.checked_ms[one.id], one.id))
-        return tuple(map(shown_payment, watched[:limit]))
-
-    async def mark_checked(
-        self, payment_id: int, *, is_final: bool, block_number: int, block_hash: bytes, now_ms: int
-    ) -> None:
-        self._answer()
-        payment = self._rows.payments.get(payment_id)
-        if payment is None:
-            return
-        self._rows.checked_ms[payment_id] = now_ms
-        if payment.state is PaymentState.UNFINAL:
-            state = PaymentState.FINAL if is_final else PaymentState.UNFINAL
-            self._rows.payments[payment_id] = replace(
-                payment, state=state, block_number=block_number, block_hash=block_hash
-            )
-
-    async def mark_gone(self, payment_id: int, *, now_ms: int) -> int:
-        self._answer()
-        payment = self._rows.payments.get(payment_id)
-        if payment is None or payment.state is not PaymentState.UNFINAL:
-            return 0
-        self._rows.payments[payment_id] = replace(payment, state=PaymentState.GONE)
-        self._rows.gone_ms[payment_id] = self._rows.checked_ms[payment_id] = now_ms
-        debt_units = 0
-        for call in self._rows.calls.values():
-            if call.state in (CallState.CONSUMED, CallState.REORGED) and payment_id in call.parts:
-                debt_units += call.parts[payment_id]
-                holding = held_after(
-                    CallState.CONSUMED,
-                    parts=call.parts,
-                    price_units=call.claim.price_units,
-                    gone={payment_id},
-                )
-                self._hold(call, holding.parts)
-                call.state, call.moved_ms = holding.state, now_ms
-        return debt_units
-
     async def admit(self, tx_hash: TxHash, *, now_ms: int) -> None:
         self._answer()
         self._rows.admitted.add(tx_hash)
@@ -385,7 +336,7 @@ class MemoryBook(MemoryRelocation):
             calls=old.calls if old is not None else 0,
             is_authorized=old is not None and old.is_authorized,
         )
-        self._rows.checked_ms[payment_id] = now_ms
+        self._rows.checked_ms[payment_id] = 0
         self._pay_debts(self._rows.payments[payment_id])
         return payment_id
 

@@ -36,6 +36,7 @@ class MemoryMoves(MemoryStatement):
     def _raise_to(self, told: NewPayment, payment: Payment) -> None:
         if is_worth_more(payment, told):
             raised = self._rows.payments[payment.id] = replace(payment, value_units=told.value_units)
+            self._rows.checked_ms[payment.id] = 0
             self._pay_debts(raised)
 
     def _move(self, call: MemoryCall, after: CallState) -> None:

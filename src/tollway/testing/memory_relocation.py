@@ -68,7 +68,7 @@ class MemoryRelocation(MemorySettling):
             block_hash=transfer.block_hash,
             block_time=transfer.block_time,
         )
-        self._rows.checked_ms[payment_id] = now_ms
+        self._rows.checked_ms[payment_id] = 0
 
     def _carry(self, call: MemoryCall, units: int, *, from_id: int, to_id: int) -> None:
         carried = min(units, call.parts.get(from_id, 0))

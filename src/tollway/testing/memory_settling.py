@@ -205,6 +205,7 @@ class MemorySettling(MemoryMoves):
                     calls=old.calls + is_bought,
                     is_authorized=True,
                 )
+                self._rows.checked_ms[old.id] = 0
                 return old.id
         payment_id = len(self._rows.payments) + 1
         self._rows.payments[payment_id] = Payment(
@@ -223,7 +224,7 @@ class MemorySettling(MemoryMoves):
             calls=int(is_bought),
             is_authorized=True,
         )
-        self._rows.checked_ms[payment_id] = now_ms
+        self._rows.checked_ms[payment_id] = 0
         return payment_id
 
     def _is_due(self, call: MemoryCall, held: MemoryAuthorization, *, is_adrift: bool) -> bool:

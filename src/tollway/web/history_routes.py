@@ -73,7 +73,7 @@ def history_router(
         offset = query.whole("offset", default=0, least=0, most=OFFSET_MAX)
         query.finish()
         payments = await statement.payments_of(caller.address, limit=limit, offset=offset)
-        shown = [await _show_payment(payment, statement, find_asset) for payment in payments]
+        shown = [await _show_payment(payment, statement, book, find_asset) for payment in payments]
         return {"payments": shown, "limit": limit, "offset": offset}
 
     @router.get("/payments/{transaction}")
@@ -83,7 +83,7 @@ def history_router(
         payments = await statement.payments_in(caller.address, tx_hash)
         if not payments:
             return _sighting_json(tx_hash, caller.address, await lookup(tx_hash, caller.address))
-        first, *others = [await _show_payment(payment, statement, find_asset) for payment in payments]
+        first, *others = [await _show_payment(payment, statement, book, find_asset) for payment in payments]
         return {**first, "others": others} if others else first
 
     return router
@@ -226,7 +226,9 @@ def _call_asset(call: CallRecord, find_asset: FindAsset) -> Asset | None:
     return Asset(chain_id=call.chain_id, token=token, symbol=call.currency, decimals=call.decimals)
 
 
-async def _show_payment(payment: Payment, statement: Statement, find_asset: FindAsset) -> dict[str, Any]:
+async def _show_payment(
+    payment: Payment, statement: Statement, book: Book, find_asset: FindAsset
+) -> dict[str, Any]:
     asset = find_asset(payment.chain_id, payment.asset)
     network = format_network(payment.chain_id)
     # A gone payment is worth nothing, whatever its running calls still hold of it.
@@ -235,6 +237,7 @@ async def _show_payment(payment: Payment, statement: Statement, find_asset: Find
     unknown: tuple[CallId, ...] = ()
     if payment.taken_units > 0:
         unknown = await statement.unknown_calls(payment.id, limit=CALLS_SHOWN_MAX)
+    is_restored = payment.is_held and (await book.find_recorded(payment.tx_hash)).held_before_ms is not None
     return {
         "transaction": str(payment.tx_hash),
         "network": network,
@@ -244,15 +247,16 @@ async def _show_payment(payment: Payment, statement: Statement, find_asset: Find
         "amount": str(asset.to_base_units(payment.value_units)) if asset else None,
         "credit": str(asset.to_base_units(credit_units)) if asset else None,
         "state": _payment_state(payment),
-        "reason": _payment_reason(payment, is_held_by_call=bool(unknown)),
+        "reason": _payment_reason(payment, is_restored=is_restored, is_held_by_call=bool(unknown)),
         "calls": _name_all(unknown, among=newest),
     }
 
 
-def _payment_reason(payment: Payment, *, is_held_by_call: bool) -> str | None:
-    """Why some of it cannot be spent although no call was charged for it."""
+def _payment_reason(payment: Payment, *, is_restored: bool, is_held_by_call: bool) -> str | None:
+    """Why some of it cannot be spent although no call was charged for it. `is_restored`: balances are held after a
+    restore now; else what is held is held because nodes disagree."""
     if payment.is_held:
-        return "held_after_restore"
+        return "held_after_restore" if is_restored else "held_by_dispute"
     if is_held_by_call and payment.state is not PaymentState.GONE:
         return "held_by_call"
     return None

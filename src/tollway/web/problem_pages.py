@@ -125,7 +125,8 @@ PAGES: Mapping[Code, Page] = MappingProxyType(
             "Ask the operator or the provider to admit it.",
         ),
         Code.PAYMENT_HELD: _page(
-            "The database was restored to an older moment, and this payment waits until the operator has checked it.",
+            "Nodes of the chain disagree about this payment, or the database was restored to an older moment; it waits until "
+            "they agree, or until the operator has checked it.",
             "Wait, or ask the operator. Do not pay again.",
         ),
         Code.PAYMENT_PENDING: _page(

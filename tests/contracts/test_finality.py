@@ -1,0 +1,187 @@
+"""Payments that are not final, by their blocks: the same in memory, in SQLite and in PostgreSQL."""
+
+import asyncio
+from typing import Any
+
+from tollway.identifiers import ChainId
+from tollway.ledger.book import Claimed, Unspendable
+from tollway.ledger.call import Payment, PaymentState
+from tollway.ledger.finality import UnfinalBlock
+from tollway.testing.book_samples import CHAIN, NOW_MS, claim_on, new_payment
+
+HOUR_MS = 3_600_000
+
+
+async def pay(
+    book: Any, name: str, number: int = 5, block_hash: bytes = b"\x05" * 32, **fields: Any
+) -> Payment:
+    new = new_payment(
+        10, name, **{"is_final": False, "block_number": number, "block_hash": block_hash, **fields}
+    )
+    (payment,) = await book.record_payments([new], now_ms=NOW_MS)
+    return payment
+
+
+async def read(book: Any, payment: Payment) -> Payment:
+    (found,) = [one for one in await book.find_payments(payment.tx_hash) if one.id == payment.id]
+    return found
+
+
+async def ids_in(book: Any, block: UnfinalBlock, **asked: Any) -> list[int]:
+    return [one.id for one in await book.unfinal_in(block, **{"after_id": 0, "limit": 9, **asked})]
+
+
+async def test_each_block_is_told_once_by_number_and_hash(book: Any) -> None:
+    await pay(book, "a", 7)
+    await pay(book, "b", 5, b"\x06" * 32)
+    for name in "cde":
+        await pay(book, name, 5)
+    await pay(book, "final", 5, b"\x07" * 32, is_final=True)
+    await pay(book, "elsewhere", 5, chain_id=ChainId(10))
+    blocks = await book.unfinal_blocks(CHAIN, after=None, limit=9)
+    places = [(5, b"\x05" * 32), (5, b"\x06" * 32), (7, b"\x05" * 32)]
+    assert [(block.number, block.block_hash) for block in blocks] == places
+    assert {block.chain_id for block in blocks} == {CHAIN}
+    first = await book.unfinal_blocks(CHAIN, after=None, limit=2)
+    assert first == blocks[:2]
+    assert await book.unfinal_blocks(CHAIN, after=first[-1], limit=2) == blocks[2:]
+    assert await book.unfinal_blocks(CHAIN, after=blocks[-1], limit=2) == ()
+    assert await book.unfinal_blocks(ChainId(1), after=None, limit=2) == ()
+
+
+async def test_the_payments_of_a_block_are_read_in_pages(book: Any) -> None:
+    payments = [await pay(book, name) for name in "abc"]
+    await pay(book, "other", 5, b"\x06" * 32)
+    (block, _) = await book.unfinal_blocks(CHAIN, after=None, limit=9)
+    ids = [payment.id for payment in payments]
+    assert await ids_in(book, block) == ids
+    assert await ids_in(book, block, limit=2) == ids[:2]
+    assert await ids_in(book, block, after_id=ids[1]) == ids[2:]
+
+
+async def test_one_statement_makes_all_payments_of_a_block_final(book: Any) -> None:
+    payments = [await pay(book, name) for name in "abc"]
+    other = await pay(book, "other", 5, b"\x06" * 32)
+    gone = await pay(book, "gone")
+    await book.mark_gone(gone.id, now_ms=NOW_MS)
+    (block, _) = await book.unfinal_blocks(CHAIN, after=None, limit=9)
+    assert await book.finish_block(block, is_read_only=False, now_ms=NOW_MS) == 3
+    assert {(await read(book, payment)).state for payment in payments} == {PaymentState.FINAL}
+    assert (await read(book, other)).state is PaymentState.UNFINAL
+    assert (await read(book, gone)).state is PaymentState.GONE
+    assert await book.finish_block(block, is_read_only=False, now_ms=NOW_MS) == 0
+
+
+async def test_what_was_not_read_again_can_be_told_and_stays_unfinal(book: Any) -> None:
+    read_one, unread = await pay(book, "a"), await pay(book, "b")
+    (block,) = await book.unfinal_blocks(CHAIN, after=None, limit=9)
+    assert not block.is_agreed
+    await book.mark_checked([read_one.id], block_number=5, block_hash=b"\x05" * 32, now_ms=NOW_MS)
+    (block,) = await book.unfinal_blocks(CHAIN, after=None, limit=9)
+    assert not block.is_agreed
+    assert await ids_in(book, block, is_unread_only=True) == [unread.id]
+    assert await book.finish_block(block, is_read_only=True, now_ms=NOW_MS) == 1
+    assert (await read(book, read_one)).state is PaymentState.FINAL
+    assert (await read(book, unread)).state is PaymentState.UNFINAL
+    await book.mark_checked([unread.id], block_number=5, block_hash=b"\x05" * 32, now_ms=NOW_MS)
+    (block,) = await book.unfinal_blocks(CHAIN, after=None, limit=9)
+    assert block.is_agreed
+
+
+async def test_what_is_raised_or_comes_back_is_to_be_read_again(book: Any) -> None:
+    """One node's word may have been enough for that."""
+    raised, back = await pay(book, "raised"), await pay(book, "back", 6)
+    await book.mark_checked([raised.id], block_number=5, block_hash=b"\x05" * 32, now_ms=NOW_MS)
+    await book.mark_checked([back.id], block_number=6, block_hash=b"\x05" * 32, now_ms=NOW_MS)
+    assert [one.is_agreed for one in await book.unfinal_blocks(CHAIN, after=None, limit=9)] == [True, True]
+    more = new_payment(15, "raised", is_final=False, block_number=5, block_hash=b"\x05" * 32)
+    await book.record_payments([more], now_ms=NOW_MS + 1)
+    await book.mark_gone(back.id, now_ms=NOW_MS)
+    await pay(book, "back", 6)
+    assert [one.is_agreed for one in await book.unfinal_blocks(CHAIN, after=None, limit=9)] == [False, False]
+
+
+async def test_a_payment_that_was_read_again_is_where_its_receipt_says(book: Any) -> None:
+    moved, final, gone = (
+        await pay(book, "moved"),
+        await pay(book, "final", is_final=True),
+        await pay(book, "gone"),
+    )
+    await book.mark_gone(gone.id, now_ms=NOW_MS)
+    ids = [moved.id, final.id, gone.id]
+    await book.mark_checked(ids, block_number=8, block_hash=b"\x08" * 32, now_ms=NOW_MS + 1)
+    found = [await read(book, payment) for payment in (moved, final, gone)]
+    assert [one.block_number for one in found] == [8, 5, 5]
+    assert found[0].block_hash == b"\x08" * 32
+    assert [one.state for one in found] == [PaymentState.UNFINAL, PaymentState.FINAL, PaymentState.GONE]
+
+
+async def test_gone_payments_are_looked_for_for_a_day(books: Any) -> None:
+    book = await books.gateway("one")
+    gone = [await pay(book, name) for name in "abc"]
+    for payment in gone[:2]:
+        await book.mark_gone(payment.id, now_ms=NOW_MS)
+    await book.mark_gone(gone[2].id, now_ms=NOW_MS + 2 * HOUR_MS)
+    ids = [payment.id for payment in gone]
+
+    async def look(hours: int, after_id: int = 0, limit: int = 9) -> list[int]:
+        now_ms = NOW_MS + hours * HOUR_MS
+        found = await book.gone_payments(CHAIN, after_id=after_id, limit=limit, now_ms=now_ms)
+        assert all(one.value_units == one.taken_units for one in found)
+        return [one.id for one in found]
+
+    assert await look(3) == ids
+    assert await look(3, limit=2) == ids[:2]
+    assert await look(3, after_id=ids[0]) == ids[1:]
+    assert await look(25) == ids[2:]
+    assert await look(27) == []
+    assert await book.gone_payments(ChainId(10), after_id=0, limit=9, now_ms=NOW_MS) == ()
+
+
+async def test_what_nodes_dispute_is_held_until_they_agree(book: Any) -> None:
+    payment, other = await pay(book, "a"), await pay(book, "b")
+    final = await pay(book, "final", is_final=True)
+    assert await book.hold_disputed([payment.id, final.id]) == 1
+    assert await book.hold_disputed([payment.id]) == 0
+    assert await book.claim(claim_on(payment)) == Unspendable(is_held=True)
+    for spendable in (other, final):
+        assert isinstance(await book.claim(claim_on(spendable)), Claimed)
+    assert [one.id for one in await book.held_unfinal(CHAIN, limit=9)] == [payment.id]
+    assert await book.held_unfinal(ChainId(10), limit=9) == ()
+    assert await book.free_disputed([payment.id, other.id]) == 1
+    assert isinstance(await book.claim(claim_on(payment)), Claimed)
+    assert await book.held_unfinal(CHAIN, limit=9) == ()
+
+
+async def test_what_is_held_after_a_restore_is_freed_by_the_operator_alone(book: Any) -> None:
+    disputed, other = await pay(book, "a"), await pay(book, "b")
+    await book.hold_disputed([disputed.id])
+    await book.note_restored(now_ms=NOW_MS)
+    assert await book.held_unfinal(CHAIN, limit=9) == ()
+    assert await book.free_disputed([disputed.id, other.id]) == 0
+    for payment in (disputed, other):
+        assert await book.claim(claim_on(payment)) == Unspendable(is_held=True)
+    await book.release_held()
+    for payment in (disputed, other):
+        assert isinstance(await book.claim(claim_on(payment)), Claimed)
+
+
+async def test_a_block_is_finished_while_its_payments_are_spent(books: Any) -> None:
+    """Both lock several payments, in one order: neither waits for the other for ever, and nothing is lost."""
+    one, two = await books.gateway("one"), await books.gateway("two")
+    payments = [await pay(one, f"tx{number}") for number in range(8)]
+    (block,) = await one.unfinal_blocks(CHAIN, after=None, limit=9)
+    ids = [payment.id for payment in payments]
+    claims = [claim_on(payment) for payment in reversed(payments)]
+    place = {"block_number": 5, "block_hash": b"\x05" * 32, "now_ms": NOW_MS}
+    _, *outcomes = await asyncio.gather(
+        two.mark_checked(ids, **place),
+        *(one.claim(claim) for claim in claims[:4]),
+        two.finish_block(block, is_read_only=False, now_ms=NOW_MS),
+        *(one.claim(claim) for claim in claims[4:]),
+    )
+    assert outcomes.pop(4) == 8
+    assert all(isinstance(outcome, Claimed) for outcome in outcomes)
+    found = [await read(one, payment) for payment in payments]
+    assert {(payment.state, payment.taken_units) for payment in found} == {(PaymentState.FINAL, 1)}
+    assert (await one.audit()).is_balanced
