@@ -75,7 +75,7 @@ TESTED_ELSEWHERE: dict[str, tuple[str, ...]] = {
     "web/test_mcp_routes.py": ("web/mcp_desk.py", "web/mcp_server.py"),
     "contracts/test_keyed_calls.py": ("ledger/keyed_calls.py", "storage/key_store.py", "storage/turns.py"),
     "contracts/test_settling.py": ("storage/settling.py",),
-    "contracts/test_finality.py": ("ledger/finality.py", "storage/finality_store.py"),
+    "contracts/test_finality.py": ("ledger/block_finality.py", "storage/finality_store.py"),
     "contracts/test_relocation.py": ("ledger/relocation.py", "storage/relocation_store.py"),
     "contracts/test_gas.py": ("ledger/gas.py", "storage/gas_store.py"),
     "contracts/test_answers.py": ("ledger/kept_answers.py", "storage/answer_store.py"),

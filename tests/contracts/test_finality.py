@@ -3,10 +3,13 @@
 import asyncio
 from typing import Any
 
+from sqlalchemy import event
+
 from tollway.identifiers import ChainId
+from tollway.ledger.block_finality import UnfinalBlock
 from tollway.ledger.book import Claimed, Unspendable
 from tollway.ledger.call import Payment, PaymentState
-from tollway.ledger.finality import UnfinalBlock
+from tollway.storage.book_store import BookStore
 from tollway.testing.book_samples import CHAIN, NOW_MS, claim_on, new_payment
 
 HOUR_MS = 3_600_000
@@ -185,3 +188,31 @@ async def test_a_block_is_finished_while_its_payments_are_spent(books: Any) -> N
     found = [await read(one, payment) for payment in payments]
     assert {(payment.state, payment.taken_units) for payment in found} == {(PaymentState.FINAL, 1)}
     assert (await one.audit()).is_balanced
+
+
+async def test_blocks_are_found_by_jumps_along_an_index(sqlite_url: str, open_database: Any) -> None:
+    """However many payments there are: one search for each block, and one by the block for what is in it."""
+    plans: list[str] = []
+    async with open_database(sqlite_url) as database:
+
+        def explain(_c: Any, cursor: Any, sql: str, values: Any, *_: Any) -> None:
+            if "payment" in sql and not sql.startswith("EXPLAIN"):
+                rows = cursor.connection.execute(f"EXPLAIN QUERY PLAN {sql}", values).fetchall()
+                plans.append(" / ".join(row[3] for row in rows))
+
+        for engine in (database._read_engine, database._write_engine):
+            event.listen(engine, "before_cursor_execute", explain)
+        book = BookStore(database, owner_id="one", now_ms=lambda: NOW_MS)
+        block = UnfinalBlock(chain_id=CHAIN, number=5, block_hash=b"\x05" * 32, is_agreed=False)
+        await book.unfinal_blocks(CHAIN, after=block, limit=9)
+        await book.unfinal_in(block, after_id=0, limit=9)
+        await book.finish_block(block, is_read_only=False, now_ms=NOW_MS)
+        await book.gone_payments(CHAIN, after_id=0, limit=9, now_ms=NOW_MS)
+        await book.held_unfinal(CHAIN, limit=9)
+    jump = "ix_payment_unfinal (chain_id=? AND (block_number,block_hash)>(?,?))"
+    in_block = "ix_payment_unfinal (chain_id=? AND block_number=? AND block_hash=?"
+    assert plans[0].count(jump) == 2
+    assert [in_block in plan for plan in plans[1:3]] == [True, True]
+    assert "ix_payment_gone (chain_id=? AND gone_ms>?" in plans[3]
+    assert "ix_payment_held (chain_id=?" in plans[4]
+    assert not any("SCAN payment" in plan or "SCAN other" in plan for plan in plans)

@@ -555,8 +555,8 @@ PAYMENT_GUARDS = (
         "P6",
         "a payment whose block nodes dispute is held",
         WATCHER,
-        "        if looks < self._limits.disputed_looks_max:\n            return\n",
-        "        if looks:\n            return\n",
+        "            if self._disputes.count(block) % self._limits.disputed_looks_max == 0:\n",
+        "            if not self._disputes.count(block):\n",
         test="chain/test_watcher.py::"
         "test_a_payment_whose_block_nodes_dispute_is_held_after_some_looks_and_freed_when_they_agree",
     ),

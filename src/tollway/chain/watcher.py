@@ -34,9 +34,9 @@ from tollway.chain.rules import ChainRules
 from tollway.errors import ChainUnavailable, StorageUnavailable
 from tollway.identifiers import ChainId
 from tollway.ledger.authorization import AuthorizedCall, SettledTransfer
+from tollway.ledger.block_finality import UnfinalBlock
 from tollway.ledger.book import Book
 from tollway.ledger.call import NewPayment, Payment, PaymentState, is_worth_more
-from tollway.ledger.finality import UnfinalBlock
 from tollway.limits import Limits
 from tollway.payments.authorization_use import Paid, find_use
 from tollway.payments.verdict import Displaced, Standing, Void, judge_again
@@ -227,6 +227,7 @@ class NetworkWatcher:
             held_ids.setdefault((payment.block_number, payment.block_hash), []).append(payment.id)
         sights = await self._compare_hashes(blocks, held_ids.keys(), final_number)
         self._forget_missed(sights)
+        disputed: list[UnfinalBlock] = []
         for block in blocks:
             match sights.get(block):
                 case Sight.UNCHANGED:
@@ -235,9 +236,10 @@ class NetworkWatcher:
                 case Sight.CHANGED:
                     await self._review_block(block)
                 case Sight.DISPUTED:
-                    await self._note_disputed_block(block)
+                    disputed.append(block)
                 case None:
                     pass  # a block above it stands, or nothing is known of it
+        await self._note_disputed_blocks(disputed)
 
     def _forget_missed(self, sights: Mapping[UnfinalBlock, Sight]) -> None:
         """Payments whose block is back were not missed in a row; but a receipt of their own may be read below."""
@@ -313,19 +315,20 @@ class NetworkWatcher:
             await self._book.finish_block(block, is_read_only=self._is_believed_by_one, now_ms=self._now_ms())
             self._seen.pop(block, None)
 
-    async def _note_disputed_block(self, block: UnfinalBlock) -> None:
-        looks = self._disputes.count(block)
-        _log.warning("block_disputed", chain_id=self._chain_id, block_number=block.number, looks=looks)
-        if looks < self._limits.disputed_looks_max:
+    async def _note_disputed_blocks(self, blocks: Sequence[UnfinalBlock]) -> None:
+        if not blocks:
             return
-        async for page in self._pages(block, is_unread_only=False):
-            await self._hold(page)
+        _log.warning("blocks_disputed", chain_id=self._chain_id, lowest=blocks[0].number, count=len(blocks))
+        for block in blocks:
+            if self._disputes.count(block) % self._limits.disputed_looks_max == 0:
+                async for page in self._pages(block, is_unread_only=False):
+                    await self._hold(page)
 
     async def _hold(self, payments: Sequence[Payment]) -> None:
-        ids = [payment.id for payment in payments if not payment.is_held]
-        if ids and await self._book.hold_disputed(ids):
-            for payment in payments:
-                _log.warning("payment_held", transaction=str(payment.tx_hash), reason="nodes_disagree")
+        held = [payment for payment in payments if not payment.is_held]
+        if held and await self._book.hold_disputed([payment.id for payment in held]):
+            first = str(held[0].tx_hash)
+            _log.warning("payments_held", chain_id=self._chain_id, count=len(held), transaction=first)
 
     async def _free(self, payment_ids: Sequence[int]) -> None:
         if freed := await self._book.free_disputed(payment_ids):
@@ -399,7 +402,8 @@ class NetworkWatcher:
     async def _note_disputed(self, payments: Sequence[Payment]) -> None:
         looks = {payment.id: self._disputes.count(payment.id) for payment in payments}
         for payment in payments:
-            _log.warning("payment_disputed", transaction=str(payment.tx_hash), looks=looks[payment.id])
+            if looks[payment.id] == 1:  # once for each dispute
+                _log.warning("payment_disputed", transaction=str(payment.tx_hash))
         await self._hold([one for one in payments if looks[one.id] >= self._limits.disputed_looks_max])
 
     async def _judge(self, payment: Payment, facts: ChainFacts | NotMined | Disputed) -> bool:

@@ -19,8 +19,8 @@ from tollway.ledger.authorization import (
     SettledTransfer,
     SettlementAttempt,
 )
+from tollway.ledger.block_finality import Finality
 from tollway.ledger.call import CallState, Delivery, NewPayment, Payment, Rail, Recorded
-from tollway.ledger.finality import Finality
 from tollway.ledger.gas import LaneTaken
 from tollway.ledger.keyed_calls import KeyedCall, KeyTaken
 from tollway.ledger.open_calls import CallOpen, OpenCall
@@ -370,8 +370,8 @@ class Book(Relocations, Finality, Protocol):
     async def audit(self) -> AuditReport: ...
 
     async def release_held(self) -> int:
-        """The operator lets balances held after a restore be spent again; what nodes still disagree about is held again at the
-        next look. Returns how many."""
+        """The operator lets balances held after a restore be spent again; what nodes still disagree about is held again
+        some looks later. Returns how many."""
         ...
 
     async def admit(self, tx_hash: TxHash, *, now_ms: int) -> None:

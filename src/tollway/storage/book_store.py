@@ -19,6 +19,7 @@ from tollway.background import BackgroundTask
 from tollway.errors import StorageUnavailable
 from tollway.identifiers import CallId, ChainId, TxHash
 from tollway.ledger.authorization import AuthorizedCall, SettledTransfer, SettlementAttempt
+from tollway.ledger.block_finality import UnfinalBlock
 from tollway.ledger.book import (
     AuditReport,
     Claim,
@@ -31,7 +32,6 @@ from tollway.ledger.book import (
 )
 from tollway.ledger.call import CallState, Interruption, NewPayment, Payment, Recorded, is_move_allowed
 from tollway.ledger.claims import check_claim, check_units
-from tollway.ledger.finality import UnfinalBlock
 from tollway.ledger.gas import LaneTaken
 from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.storage import (

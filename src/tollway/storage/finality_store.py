@@ -25,8 +25,8 @@ from sqlalchemy import (
 )
 
 from tollway.identifiers import ChainId
+from tollway.ledger.block_finality import UnfinalBlock
 from tollway.ledger.call import Payment, PaymentState
-from tollway.ledger.finality import UnfinalBlock
 from tollway.storage.book_rows import parse_payment
 from tollway.storage.book_tables import GONE, HELD, UNFINAL, payment_table, restore_table
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tollway.identifiers import ChainId
+from tollway.ledger.block_finality import UnfinalBlock
 from tollway.ledger.call import CallState, Payment, PaymentState
-from tollway.ledger.finality import UnfinalBlock
 from tollway.ledger.parts import held_after
 from tollway.testing.memory_relocation import MemoryRelocation
 from tollway.testing.memory_rows import shown_payment
