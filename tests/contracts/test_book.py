@@ -349,6 +349,18 @@ async def test_unfinal_value_is_limited_per_payer(books: Any) -> None:
     assert isinstance(await book.claim(claim_on(first, 3)), Claimed)
 
 
+async def test_unfinal_value_of_any_size_is_summed_exactly(books: Any) -> None:
+    """Two balances of 2^63 - 1 are more than a signed 64-bit sum holds."""
+    book = await books.gateway("one", unfinal_max_nano={"USDC": 5_000})
+    for name in ("a", "b"):
+        most = await paid(book, 2**63 - 1, name, is_final=False)
+        unlimited = claim_on(most, 2**63 - 1, currency="OTHER")
+        assert isinstance(await book.claim(unlimited), Claimed)
+    third = await paid(book, 10, "c", is_final=False)
+    assert await book.claim(claim_on(third, 1)) == UnfinalLimit()
+    assert isinstance(await book.claim(claim_on(await paid(book, 10, "d"), 1)), Claimed)
+
+
 # Moves
 
 

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
+import asyncpg
 import pytest
 from sqlalchemy import text
 from structlog.testing import capture_logs
@@ -14,8 +15,10 @@ from tollway.ledger.book import Claimed, Closed, Exhausted, Fenced, NonceUsed
 from tollway.ledger.call import CallState
 from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.storage import group_commit
-from tollway.storage.database import Database
+from tollway.storage.authorization_store import LOCK_SPACE
+from tollway.storage.database import Database, connect_database
 from tollway.storage.outage import ValueRefused
+from tollway.storage.turns import STRIPES
 from tollway.testing.book_samples import (
     NOW_MS,
     PAYER,
@@ -458,6 +461,42 @@ async def test_two_gateways_repair_each_others_siblings_without_deadlock(databas
     assert (report.wrong, report.payments) == ((), 20)
     rests = [(await desks[0].book.find_payments(one.tx_hash))[0].rest_units for one in payments]
     assert rests == [7] * 20
+
+
+@pytest.mark.postgres
+async def test_an_unfinal_maximum_locks_no_payment_but_the_shown_one(postgres_url: str) -> None:
+    """A wallet may have thousands that are not final."""
+    operator, database = await asyncpg.connect(postgres_url), connect_database(postgres_url)
+    desk = Desk(database, unfinal_max_nano={"USDC": 10_000})
+    await desk.book.open()
+    other, shown = [await desk.pay(10, name, is_final=False) for name in ("other", "shown")]
+    async with operator.transaction():
+        await operator.execute("SELECT id FROM payment WHERE id = $1 FOR UPDATE", other.id)
+        assert isinstance(await desk.book.claim(claim_on(shown)), Claimed)
+    await desk.close()
+    await database.close()
+    await operator.close()
+
+
+@pytest.mark.postgres
+async def test_claims_with_an_unfinal_maximum_take_turns_by_wallet(postgres_url: str) -> None:
+    """Each sums what the others have committed: of two at once, one would not see the other."""
+    operator, database = await asyncpg.connect(postgres_url), connect_database(postgres_url)
+    desk = Desk(database, unfinal_max_nano={"USDC": 10_000})
+    await desk.book.open()
+    payment = await desk.pay(10, is_final=False)
+    waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+    async with operator.transaction():
+        for stripe in range(STRIPES):
+            await operator.execute("SELECT pg_advisory_xact_lock($1, $2)", LOCK_SPACE, stripe)
+        claiming = start(desk.book.claim(claim_on(payment)))
+        while not (claiming.done() or await operator.fetchval(waiting)):
+            await asyncio.sleep(0.01)
+        assert not claiming.done()
+    assert isinstance(await claiming, Claimed)
+    await desk.close()
+    await database.close()
+    await operator.close()
 
 
 async def test_a_nonce_counts_once_over_gateways_and_payments_of_a_transaction(database: Database) -> None:

@@ -70,6 +70,7 @@ PLANS = {
     "FROM call NOT INDEXED": "SEARCH call USING INTEGER PRIMARY KEY (rowid>?",
     "payment.payee = ?": "(tx_hash=? AND chain_id=? AND asset=? AND payer=? AND payee=?",
     "UPDATE payment SET taken_units": "PRIMARY KEY",
+    "GROUP BY payment.payer": "SEARCH payment USING INDEX ix_payment_unfinal_payer (payer=?)",
 }
 
 
@@ -87,7 +88,8 @@ async def plans(sqlite_url: str, tmp_path: Path) -> dict[str, str]:
 
     for engine in (database._read_engine, database._write_engine):
         event.listen(engine, "before_cursor_execute", explain)
-    book = BookStore(database, owner_id="one", now_ms=lambda: NOW_MS)
+    most = {"USDC": 10**12}
+    book = BookStore(database, owner_id="one", now_ms=lambda: NOW_MS, unfinal_max_nano=most)
     writing = asyncio.get_running_loop().create_task(book.run())
     await book.open()
     (payment,) = await book.record_payments([new_payment(10)], now_ms=NOW_MS)

@@ -17,8 +17,9 @@ from tollway.storage.catalog_tables import listing_table, network_table, tag_tab
 from tollway.storage.database import Database
 from tollway.storage.history_page import history
 from tollway.storage.ownership_store import find_due, find_holder
+from tollway.storage.payment_store import insert_payment, unfinal_query
 from tollway.storage.standing_tables import ownership_table, quality_table
-from tollway.testing.book_samples import NOW_MS, PAYER, PROVIDER, call_row
+from tollway.testing.book_samples import NOW_MS, PAYER, PROVIDER, call_row, new_payment
 from tollway.testing.listing_samples import sample_listing
 
 CALLS, LISTINGS = 3_000, 1_500
@@ -346,3 +347,26 @@ async def test_a_large_measured_set_is_walked_by_age(
     }  # SQLite: by its row's own number
     assert wanted[of_listings.dialect] in page or "ix_listing_shown" in page, page
     assert not is_sorted(page), page
+
+
+async def test_what_a_wallet_has_spent_before_it_is_final_is_summed_by_one_index(
+    database: Database, request: pytest.FixtureRequest
+) -> None:
+    """Most payments of each wallet are final; a claim with a maximum reads those of its wallet that are not."""
+
+    def fill(connection: Connection) -> None:
+        for number in range(3_000):
+            payer = PAYER if number % 10 == 0 else Address(number.to_bytes(20, "big"))
+            new = new_payment(10, f"{number}", payer=payer, is_final=number % 7 != 0)
+            insert_payment(connection, new, NOW_MS)
+
+    await database.write(fill)
+    await settle_down(request, database)
+
+    def ask(connection: Connection) -> list[str]:
+        as_if_large(connection)
+        return plans_of(connection, lambda it: it.execute(unfinal_query(), {"payers": [PAYER]}))
+
+    (plan,) = await database.read(ask)
+    assert "ix_payment_unfinal_payer" in plan, plan
+    assert "Seq Scan" not in plan, plan

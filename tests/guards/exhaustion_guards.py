@@ -78,6 +78,22 @@ EXHAUSTION_GUARDS = (
         test="web/test_open_files.py::test_a_server_asks_before_it_listens",
     ),
     guard(
+        "P5",
+        "a sum of unfinal value that 64 bits do not hold",
+        "storage/payment_store.py",
+        'func.sum(columns.taken_units.bitwise_rshift(literal_column("32")))',
+        "func.sum(columns.taken_units).bitwise_rshift(32)",
+        test="contracts/test_book.py::test_unfinal_value_of_any_size_is_summed_exactly",
+    ),
+    guard(
+        "P5",
+        "claims with an unfinal maximum take turns by wallet",
+        "storage/posting.py",
+        ", limited=self._limited(claims))",
+        ")",
+        test="contracts/test_book_batches.py::test_claims_with_an_unfinal_maximum_take_turns_by_wallet",
+    ),
+    guard(
         "X10",
         "a method that no row holds is refused before anything is looked up",
         "web/middleware.py",

@@ -21,7 +21,15 @@ from tollway.ledger.book import (
     Unspendable,
 )
 from tollway.ledger.call import CallState, Payment, PaymentState
-from tollway.ledger.claims import Purse, check_units, decide_claims, nonce_key, purse_of, purses_short
+from tollway.ledger.claims import (
+    Purse,
+    check_units,
+    decide_claims,
+    nonce_key,
+    purse_of,
+    purses_short,
+    sum_unfinal,
+)
 from tollway.ledger.covers import KnownAuthorization
 from tollway.ledger.keyed_calls import KeyedCall, KeyName, KeyTaken
 from tollway.ledger.open_calls import CallOpen, OpenCall, RequestName
@@ -74,6 +82,7 @@ def decide(
         repeats=repeats or {},
         debts=debts or {},
         unfinal_max_nano=unfinal_max_nano or {},
+        unfinal_units=sum_unfinal(payments),
         authorizations=authorizations,
     )
 

@@ -77,21 +77,23 @@ def decide_claims(
     repeats: Mapping[RequestName, OpenCall],
     debts: Mapping[Purse, int],
     unfinal_max_nano: Mapping[str, int],
+    unfinal_units: Mapping[Wallet, int],
     authorizations: Iterable[KnownAuthorization] = (),
 ) -> tuple[tuple[Decision, ...], tuple[Debit, ...]]:
     """Decides each claim as if the ones before it were already written.
 
-    `payments`: those shown, and of `purses_short` every payment of the purse; of payers whose currency has a maximum
-    of unfinal value, every unfinal payment. `nonces`: who holds the nonces of these claims by now.
+    `payments`: those shown, and of `purses_short` every payment of the purse. `nonces`: who holds the nonces of these claims by now.
     `keys`: which calls the idempotency keys of these claims have named, unless those were released or are forgotten.
     `repeats`: the newest call without an outcome, or with half an answer, of the requests that these claims name.
     `debts`: what the payers of these claims owe.
     `unfinal_max_nano`: by currency, what one payer may have spent of one asset before it is final; a currency that is
-    not named has no maximum.
+    not named has no maximum. `unfinal_units`: what is taken from all unfinal payments of each of `limited_wallets`.
     `authorizations`: those that are claimed, as far as they are known, and all of their wallets that run, settle, may
     run again, or moved after the block of their cover.
     """
-    desk = _Desk(payments, nonces, keys, repeats, debts, unfinal_max_nano, Covers(authorizations))
+    desk = _Desk(
+        payments, nonces, keys, repeats, debts, unfinal_max_nano, unfinal_units, Covers(authorizations)
+    )
     decisions = tuple(desk.decide(claim) for claim in claims)
     return decisions, desk.debits()
 
@@ -107,6 +109,32 @@ def purses_short(claims: Sequence[Claim], payments: Mapping[int, Payment]) -> fr
         for payment_id, units in wanted.items()
         if 0 < payments[payment_id].rest_units < units
     )
+
+
+def limited_wallets(claims: Iterable[Claim], unfinal_max_nano: Mapping[str, int]) -> frozenset[Wallet]:
+    """The wallets of these claims whose unfinal value has a maximum."""
+    return frozenset(
+        Wallet(claim.chain_id, claim.asset, claim.payer)
+        for claim in claims
+        if claim.currency in unfinal_max_nano
+        and claim.payer is not None
+        and claim.chain_id is not None
+        and claim.asset is not None
+    )
+
+
+def sum_unfinal(payments: Iterable[Payment]) -> dict[Wallet, int]:
+    """What is taken from the unfinal ones, by wallet, in ledger units."""
+    found: dict[Wallet, int] = {}
+    for payment in payments:
+        if payment.state is PaymentState.UNFINAL:
+            wallet = _wallet_of_payment(payment)
+            found[wallet] = found.get(wallet, 0) + payment.taken_units
+    return found
+
+
+def _wallet_of_payment(payment: Payment) -> Wallet:
+    return Wallet(payment.chain_id, payment.asset, payment.payer)
 
 
 def purse_of(payment: Payment) -> Purse:
@@ -227,6 +255,7 @@ class _Desk:
         repeats: Mapping[RequestName, OpenCall],
         debts: Mapping[Purse, int],
         unfinal_max_nano: Mapping[str, int],
+        unfinal_units: Mapping[Wallet, int],
         covers: Covers,
     ) -> None:
         self._covers = covers
@@ -236,6 +265,7 @@ class _Desk:
         self._repeats = dict(repeats)
         self._debts = debts
         self._unfinal_max_nano = unfinal_max_nano
+        self._unfinal_units = dict(unfinal_units)
         self._purses: dict[Purse, list[_Balance]] = {}
         self._touched: dict[int, _Balance] = {}
         for balance in self._balances.values():
@@ -352,31 +382,25 @@ class _Desk:
         return sibling.is_spendable and 0 < sibling.rest_units < claim.price_units
 
     def _is_beyond_unfinal(self, claim: Claim, parts: Parts) -> bool:
+        if claim.currency not in self._unfinal_max_nano:
+            return False
         shown = self._balances[next(iter(parts))].payment
-        unfinal = self._unfinal(claim, Wallet(shown.chain_id, shown.asset, shown.payer))
-        added = sum(units for payment_id, units in parts.items() if payment_id in unfinal)
-        return added > 0 and self._is_too_much(claim, sum(unfinal.values()) + added)
+        added = sum(units for payment_id, units in parts.items() if self._is_unfinal(payment_id))
+        unfinal_units = self._unfinal_units.get(_wallet_of_payment(shown), 0)
+        return added > 0 and self._is_too_much(claim, unfinal_units + added)
 
     def _is_beyond_unfinal_authorized(self, claim: Claim, wallet: Wallet) -> bool:
         """What its authorisation moves will not be final at once; nor what those before it are about to move."""
         moving_units = self._covers.running_units(wallet, now_s=claim.created_ms // 1000)
-        unfinal_units = sum(self._unfinal(claim, wallet).values()) + moving_units
+        unfinal_units = self._unfinal_units.get(wallet, 0) + moving_units
         return self._is_too_much(claim, unfinal_units + claim.price_units)
 
     def _is_too_much(self, claim: Claim, units: int) -> bool:
         max_nano = self._unfinal_max_nano.get(claim.currency)
         return max_nano is not None and units > nano_to_units(max_nano, decimals=claim.decimals)
 
-    def _unfinal(self, claim: Claim, wallet: Wallet) -> dict[int, int]:
-        """What was taken from each payment of that wallet that is not final yet."""
-        if claim.currency not in self._unfinal_max_nano:
-            return {}
-        return {
-            key: balance.taken_units
-            for key, balance in self._balances.items()
-            if balance.payment.state is PaymentState.UNFINAL
-            and (balance.payment.chain_id, balance.payment.asset, balance.payment.payer) == wallet
-        }
+    def _is_unfinal(self, payment_id: int) -> bool:
+        return self._balances[payment_id].payment.state is PaymentState.UNFINAL
 
     def _grant(self, claim: Claim, shown: _Balance, parts: Parts) -> Decision:
         rail = Rail.TX if shown.calls == 0 else Rail.CREDIT
@@ -387,6 +411,9 @@ class _Desk:
             balance = self._balances[payment_id]
             balance.taken_units += units
             self._touched[payment_id] = balance
+            if self._is_unfinal(payment_id):
+                wallet = _wallet_of_payment(balance.payment)
+                self._unfinal_units[wallet] = self._unfinal_units.get(wallet, 0) + units
         key = nonce_key(claim)
         if key is not None:
             self._nonces[key] = NonceUsed(call_id=claim.call_id, state=CallState.FORWARDING)

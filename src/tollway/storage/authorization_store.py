@@ -39,7 +39,7 @@ from tollway.storage.book_page import check_count
 from tollway.storage.book_tables import MOVING, call_table
 from tollway.storage.turns import take_turns
 
-_LOCK_SPACE = 0x70757273  # any constant of ours
+LOCK_SPACE = 0x70757273  # any constant of ours
 
 
 def find_authorized(
@@ -111,10 +111,13 @@ def attempts_of(connection: Connection, call_id: CallId) -> tuple[SettlementAtte
     return tuple(map(parse_attempt, rows))
 
 
-def lock_wallets(connection: Connection, claims: Iterable[Claim]) -> None:
-    """Lets other gateways wait that claim on the balance of the same wallets, until this transaction has ended."""
+def lock_wallets(
+    connection: Connection, claims: Iterable[Claim], *, limited: Collection[Wallet] = frozenset()
+) -> None:
+    """Lets other gateways wait that claim on the balance of the same wallets, or on one of `limited`, until this
+    transaction has ended."""
     wallets = {wallet_of(one.authorization.key) for one in claims if one.authorization is not None}
-    take_turns(connection, map(_name_of, wallets), space=_LOCK_SPACE)
+    take_turns(connection, map(_name_of, wallets.union(limited)), space=LOCK_SPACE)
 
 
 def find_known(connection: Connection, claims: Sequence[Claim]) -> list[KnownAuthorization]:

@@ -82,6 +82,8 @@ payment_table = Table(
         )
         for name, predicate, columns in (
             ("unfinal", UNFINAL, ("chain_id", "block_number", "block_hash", "checked_ms", "id")),
+            # Without `taken_units`, which every claim changes: PostgreSQL would write a new entry for each.
+            ("unfinal_payer", UNFINAL, ("payer", "chain_id", "asset")),
             ("gone", GONE, ("chain_id", "gone_ms")),
             ("held", HELD, ("chain_id", "id")),
         )

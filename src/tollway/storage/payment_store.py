@@ -24,6 +24,7 @@ from tollway.identifiers import Address, CallId, ChainId, TxHash
 from tollway.ledger.book import Debt
 from tollway.ledger.call import CallState, NewPayment, Payment, PaymentState, is_worth_more
 from tollway.ledger.claims import Purse, check_units, purse_of
+from tollway.ledger.covers import Wallet
 from tollway.ledger.parts import held_after, share_among_debts
 from tollway.storage.book_page import BookPage, LockedCall
 from tollway.storage.book_rows import parse_payment
@@ -84,6 +85,32 @@ def find_debts(connection: Connection, payers: Collection[Address]) -> dict[Purs
         purse = Purse(ChainId(chain_id), asset, Address(payer), Address(payee))
         owed[purse] = owed.get(purse, 0) + price_units - taken_units - int(helped)
     return owed
+
+
+def sum_unfinal_of(connection: Connection, payers: Collection[Address]) -> dict[Wallet, int]:
+    """What is taken from all unfinal payments of these payers, by wallet, in ledger units. Locks none of them."""
+    if not payers:
+        return {}
+    rows = _UNFINAL.fetch(connection, payers=list(payers))
+    return {
+        Wallet(ChainId(chain_id), asset, Address(payer)): (int(high) << 32) + int(low)
+        for payer, chain_id, asset, high, low in rows
+    }
+
+
+def unfinal_query() -> Select[Any]:
+    """In two halves of 32 bits: a sum of amounts may be more than SQLite's sum() can hold."""
+    columns = payment_table.c
+    wallet = (columns.payer, columns.chain_id, columns.asset)
+    halves = (
+        func.sum(columns.taken_units.bitwise_rshift(literal_column("32"))),
+        func.sum(columns.taken_units.bitwise_and(literal_column("4294967295"))),
+    )
+    is_unfinal = columns.state == literal_column("'unfinal'")  # literal, for the index
+    return select(*wallet, *halves).where(Within(columns.payer, "payers"), is_unfinal).group_by(*wallet)
+
+
+_UNFINAL = Prepared(unfinal_query())
 
 
 def mark_gone(connection: Connection, payment_id: int, *, now_ms: int) -> int:

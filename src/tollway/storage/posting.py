@@ -22,14 +22,15 @@ from tollway.ledger.book import (
     Finish,
 )
 from tollway.ledger.call import CallState, PaymentState, Rail
-from tollway.ledger.claims import Decision, Purse, decide_claims, purses_short
+from tollway.ledger.claims import Decision, Purse, decide_claims, limited_wallets, purses_short
+from tollway.ledger.covers import Wallet
 from tollway.ledger.gas import LaneTaken
 from tollway.storage.authorization_store import find_known, lock_wallets, write_claimed
 from tollway.storage.book_page import ADD_TOPUPS, BookPage, LockedCall, drawn_from, topup_rows
 from tollway.storage.book_tables import call_table, payment_table
 from tollway.storage.key_store import find_named, lock_keys
 from tollway.storage.open_call_store import find_repeats
-from tollway.storage.payment_store import find_debts
+from tollway.storage.payment_store import find_debts, sum_unfinal_of
 from tollway.storage.settling import Conclude, Settle, Settling
 from tollway.storage.spent_store import find_nonces
 from tollway.storage.statement_store import find_held
@@ -124,7 +125,7 @@ class _Post:
     def _lock(self, moves: Sequence[Move], claims: Sequence[Claim]) -> dict[CallId, LockedCall]:
         """Locks every row that the batch may change, in one order: wallets, keys, authorisations, payments, calls,
         lanes."""
-        lock_wallets(self._connection, claims)
+        lock_wallets(self._connection, claims, limited=self._limited(claims))
         lock_keys(self._connection, claims)
         settled = self._settling.lock_authorizations([one for one in moves if isinstance(one, Conclude)])
         shown = {claim.payment_id for claim in claims if claim.payment_id is not None}
@@ -163,11 +164,6 @@ class _Post:
                 .limit(SIBLINGS_MAX)
             )
             found.update(self._connection.execute(query).scalars())
-        limited = self._posting.unfinal_max_nano
-        payers = {claim.payer for claim in claims if claim.payer is not None and claim.currency in limited}
-        if payers:
-            unfinal = and_(columns.payer.in_(payers), columns.state == PaymentState.UNFINAL.value)
-            found.update(self._connection.execute(select(columns.id).where(unfinal)).scalars())
         return found
 
     def _close(self, close: Close, call: LockedCall | None) -> Closed | Fenced:
@@ -267,6 +263,8 @@ class _Post:
         if not claims:
             return
         known = find_known(self._connection, claims)
+        # After what is known of authorisations: one that is concluded in between counts twice, and never not at all.
+        unfinal_units = sum_unfinal_of(self._connection, {one.payer for one in self._limited(claims)})
         decisions, debits = decide_claims(
             claims,
             payments=self._page.payments.values(),
@@ -280,6 +278,7 @@ class _Post:
             repeats=find_repeats(self._connection, claims),
             debts=find_debts(self._connection, {claim.payer for claim in claims if claim.payer is not None}),
             unfinal_max_nano=self._posting.unfinal_max_nano,
+            unfinal_units=unfinal_units,
             authorizations=known,
         )
         self._page.write_debits(debits)
@@ -293,6 +292,10 @@ class _Post:
         if topups:
             ADD_TOPUPS.run(self._connection, topups)
         self._outcomes.update(self._with_held(decisions))
+
+    def _limited(self, claims: Sequence[Claim]) -> frozenset[Wallet]:
+        unfinal_max_nano = self._posting.unfinal_max_nano
+        return limited_wallets(claims, unfinal_max_nano) if unfinal_max_nano else frozenset()
 
     def _with_held(self, decisions: Sequence[Decision]) -> dict[CallId, Outcome]:
         """The outcomes; a refusal for want of value says how much of the payment calls without an outcome hold."""

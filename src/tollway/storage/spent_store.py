@@ -80,6 +80,7 @@ def _find_spent_on(
         repeats=find_repeats(connection, claims),
         debts=find_debts(connection, payers),
         unfinal_max_nano={},
+        unfinal_units={},
     )
     held_units = sum(find_held(connection, {payment.id for payment in payments}).values())
     told: dict[CallId, Exhausted | NonceUsed] = {}

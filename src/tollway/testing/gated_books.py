@@ -50,7 +50,9 @@ class Gate:
 class Desk:
     """One gateway's books behind a gate."""
 
-    def __init__(self, database: Database, owner_id: str = "one", *, limits: Limits = DEFAULT_LIMITS) -> None:
+    def __init__(
+        self, database: Database, owner_id: str = "one", *, limits: Limits = DEFAULT_LIMITS, **options: Any
+    ) -> None:
         self.sizes: list[int] = []
         self.gate = Gate(database)
         self.ticks_ms = NOW_MS
@@ -61,6 +63,7 @@ class Desk:
             ticks_ms=lambda: self.ticks_ms,
             limits=limits,
             on_batch=self.sizes.append,
+            **options,
         )
         self._task = asyncio.get_running_loop().create_task(self.book.run())
 

@@ -32,7 +32,7 @@ from tollway.ledger.call import (
     Recorded,
     is_move_allowed,
 )
-from tollway.ledger.claims import check_claim, check_units, decide_claims, request_name
+from tollway.ledger.claims import check_claim, check_units, decide_claims, request_name, sum_unfinal
 from tollway.ledger.keyed_calls import KeyedCall, KeyName
 from tollway.ledger.open_calls import OpenCall, RequestName
 from tollway.limits import DEFAULT_LIMITS, Limits
@@ -109,6 +109,7 @@ class MemoryBook(MemoryFinality):
             repeats=self._repeats_of(claim),
             debts=debts_of(self._rows.calls.values()),
             unfinal_max_nano=self._unfinal_max_nano,
+            unfinal_units=sum_unfinal(self._rows.payments.values()),
             authorizations=known_authorizations(self._rows),
         )
         if isinstance(decision.outcome, Exhausted) and claim.payment_id is not None:
@@ -179,6 +180,7 @@ class MemoryBook(MemoryFinality):
             repeats=self._repeats_of(claim),
             debts=debts_of(calls),
             unfinal_max_nano={},
+            unfinal_units={},
         )
         if isinstance(decision.outcome, Exhausted) and claim.payment_id is not None:
             return replace(decision.outcome, held_units=held_of(calls, claim.payment_id))
