@@ -451,11 +451,16 @@ async def examine_leaders(url: str, database: Database) -> Finding:
         }
     )
 
-    async def fetch_status(url: str) -> int | None:
+    async def fetch_nothing(url: str) -> None:
         return None
 
     found = await examine(
-        settings, database=database, chains=MemoryChain(), fetch_status=fetch_status, now_s=1.0
+        settings,
+        database=database,
+        chains=MemoryChain(),
+        fetch_status=fetch_nothing,
+        fetch_text=fetch_nothing,
+        now_s=1.0,
     )
     (finding,) = (one for one in found if one.check == "leaders")
     return finding
