@@ -370,3 +370,62 @@ def test_a_terminal_gets_no_control_characters_and_no_markup(run, monkeypatch):
     done = run("list")
     assert "\x1b" not in done.stdout
     assert "[red]cheap" in done.stdout.replace("\n", "")
+
+
+# ---- The answer reaches its buyer.
+
+
+def test_an_output_that_cannot_be_written_is_found_before_anything_is_sent(run, town, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for place in (tmp_path, tmp_path / "none" / "answer", tmp_path / "file" / "answer", tmp_path / "loop"):
+        done = run("call", "api_1", "-o", str(place))
+        assert done.exit_code == 2, done.output
+        assert "nothing was sent" in json.loads(done.stderr)["error"]["detail"]
+    assert town.seen == []
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_an_output_keeps_what_it_holds_until_the_answer_is_whole(run, town, tmp_path):
+    out = tmp_path / "answer"
+    out.write_text("old")
+    out.chmod(0o640)
+    town.next_answer = (404, "application/problem+json", b'{"code":"api_not_found","detail":"no"}')
+    assert run("call", "api_1", "-o", str(out / "..") + "/answer").exit_code == 1
+    town.next_answer = (200, "text/plain", b"new")
+    assert run("call", "api_1", "-o", str(out)).exit_code == 0
+    assert (out.read_text(), out.stat().st_mode & 0o777) == ("new", 0o640)
+    assert run("call", "api_1", "-o", "/dev/null").exit_code == 0
+    left_over = [path.name for path in tmp_path.iterdir() if path.name.startswith(".tollway-")]
+    assert left_over == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "shown"),
+    [
+        ("application/json", b'{"a": 1e400}', '{"a": 1e400}'),
+        ("application/json", b'{"a": NaN}', '{"a": NaN}'),
+        ("application/json", b'{"a": ' + b"9" * 5_000 + b"}", '{"a": ' + "9" * 5_000 + "}"),
+        ("application/json", b"[" * 5_000 + b"]" * 5_000, "[" * 5_000 + "]" * 5_000),
+        ("application/json; charset=zlib", b"{", "{"),
+        ("text/plain; charset=unicode_escape", b"\\ud800", "\\ud800"),
+        ("text/plain; charset=idna", b"a" * 100_000, "a" * 100_000),
+        ("text/plain; charset=utf-16", b"abc", "abc"),
+    ],
+)
+def test_no_paid_answer_fails_to_be_shown(run, town, kind, body, shown):
+    town.next_answer = (200, kind, body)
+    done = run("call", "api_1")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["body"] == shown
+
+
+def test_an_answer_that_cannot_be_written_is_kept_and_is_no_usage_error(run, town, monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    town.next_answer = (200, "text/plain", b"paid for")
+    done = run("call", "api_1", "-o", "/dev/full")
+    assert done.exit_code == 1, done.output
+    error = json.loads(done.stderr)["error"]
+    (kept,) = tmp_path.glob("tollway-answer-*")
+    assert (error["code"], kept.read_bytes()) == ("answer_not_written", b"paid for")
+    assert str(kept) in error["detail"]

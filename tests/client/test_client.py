@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from tollway.client import (
+    AnswerUnreadable,
     AsyncTollwayClient,
     BudgetExhausted,
     CallHeld,
@@ -24,6 +25,7 @@ from tollway.client import (
     TollwayClient,
 )
 from tollway.client.spending import SpendingStore
+from tollway.client.whole_answer import MEMBERS_MAX
 
 API = "api_1"
 PRICE = 10_000
@@ -795,3 +797,98 @@ async def test_an_answer_that_swells_is_too_long(make, gateway, monkeypatch):
     gateway.answers = [lambda _: coded(gateway, "gzip", gzip.compress(bytes(10_001)))]
     with pytest.raises(GatewayUnreachable, match="longer than is kept"):
         await do(make().call(API))
+
+
+def many(count: int) -> bytes:
+    return b"".join(gzip.compress(b"%d," % number) for number in range(count))
+
+
+@pytest.mark.parametrize(
+    ("content", "read", "named"),
+    [
+        (many(3), b"0,1,2,", None),
+        (many(3) + b"\0\0", b"0,1,2,", None),
+        (many(MEMBERS_MAX), b"".join(b"%d," % number for number in range(MEMBERS_MAX)), None),
+        (many(MEMBERS_MAX + 1), many(MEMBERS_MAX + 1), "gzip"),
+        (many(2) + b"\x1f\x8b half", many(2) + b"\x1f\x8b half", "gzip"),
+    ],
+    ids=("three members", "padding", "as many as count", "one more", "half a member"),
+)
+async def test_all_members_of_a_gzip_stream_are_read(make, gateway, content, read, named):
+    gateway.price = 0
+    gateway.answers = [lambda _: coded(gateway, "gzip", content)]
+    answer = await do(make().call(API))
+    assert (answer.content, answer.headers.get("content-encoding")) == (read, named)
+
+
+async def test_members_together_have_the_maximum_of_an_answer(make, gateway, monkeypatch):
+    monkeypatch.setattr("tollway.client.client.ANSWER_BYTES_MAX", 10_000)
+    gateway.price = 0
+    gateway.answers = [lambda _: coded(gateway, "gzip", gzip.compress(bytes(6_000)) * 2)]
+    with pytest.raises(GatewayUnreachable, match="longer than is kept"):
+        await do(make().call(API))
+
+
+@pytest.mark.parametrize(
+    ("encoding", "content", "detail"),
+    [
+        ("gzip", gzip.compress(b'{"code": "rate_limited", "detail": "later"}'), "later"),
+        ("gzip", gzip.compress(bytes(64 * 1024 * 1024)), "The gateway answered 429."),
+        ("gzip", b"no gzip", "The gateway answered 429."),
+        ("br", b"whatever", "The gateway answered 429."),
+    ],
+    ids=("gzip", "a bomb", "not gzip", "unknown"),
+)
+async def test_a_coded_problem_is_bounded_and_never_fails(make, gateway, encoding, content, detail):
+    """64 KiB of gzip that become 64 MiB are no document; nothing inflates them."""
+    kind = ("content-type", "application/problem+json")
+
+    def refuse(_: httpx.Request) -> httpx.Response:
+        headers = [kind, ("content-encoding", encoding)]
+        return httpx.Response(429, headers=headers, stream=Bytes(content))
+
+    gateway.answers = [refuse]
+    answer = await do(make().call(API))
+    assert (answer.status_code, answer.payment.state) == (429, "none")
+    assert len(answer.content) < 1_000_000
+    assert detail in (answer.text or detail)
+    assert "content-encoding" not in answer.headers
+
+
+async def test_a_stream_that_is_not_what_its_coding_says_is_an_error_of_the_client(make, gateway):
+    gateway.price = 0
+    gateway.answers = [lambda _: coded(gateway, "gzip", b"no gzip")] * 2
+    client = make()
+    with pytest.raises(AnswerUnreadable, match="iter_raw"):
+        await read_stream(client)
+
+
+async def read_stream(client):
+    if isinstance(client, TollwayClient):
+        with client.stream(API) as response:
+            return b"".join(response.iter_bytes())
+    async with client.stream(API) as response:
+        return b"".join([chunk async for chunk in response.aiter_bytes()])
+
+
+@pytest.mark.parametrize(
+    ("charset", "text"),
+    [
+        ("iso-8859-1", "caf\xe9"),
+        ("windows-1252", "caf\xe9"),
+        ("utf-8", "caf\ufffd"),
+        ("zlib", "caf\ufffd"),
+        ("idna", "caf\ufffd"),
+        ("punycode", "caf\ufffd"),
+        ("unicode_escape", "caf\ufffd"),
+        ("undefined", "caf\ufffd"),
+        ("x" * 500, "caf\ufffd"),
+        ("utf-8\x00", "caf\ufffd"),
+    ],
+)
+async def test_text_never_fails_whatever_charset_a_provider_names(make, gateway, charset, text):
+    gateway.price = 0
+    headers = [("content-type", f"text/plain; charset={charset}")]
+    gateway.answers = [lambda _: httpx.Response(200, headers=headers, stream=Bytes(b"caf\xe9"))]
+    answer = await do(make().call(API))
+    assert answer.text == text

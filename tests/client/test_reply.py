@@ -5,8 +5,12 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tollway.client.reply import (
+    CHARSETS,
+    CallResponse,
     TooLong,
     describe_break,
     is_from_gateway,
@@ -106,3 +110,11 @@ def test_a_break_says_whether_bytes_left_and_names_no_url(
     assert "key" not in broken.detail
     told = unreachable(failure, transaction=HASH)
     assert (told.is_sent, str(told.transaction), told.is_retryable) == (is_sent, HASH, not is_sent)
+
+
+@pytest.mark.parametrize("charset", sorted(CHARSETS))
+@given(content=st.binary(max_size=64))
+def test_no_bytes_fail_in_a_charset_that_counts(charset: str, content: bytes) -> None:
+    answer = CallResponse(200, headers={"content-type": f"text/plain; charset={charset}"}, content=content)
+    assert answer.charset_encoding == charset
+    assert isinstance(answer.text, str)

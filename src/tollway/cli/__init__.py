@@ -4,6 +4,7 @@ of the demo. Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 try again
 Importing this loads nothing: the commands take a second to load, and Ctrl-C in that second ends as it does later.
 """
 
+import io
 import sys
 
 INTERRUPTED = 130
@@ -11,6 +12,11 @@ INTERRUPTED = 130
 
 def main() -> None:
     """The entry point of the `tollway` command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(
+                errors="backslashreplace"
+            )  # what a terminal has no character for is shown all the same
     try:
         if sys.argv[1:2] == ["serve"]:
             from tollway.cli.operator_line import app

@@ -11,7 +11,6 @@ from dataclasses import asdict
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from pydantic_core import from_json
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -20,10 +19,13 @@ from tollway.client import CallerFailure, CallHeld, CallResponse, GatewayRefused
 from tollway.client.fee_limit import format_fee
 from tollway.client.shown_text import plain, plain_line
 from tollway.client.steps import SignedAuthorization, Transfer
+from tollway.client.whole_answer import read_json
 from tollway.client.x402_offer import Receipt
 from tollway.money import format_decimal
 
 Document = Mapping[str, Any]
+SHOWN_BYTES_MAX = 200_000
+"""Of an answer that is text, on a terminal."""
 _TEXT_TYPES = ("text/", "application/json", "application/problem+json", "application/xml", "application/yaml")
 
 
@@ -128,7 +130,10 @@ def print_answer(answer: CallResponse) -> None:
     """The body on the terminal, what it cost below, where a pipe would not see it."""
     kind = answer.headers.get("content-type", "")
     if kind.startswith(_TEXT_TYPES):
-        sys.stdout.write(plain(answer.text) + "\n")
+        text = answer.content[:SHOWN_BYTES_MAX].decode(answer.encoding or "utf-8", "replace")
+        rest_bytes = len(answer.content) - SHOWN_BYTES_MAX
+        more = f"\n({rest_bytes} bytes more; -o FILE keeps them)" if rest_bytes > 0 else ""
+        sys.stdout.write(f"{plain(text)}{more}\n")
     elif answer.content:
         sys.stdout.write(
             f"({len(answer.content)} bytes of {plain(kind) or 'unknown type'}; -o FILE keeps them)\n"
@@ -156,7 +161,7 @@ def describe_answer(answer: CallResponse) -> dict[str, Any]:
     }
     if kind.partition(";")[0].endswith("json"):
         try:
-            return {**described, "body": from_json(answer.content)}
+            return {**described, "body": read_json(answer.content)}
         except ValueError:
             pass
     if not answer.content or kind.startswith(_TEXT_TYPES):

@@ -13,8 +13,11 @@ import httpx
 from pydantic_core import from_json
 
 from tollway.client import Wallet
+from tollway.client.deadline import fetch_bounded
 
 NODE_DEADLINE_S = 10.0
+NODE_BYTES_MAX = 64 * 1024
+_CHAIN_ID_QUESTION = b'{"jsonrpc":"2.0","id":1,"method":"eth_chainId","params":[]}'
 DRAFT_BYTES_MAX = 2 * 1024 * 1024
 
 
@@ -41,11 +44,12 @@ def read_nodes(told: tuple[str, ...]) -> dict[int, str]:
 
 
 def _ask_chain_id(url: str) -> int:
-    question = {"jsonrpc": "2.0", "id": 1, "method": "eth_chainId", "params": []}
     try:
-        answer = httpx.post(url, json=question, timeout=NODE_DEADLINE_S, trust_env=False)
-        return int(from_json(answer.content)["result"], 16)
-    except (httpx.HTTPError, httpx.InvalidURL, KeyError, TypeError, ValueError):
+        _, content = fetch_bounded(
+            "POST", url, deadline_s=NODE_DEADLINE_S, bytes_max=NODE_BYTES_MAX, content=_CHAIN_ID_QUESTION
+        )
+        return int(from_json(content)["result"], 16)
+    except (OSError, httpx.HTTPError, httpx.InvalidURL, KeyError, TypeError, ValueError):
         raise ValueError("a chain node does not answer; --rpc takes its URL, or CHAINID=URL") from None
 
 

@@ -4,12 +4,12 @@ Keys come from a file or the environment and never from an argument, which every
 Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 try again later.
 """
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from tollway.cli.answer_output import AnswerOutput
 from tollway.cli.caller_options import (
     DEFAULT_GATEWAY,
     LATER,
@@ -30,18 +30,16 @@ from tollway.cli.caller_options import (
     split_nodes,
 )
 from tollway.cli.showing import (
-    describe_answer,
     describe_authorization,
     describe_payment,
     is_for_people,
-    print_answer,
     print_calls,
     print_document,
     print_json,
     print_listings,
 )
 from tollway.cli.told import has_key, read_content, read_draft, read_headers
-from tollway.client import CallerFailure, CallResponse, create_key_file
+from tollway.client import CallerFailure, create_key_file
 from tollway.money import format_decimal
 
 
@@ -172,7 +170,7 @@ def call(
     as_json: AsJson = False,
 ) -> None:
     """Call an API, and pay for it when it has to be paid."""
-    with explained(as_json=as_json):
+    with explained(as_json=as_json), AnswerOutput(output, as_json=as_json) as shown:
         session = CallerSession(
             gateway=gateway,
             key_file=key_file,
@@ -197,7 +195,11 @@ def call(
                 prepay=prepay,
                 idempotency_key=idempotency_key,
             )
-        _show_answer(answer, output=output, as_json=as_json)
+        shown.write(answer)
+    if answer.status_code in (429, 503):
+        raise typer.Exit(LATER)
+    if answer.is_error:
+        raise typer.Exit(REFUSED)
 
 
 def history(
@@ -272,22 +274,3 @@ def abandon(
         if not is_done:
             raise CallerFailure("There is no unresolved payment of that name here.")
         print_document({"transaction": transaction, "state": "abandoned"}, as_json=as_json)
-
-
-# ---- Showing what came.
-
-
-def _show_answer(answer: CallResponse, *, output: str | None, as_json: bool) -> None:
-    if output == "-":
-        sys.stdout.buffer.write(answer.content)
-        sys.stdout.buffer.flush()
-    elif output is not None:
-        Path(output).write_bytes(answer.content)
-    elif is_for_people(as_json=as_json):
-        print_answer(answer)
-    else:
-        print_json(describe_answer(answer))
-    if answer.status_code in (429, 503):
-        raise typer.Exit(LATER)
-    if answer.is_error:
-        raise typer.Exit(REFUSED)

@@ -15,9 +15,13 @@ from tollway.client import control
 from tollway.client.call_plan import CallOptions
 from tollway.client.control import ControlRequest, Document
 from tollway.client.control_plane import AsyncControlPlane, ControlPlane
+from tollway.client.deadline import check_deadline, interrupted, open_transport, within
 from tollway.client.desk import (
     ANSWER_BYTES_MAX,
-    PROBLEM_BYTES_MAX,
+    CALL_DEADLINE_S,
+    CONTROL_DEADLINE_S,
+    NODE_BYTES_MAX,
+    NODE_DEADLINE_S,
     ClientOptions,
     Trip,
 )
@@ -44,7 +48,7 @@ from tollway.client.steps import (
     Send,
     Step,
 )
-from tollway.client.whole_answer import make_whole
+from tollway.client.whole_answer import PROBLEM_BYTES_MAX, decode_problem, make_whole
 
 T = TypeVar("T")
 
@@ -61,7 +65,9 @@ class TollwayClient(CallerBase, ControlPlane):
     ) -> None:
         super().__init__(gateway_url, options)
         # No environment: a netrc entry would put an Authorization header on every call.
-        self._http = httpx.Client(transport=transport, trust_env=False, follow_redirects=False)
+        self._http = httpx.Client(
+            transport=transport or open_transport(), trust_env=False, follow_redirects=False
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -79,7 +85,7 @@ class TollwayClient(CallerBase, ControlPlane):
 
         Raises a `CallerFailure` (`client/failures.py`) when money stands in the way.
         """
-        with self.stream(api_id, path, **options) as response:
+        with within(self._desk.deadline_s), self.stream(api_id, path, **options) as response:
             if response.is_closed:
                 return response
             try:
@@ -98,7 +104,8 @@ class TollwayClient(CallerBase, ControlPlane):
                 self._is_resumed = True
                 self.resume()
             try:
-                paid = self._drive(self._desk.begin_call(trip.plan), trip)
+                with within(self._desk.deadline_s):
+                    paid = self._drive(self._desk.begin_call(trip.plan), trip)
             finally:
                 self._desk.end_call(trip.plan)
             assert trip.response is not None
@@ -143,10 +150,10 @@ class TollwayClient(CallerBase, ControlPlane):
         if trip.response is not None:
             trip.response.close()
         try:
-            response = self._http.send(self._desk.build_call(trip.plan, step), stream=True)
-            trip.response = response
-            is_problem = is_from_gateway(response)
-            trip.content = self._read(response, bytes_max=PROBLEM_BYTES_MAX) if is_problem else None
+            with within(CALL_DEADLINE_S):
+                response = self._http.send(self._desk.build_call(trip.plan, step), stream=True)
+                trip.response = response
+                trip.content = self._read_problem(response) if is_from_gateway(response) else None
         except (httpx.TransportError, TooLong) as exc:
             return describe_break(exc)
         return read_answer(response, trip.content)
@@ -158,6 +165,7 @@ class TollwayClient(CallerBase, ControlPlane):
         size = 0
         try:
             for chunk in response.iter_raw():
+                check_deadline()
                 size += len(chunk)
                 if size > bytes_max:
                     raise TooLong
@@ -166,13 +174,17 @@ class TollwayClient(CallerBase, ControlPlane):
             response.close()
         return b"".join(chunks)
 
+    def _read_problem(self, response: httpx.Response) -> bytes:
+        return decode_problem(response, self._read(response, bytes_max=PROBLEM_BYTES_MAX))
+
     def _ask_node(self, step: AskNode) -> NodeOutcome:
         question = self._desk.build_question(step)
         if isinstance(question, NodeAway):
             return question
         try:
-            response = self._http.send(question, stream=True)
-            content = self._read(response, bytes_max=ANSWER_BYTES_MAX)
+            with within(NODE_DEADLINE_S):
+                response = self._http.send(question, stream=True)
+                content = self._read(response, bytes_max=NODE_BYTES_MAX)
         except (httpx.TransportError, TooLong) as exc:
             return NodeAway(detail=type(exc).__name__)
         return read_node(response.status_code, content)
@@ -180,8 +192,9 @@ class TollwayClient(CallerBase, ControlPlane):
     def _ask(self, wish: ControlRequest) -> Document:
         request = self._desk.build_control(wish)
         try:
-            response = self._http.send(request, stream=True)
-            content = self._read(response, bytes_max=ANSWER_BYTES_MAX)
+            with within(CONTROL_DEADLINE_S):
+                response = self._http.send(request, stream=True)
+                content = self._read(response, bytes_max=ANSWER_BYTES_MAX)
         except (httpx.TransportError, TooLong) as exc:
             raise unreachable(exc, transaction=None) from exc
         return control.read_document(response.status_code, content)
@@ -213,6 +226,10 @@ class AsyncTollwayClient(CallerBase, AsyncControlPlane):
 
     async def call(self, api_id: str, path: str = "", **options: Unpack[CallOptions]) -> CallResponse:
         """See `TollwayClient.call`."""
+        with within(self._desk.deadline_s):
+            return await self._call(api_id, path, options)
+
+    async def _call(self, api_id: str, path: str, options: CallOptions) -> CallResponse:
         async with self.stream(api_id, path, **options) as response:
             if response.is_closed:
                 return response
@@ -234,7 +251,8 @@ class AsyncTollwayClient(CallerBase, AsyncControlPlane):
                 self._is_resumed = True
                 await self.resume()
             try:
-                paid = await self._drive(self._desk.begin_call(trip.plan), trip)
+                with within(self._desk.deadline_s):
+                    paid = await self._drive(self._desk.begin_call(trip.plan), trip)
             finally:
                 self._desk.end_call(trip.plan)
             assert trip.response is not None
@@ -280,10 +298,11 @@ class AsyncTollwayClient(CallerBase, AsyncControlPlane):
         if trip.response is not None:
             await trip.response.aclose()
         try:
-            response = await self._http.send(self._desk.build_call(trip.plan, step), stream=True)
-            trip.response = response
-            is_problem = is_from_gateway(response)
-            trip.content = await self._read(response, bytes_max=PROBLEM_BYTES_MAX) if is_problem else None
+            with within(CALL_DEADLINE_S):
+                async with interrupted():
+                    response = await self._http.send(self._desk.build_call(trip.plan, step), stream=True)
+                trip.response = response
+                trip.content = await self._read_problem(response) if is_from_gateway(response) else None
         except (httpx.TransportError, TooLong) as exc:
             return describe_break(exc)
         return read_answer(response, trip.content)
@@ -294,22 +313,28 @@ class AsyncTollwayClient(CallerBase, AsyncControlPlane):
         chunks: list[bytes] = []
         size = 0
         try:
-            async for chunk in response.aiter_raw():
-                size += len(chunk)
-                if size > bytes_max:
-                    raise TooLong
-                chunks.append(chunk)
+            async with interrupted():
+                async for chunk in response.aiter_raw():
+                    size += len(chunk)
+                    if size > bytes_max:
+                        raise TooLong
+                    chunks.append(chunk)
         finally:
             await response.aclose()
         return b"".join(chunks)
+
+    async def _read_problem(self, response: httpx.Response) -> bytes:
+        return decode_problem(response, await self._read(response, bytes_max=PROBLEM_BYTES_MAX))
 
     async def _ask_node(self, step: AskNode) -> NodeOutcome:
         question = self._desk.build_question(step)
         if isinstance(question, NodeAway):
             return question
         try:
-            response = await self._http.send(question, stream=True)
-            content = await self._read(response, bytes_max=ANSWER_BYTES_MAX)
+            with within(NODE_DEADLINE_S):
+                async with interrupted():
+                    response = await self._http.send(question, stream=True)
+                content = await self._read(response, bytes_max=NODE_BYTES_MAX)
         except (httpx.TransportError, TooLong) as exc:
             return NodeAway(detail=type(exc).__name__)
         return read_node(response.status_code, content)
@@ -317,8 +342,10 @@ class AsyncTollwayClient(CallerBase, AsyncControlPlane):
     async def _ask(self, wish: ControlRequest) -> Document:
         request = self._desk.build_control(wish)
         try:
-            response = await self._http.send(request, stream=True)
-            content = await self._read(response, bytes_max=ANSWER_BYTES_MAX)
+            with within(CONTROL_DEADLINE_S):
+                async with interrupted():
+                    response = await self._http.send(request, stream=True)
+                content = await self._read(response, bytes_max=ANSWER_BYTES_MAX)
         except (httpx.TransportError, TooLong) as exc:
             raise unreachable(exc, transaction=None) from exc
         return control.read_document(response.status_code, content)

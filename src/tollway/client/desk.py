@@ -76,8 +76,15 @@ Local = (
 )
 """Steps that need no network."""
 
-PROBLEM_BYTES_MAX = 512 * 1024
 ANSWER_BYTES_MAX = 64 * 1024 * 1024
+NODE_BYTES_MAX = 1024 * 1024
+"""Of the answers that are asked of a node, the largest is a receipt."""
+CALL_DEADLINE_S = 420.0
+"""One exchange of a call, to the end of a problem or to the head of another answer: a provider may take 300 s."""
+CONTROL_DEADLINE_S = 60.0
+NODE_DEADLINE_S = 20.0
+DEADLINE_S = 900.0
+"""One call in all, from its first request to the end of its answer, its payment included."""
 TIMEOUT = httpx.Timeout(10.0, read=330.0)  # a provider may take 300 s until its head
 NODE_TIMEOUT = httpx.Timeout(10.0)
 MAINNET = ChainId(1)
@@ -95,7 +102,9 @@ class ClientOptions(TypedDict, total=False):
     `budget`: the most that all payments in this store may sum up to, written alike; `session_budget`: the most that this
     client may sign. `store_path`: the file of payments,
     shared by all processes of a wallet (default `~/.tollway/payments.sqlite3`). `public_url`: the gateway's own name,
-    where it is reached under another. `patience`: how long a call waits for its payment. `assets`: tokens whose symbol
+    where it is reached under another. `patience`: how long a call waits for its payment.
+    `deadline_s`: the seconds that a call may last in all, however slowly the answer comes (default 900); of `stream`, until
+    its head. `assets`: tokens whose symbol
     and decimals need no asking, beyond the presets. `now_ms` and `entropy`: clock and randomness, for tests.
     """
 
@@ -111,6 +120,7 @@ class ClientOptions(TypedDict, total=False):
     public_url: str | None
     patience: Patience
     before_signing: Callable[[PaymentQuote], None]
+    deadline_s: float
     assets: tuple[Asset, ...]
     now_ms: Callable[[], int]
     entropy: Callable[[int], bytes]
@@ -133,6 +143,7 @@ class Desk:
         self.budget = None if budget is None else Cap.parse(budget)
         session_budget = options.get("session_budget")
         self.session = SessionLimit(None if session_budget is None else Cap.parse(session_budget))
+        self.deadline_s = options.get("deadline_s", DEADLINE_S)
         self._now_ms = options.get("now_ms", _read_clock)
         self._entropy = options.get("entropy", secrets.token_bytes)
         self._rules = Rules(

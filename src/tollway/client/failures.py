@@ -3,6 +3,7 @@
     CallerFailure
     ├── GatewayRefused        the gateway said no (its code and problem document)
     ├── GatewayUnreachable    no answer came; `is_sent` tells whether it may have been served
+    ├── AnswerUnreadable      the answer came, and its content coding is not what it says
     ├── NotPaid               nothing was spent
     │   ├── PriceAboveMax     dearer than the caller allows
     │   ├── FeeAboveMax       its network fee could be higher than the caller allows
@@ -54,6 +55,12 @@ class GatewayUnreachable(CallerFailure):
         self.is_sent = is_sent
         # A paid call that left may have been served: whether to run it again is for the caller to decide.
         self.is_retryable = not (is_sent and transaction is not None)
+
+
+class AnswerUnreadable(CallerFailure):
+    """The body of an answer has a content coding that is not what it says. Its bytes are there (`iter_raw`)."""
+
+    code = "answer_unreadable"
 
 
 class NotPaid(CallerFailure):

@@ -15,6 +15,7 @@ import httpx
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from pydantic_core import from_json
 
+from tollway.client.deadline import fetch_bounded
 from tollway.gateway.upstream_signature import thumbprint
 
 PATH = "/.well-known/http-message-signatures-directory"
@@ -119,18 +120,10 @@ def _is_loopback(host: str) -> bool:
 
 def fetch_document(url: str) -> bytes:
     """A small document. Raises OSError, httpx.HTTPError."""
-    with (
-        httpx.Client(trust_env=False, follow_redirects=False, timeout=FETCH_DEADLINE_S) as http,
-        http.stream("GET", url) as answer,
-    ):
-        if not answer.is_success:
-            raise OSError(f"{url} answers {answer.status_code}")
-        body = bytearray()
-        for chunk in answer.iter_bytes():
-            body += chunk
-            if len(body) > BYTES_MAX:
-                raise OSError(f"{url} is larger than {BYTES_MAX} bytes")
-    return bytes(body)
+    status, body = fetch_bounded("GET", url, deadline_s=FETCH_DEADLINE_S, bytes_max=BYTES_MAX)
+    if not 200 <= status <= 299:
+        raise OSError(f"{url} answers {status}")
+    return body
 
 
 def read_directory(body: bytes) -> Keys:

@@ -1,11 +1,13 @@
 """Reads what came back, from the gateway and from nodes: real responses -> the outcomes that flows understand."""
 
+import contextlib
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 
 import httpx
 from pydantic_core import from_json
 
-from tollway.client.failures import GatewayUnreachable
+from tollway.client.failures import AnswerUnreadable, GatewayUnreachable
 from tollway.client.fee_limit import format_fee
 from tollway.client.judgement import Paid
 from tollway.client.steps import Answer, Broken, NodeAnswer, NodeAway, NodeOutcome, NodeRefused
@@ -35,10 +37,47 @@ class PaymentInfo:
     fee_max: str | None = None
 
 
+CHARSETS = frozenset(
+    "utf-8 utf8 utf-16le utf-16be us-ascii ascii latin1 iso-8859-1 iso-8859-2 iso-8859-5 iso-8859-7 iso-8859-9 "
+    "iso-8859-15 windows-1250 windows-1251 windows-1252 windows-1253 windows-1254 windows-1255 windows-1256 windows-1257 "
+    "windows-1258 koi8-r koi8-u shift_jis euc-jp iso-2022-jp euc-kr gb2312 gbk gb18030 big5".split()
+)
+"""Character sets of text on the web. Python knows codecs that are none (`zlib`, `idna`, `unicode_escape`), and that a
+provider may name to make a reader fail or compute for long."""
+
+
 class CallResponse(httpx.Response):
-    """The answer to a call: an httpx response that also knows its `payment`."""
+    """The answer to a call: an httpx response that also knows its `payment`. Its `text` never fails: a charset that is
+    none of the web's counts as UTF-8, and bytes that are no characters become U+FFFD."""
 
     payment: PaymentInfo
+
+    @property
+    def charset_encoding(self) -> str | None:
+        """The charset that `Content-Type` names, where it is one of the web's."""
+        named = super().charset_encoding
+        return named if named is not None and named.strip().lower() in CHARSETS else None
+
+    def iter_bytes(self, chunk_size: int | None = None) -> Iterator[bytes]:
+        """As httpx, but for a content coding that is not what it says: `AnswerUnreadable`."""
+        with _readable():
+            yield from super().iter_bytes(chunk_size)
+
+    async def aiter_bytes(self, chunk_size: int | None = None) -> AsyncIterator[bytes]:
+        """See `iter_bytes`."""
+        with _readable():
+            async for chunk in super().aiter_bytes(chunk_size):
+                yield chunk
+
+
+@contextlib.contextmanager
+def _readable() -> Iterator[None]:
+    try:
+        yield
+    except httpx.DecodingError as exc:
+        raise AnswerUnreadable(
+            "The answer's Content-Encoding is not what it says; iter_raw gives its bytes."
+        ) from exc
 
 
 def is_from_gateway(response: httpx.Response) -> bool:

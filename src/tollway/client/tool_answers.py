@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
-from pydantic_core import from_json
-
 from tollway.client.failures import (
     BudgetExhausted,
     CallerFailure,
@@ -24,6 +22,7 @@ from tollway.client.failures import (
 )
 from tollway.client.reply import CallResponse, is_from_gateway
 from tollway.client.shown_text import plain
+from tollway.client.whole_answer import read_json
 
 BODY_BYTES_MAX = 200_000
 """About what an agent can still read. Beyond it is cut, and said to be."""
@@ -90,7 +89,7 @@ def _describe_body(answer: CallResponse) -> Mapping[str, object]:
         return {"bodyBase64": base64.b64encode(kept).decode(), "contentEncoding": plain(encoding), **cut}
     if kind.endswith("json") and not cut:
         try:
-            return {"body": from_json(content, allow_inf_nan=False)}
+            return {"body": read_json(content)}
         except ValueError:
             pass
     if _is_text(kind, kept):
