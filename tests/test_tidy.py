@@ -105,7 +105,10 @@ TESTED_ELSEWHERE: dict[str, tuple[str, ...]] = {
         "registry/upstream_rules.py",
     ),
     "cli/test_showroom.py": ("cli/invitation.py",),
-    "cli/test_trade.py": ("cli/caller_options.py",),
+    "cli/test_trade.py": (
+        "cli/answer_output.py",
+        "cli/caller_options.py",
+    ),
     "cli/test_command_line.py": ("cli/agent_line.py",),
     "client/test_client.py": (
         "client/control_plane.py",

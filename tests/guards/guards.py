@@ -1,5 +1,6 @@
 """Every guard that has to prove itself."""
 
+from tests.guards.answer_guards import ANSWER_GUARDS
 from tests.guards.background_guards import BACKGROUND_GUARDS
 from tests.guards.caller_guards import CALLER_GUARDS
 from tests.guards.exhaustion_guards import EXHAUSTION_GUARDS
@@ -15,6 +16,7 @@ from tests.guards.signature_guards import SIGNATURE_GUARDS
 from tests.guards.text_guards import TEXT_GUARDS
 
 GUARDS = (
+    *ANSWER_GUARDS,
     *OUTBOUND_GUARDS,
     *PASSAGE_GUARDS,
     *IDENTITY_GUARDS,

@@ -218,8 +218,8 @@ SIGNATURE_GUARDS = (
         "I9",
         "a directory has a maximum",
         DIRECTORY,
-        "if len(body) > BYTES_MAX:",
-        "if False:",
+        "deadline_s=FETCH_DEADLINE_S, bytes_max=BYTES_MAX)",
+        "deadline_s=FETCH_DEADLINE_S, bytes_max=10**9)",
         test="client/test_key_directory.py::test_only_a_small_document_with_200_is_one",
     ),
 )
