@@ -38,7 +38,13 @@ class PaymentInfo:
 
 
 CHARSETS = frozenset(
-    {"utf-8", "utf8", "utf-16le", "utf-16be", "us-ascii", "ascii", "latin1", "iso-8859-1", "iso-8859-2", "iso-8859-5", "iso-8859-7", "iso-8859-9", "iso-8859-15", "windows-1250", "windows-1251", "windows-1252", "windows-1253", "windows-1254", "windows-1255", "windows-1256", "windows-1257", "windows-1258", "koi8-r", "koi8-u", "shift_jis", "euc-jp", "iso-2022-jp", "euc-kr", "gb2312", "gbk", "gb18030", "big5"}
+    {
+        "utf-8", "utf8", "utf-16le", "utf-16be", "us-ascii", "ascii", "latin1", "iso-8859-1",
+        "iso-8859-2", "iso-8859-5", "iso-8859-7", "iso-8859-9", "iso-8859-15", "windows-1250",
+        "windows-1251", "windows-1252", "windows-1253", "windows-1254", "windows-1255", "windows-1256",
+        "windows-1257", "windows-1258", "koi8-r", "koi8-u", "shift_jis", "euc-jp", "iso-2022-jp",
+        "euc-kr", "gb2312", "gbk", "gb18030", "big5"
+    }
 )  # fmt: skip
 """Character sets of text on the web. Python knows codecs that are none (`zlib`, `idna`, `unicode_escape`), and that a
 provider may name to make a reader fail or compute for long."""
