@@ -153,11 +153,10 @@ class Replays:
         under the claim that it has."""
         if shown.known is None:
             return None
+        told = self.answer_unread(shown.presented, shown.known, key=shown.key)
+        if told is not None:
+            return told
         known = shown.known.call
-        if not shown.known.is_proven:
-            return self.say_known(shown.known)
-        if not _is_same_proof(shown, known):
-            return self._say_used(known)
         if known.is_public and not shown.is_entitled:
             return Declined(problem=authorization_public(known.call_id, known.state))
         call, payer, body_hash = shown.call, known.authorization.payer, shown.cargo.body_hash
@@ -177,6 +176,13 @@ class Replays:
         if is_open and known.method in SAFE_METHODS:
             return None
         return self._say_used(known)
+
+    def answer_unread(self, presented: Presented, known: Known, *, key: str | None) -> Declined | None:
+        """What an authorisation of the books gets without its proof, or with another challenge or key than it was claimed
+        with: the same whatever the body is. None: the body decides."""
+        if not known.is_proven:
+            return self.say_known(known)
+        return None if _is_same_proof(presented, known.call, key=key) else self._say_used(known.call)
 
     async def is_entitled(self, shown: Shown) -> bool:
         """Whether the call shows something that no chain shows: the challenge or the idempotency key that the authorisation
@@ -317,13 +323,13 @@ def _is_signature_of(presented: Presented, known: AuthorizedCall) -> bool:
     return presented.signature == known.authorization.signature
 
 
-def _is_same_proof(shown: Shown, known: AuthorizedCall) -> bool:
+def _is_same_proof(presented: Presented, known: AuthorizedCall, *, key: str | None) -> bool:
     """Once it is settled, anybody can read an authorisation and its signature on the chain. An MPP challenge's id and an
     idempotency key are not there: what came with one is given out with the same one only."""
-    presented, claimed = shown.presented, known.authorization
+    claimed = known.authorization
     return (
         (presented.dialect, presented.challenge_id) == (claimed.dialect, claimed.challenge_id)
-        and (known.idempotency_key is None or shown.key == known.idempotency_key)
+        and (known.idempotency_key is None or key == known.idempotency_key)
         and _is_signature_of(presented, known)
     )
 

@@ -44,6 +44,16 @@ class Shown:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Unread:
+    """One call that shows an authorisation of the books without its proof. `told`: its answer, for which the body is not
+    read."""
+
+    presented: Presented
+    known: Known
+    told: Declined
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sale(Shown):
     """The same, and what it is sold for."""
 

@@ -43,7 +43,7 @@ from tollway.gateway.refusals import (
     find_idempotency_key,
 )
 from tollway.gateway.replays import is_coming
-from tollway.gateway.sale import Known, Sale, Shown
+from tollway.gateway.sale import Known, Sale, Shown, Unread
 from tollway.gateway.teller import Teller
 from tollway.gateway.trip import Shipment
 from tollway.identifiers import Address, ListingId
@@ -58,8 +58,9 @@ from tollway.registry.catalog import Catalog
 from tollway.registry.listing import Listing, Shelf
 from tollway.registry.ownership import UNVERIFIED
 
-_Seen = Shown | Presented | Problem | None
-"""What a call shows on the rails of authorisations. `Shown`: the books know it, and its body is read to be compared."""
+_Seen = Shown | Unread | Presented | Problem | None
+"""What a call shows on the rails of authorisations. `Shown`: the books know it, and its body is read to be compared.
+`Unread`: the books know it, and its body decides nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +144,9 @@ class Gateway:
         """What was paid for and is stored is given out whatever its listing has become; everything else is for an open
         one."""
         shown = await self._look_up(call)
-        told = await self._cashier.replays.answer(shown) if isinstance(shown, Shown) else None
+        told = shown.told if isinstance(shown, Unread) else None
+        if isinstance(shown, Shown):
+            told = await self._cashier.replays.answer(shown)
         if told is not None and is_coming(told):
             return told
         opening = self._openings.find(shelf, call)
@@ -151,6 +154,12 @@ class Gateway:
             opening = opening if await self._is_verified(opening.listing.id) else UNVERIFIED
         if isinstance(opening, Problem):
             return await self._teller.recall(call, shelf) or Declined(problem=opening)
+        if isinstance(shown, Unread):
+            # A free call is served all the same, unless its key names the paid call that it shows.
+            key = _find_key(call, shown.presented)
+            if not opening.is_free or (key is not None and key == shown.known.call.idempotency_key):
+                return shown.told
+            shown = shown.presented
         if opening.is_free:
             return await self._serve_free(call, opening, shown)
         return told or await self._serve_paid(call, opening, shown)
@@ -164,6 +173,9 @@ class Gateway:
         known = await self._cashier.find_known(presented)
         if known is None or check_size(call.body, self._limits) is not None:
             return presented
+        told = self._cashier.replays.answer_unread(presented, known, key=_find_key(call, presented))
+        if told is not None:
+            return Unread(presented=presented, known=known, told=told)
         cargo = await load_compared(call.body, limits=self._limits)
         shown = _show(call, presented, cargo, known)
         return replace(shown, is_entitled=await self._cashier.replays.is_entitled(shown))
