@@ -1,15 +1,19 @@
 """A payment whose proof does not hold is refused before the request's body is read, wherever the body does not decide it."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 
+from tollway.identifiers import TxHash
 from tollway.ledger.authorization import Dialect
 from tollway.money import Price
+from tollway.testing.small_crowd import Buyer
 from tollway.testing.small_gateway import HeaderPairs, SmallGateway, open_gateway
 from tollway.testing.small_payer import SmallPayer, served
 
+KEY = ("Idempotency-Key", "k")
+STRANGER = Buyer.named("stranger")
 TARGET = "/quote?x=1"
 LENGTH = 10_000_000
 """Of a body that never comes: a gateway that waits for it answers that it came too slowly."""
@@ -64,6 +68,49 @@ async def test_a_known_authorisation_without_its_proof(
         (409, "payment_already_used") if key else (400, "invalid_request")
     )
     assert served(gate) == 1
+
+
+@pytest.mark.parametrize("dialect", list(Dialect))
+@pytest.mark.parametrize(
+    ("wrong", "more"),
+    [({"base_units": 9_999}, []), ({"payee": STRANGER.address}, []), ({"payee": STRANGER.address}, [KEY])],
+)
+async def test_an_authorisation_that_meets_none_of_our_requirements(
+    gate: SmallGateway, payer: SmallPayer, dialect: Dialect, wrong: dict[str, Any], more: HeaderPairs
+) -> None:
+    await gate.publish()
+    shown = payer.show(await payer.quote("POST"), dialect, **wrong)
+    status, _ = await ask_without_body(gate, [*shown, *more], length=1_000)
+    assert status == 402
+    assert served(gate) == 0
+
+
+Proof = Callable[[SmallGateway, TxHash], HeaderPairs]
+PROOFS: dict[str, Proof] = {
+    "plain": lambda gate, tx: gate.plain_proof(tx, buyer=STRANGER),
+    "plain, with a key": lambda gate, tx: [*gate.plain_proof(tx, buyer=STRANGER), KEY],
+    "bound": lambda gate, tx: gate.bound_proof(
+        tx, method="POST", target=TARGET, body=b"x", promises=True, buyer=STRANGER
+    ),
+}
+
+
+@pytest.mark.parametrize("proof", PROOFS.values(), ids=PROOFS)
+@pytest.mark.parametrize("length", [1_000, 1_000_000])
+async def test_a_transaction_of_another_wallet(gate: SmallGateway, proof: Proof, length: int) -> None:
+    await gate.publish()
+    payment = await gate.pay()
+    answer = await ask_without_body(gate, proof(gate, payment.tx_hash), length=length)
+    assert answer == (409, "payment_pending")  # the books know it of another wallet, and no node knows it
+    assert served(gate) == 0
+    assert await gate.rest_units(payment) == 10_000
+
+
+async def test_a_keyed_proof_that_opens_no_record_of_a_closed_listing(gate: SmallGateway) -> None:
+    await gate.publish(status="paused")
+    payment = await gate.pay()
+    forged = [*gate.plain_proof(payment.tx_hash, buyer=STRANGER), KEY]
+    assert await ask_without_body(gate, forged, length=1_000) == (503, "api_paused")
 
 
 async def test_a_free_call_beside_a_known_authorisation_is_served_with_its_body(

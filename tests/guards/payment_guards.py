@@ -454,6 +454,38 @@ PAYMENT_GUARDS = (
         "",
         test="gateway/test_held_price.py::test_an_authorisation_is_compared_with_the_price_that_it_pays",
     ),
+    guard(
+        "X1",
+        "a known authorisation without its proof is answered before its body",
+        "gateway/serve.py",
+        "        if told is not None:\n            return Unread(presented=presented, known=known, told=told)\n",
+        "",
+        test="gateway/test_unread_bodies.py::test_a_known_authorisation_without_its_proof",
+    ),
+    guard(
+        "X1",
+        "an authorisation that meets no requirement is answered before its body",
+        "gateway/serve.py",
+        "            if declined is not None:\n                return declined\n        sale",
+        "        sale",
+        test="gateway/test_unread_bodies.py::test_an_authorisation_that_meets_none_of_our_requirements",
+    ),
+    guard(
+        "X1",
+        "a transaction is proved before its body is read",
+        "gateway/teller.py",
+        "        if _needs_body(request):\n            return Proved()\n",
+        "        if True:\n            return Proved()\n",
+        test="gateway/test_unread_bodies.py::test_a_transaction_of_another_wallet",
+    ),
+    guard(
+        "X1",
+        "a key that opens no record of a closed listing has no body read",
+        "gateway/teller.py",
+        "        if not _needs_body(request) and not await self._find_openers(request):\n            return None\n",
+        "",
+        test="gateway/test_unread_bodies.py::test_a_keyed_proof_that_opens_no_record_of_a_closed_listing",
+    ),
     # ---- Origins that must be proved.
     guard(
         "I7",

@@ -14,7 +14,7 @@ from typing import assert_never
 
 from tollway.chain.rules import ChainRules
 from tollway.errors import ChainUnavailable, Code, Problem
-from tollway.gateway.exchange import Answer, Declined, IncomingCall
+from tollway.gateway.exchange import Answer, Declined, IncomingCall, Offer
 from tollway.gateway.receipt_writer import Receipts
 from tollway.gateway.refusals import UNFINAL_LIMIT, check_held_price_max, decline, in_debt_to, may_ask
 from tollway.gateway.replays import ClientNetworks, ProveWallet, Replays, find_token_asset, say_key_used
@@ -58,7 +58,7 @@ from tollway.payments.presented import Presented, match_requirement, parse_prese
 from tollway.payments.requirement import Requirement, current_requirements, list_requirements
 from tollway.payments.settlement import Settlement
 from tollway.payments.terms import Tariff
-from tollway.registry.listing import Listing
+from tollway.registry.listing import Listing, Shelf
 from tollway.registry.revision_memory import RevisionMemory
 
 PATH_LENGTH_MAX = 2_048
@@ -138,6 +138,22 @@ class Cashier:
         """The call that holds this authorisation, or whose money it moved. Raises `StorageUnavailable`."""
         return await self.replays.find_known(presented)
 
+    def check_unread(
+        self,
+        call: IncomingCall,
+        presented: Presented,
+        offer: Offer,
+        tariffs: Sequence[Tariff],
+        *,
+        key: str | None,
+    ) -> Declined | None:
+        """Declines an authorisation that the books do not know and that meets none of our requirements: before the body is
+        read, which decides nothing about that. None where its wallet's key may open the record first."""
+        if key is not None and self._is_opener(presented, offer.shelf):
+            return None
+        matched = match_requirement(presented, self._requirements(offer.shelf.listing, tariffs))
+        return decline(matched, offer, call) if isinstance(matched, Problem) else None
+
     async def admit(
         self,
         sale: Sale,
@@ -150,16 +166,15 @@ class Cashier:
         told = await self.find_repeat(sale, tariffs, lookup)
         if told is not None:
             return told
-        matched = match_requirement(sale.presented, self._requirements(sale, tariffs))
+        matched = match_requirement(sale.presented, self._requirements(sale.listing, tariffs))
         if isinstance(matched, Problem):
             return decline(matched, sale.offer, sale.call)
         requirement, authorization = matched
         cover = await self._check_buyer(sale, requirement, authorization, check_customer, lookup)
         if isinstance(cover, Problem):
             return await self._refuse(cover, sale, authorization)
-        if sale.key is not None and not self._is_opener(
-            sale
-        ):  # a contract's wallet is known to have signed only now
+        if sale.key is not None and not self._is_opener(sale.presented, sale.offer.shelf):
+            # A contract's wallet is known to have signed only now.
             told = await self._find_keyed(sale, sale.key, tariffs, lookup)
             if told is not None:
                 return told
@@ -179,19 +194,18 @@ class Cashier:
             return answer or await self._admit_again(
                 sale, sale.known.call, tariffs, lookup, is_entitled=sale.is_entitled
             )
-        if sale.key is None or not self._is_opener(sale):
+        if sale.key is None or not self._is_opener(sale.presented, sale.offer.shelf):
             return None
         return await self._find_keyed(sale, sale.key, tariffs, lookup)
 
-    def _is_opener(self, sale: Sale) -> bool:
+    def _is_opener(self, presented: Presented, shelf: Shelf) -> bool:
         """Whether it opens its wallet's keys before it is known to pay: signed by the wallet's key, and for this
         listing, if only by terms of before. One for somebody else is in the hands of whoever was paid with it."""
-        shown = sale.presented
         is_for_here = any(
-            version.pay_to == shown.payee and shown.chain_id in version.networks
-            for version in sale.offer.shelf.versions
+            version.pay_to == presented.payee and presented.chain_id in version.networks
+            for version in shelf.versions
         )
-        return is_for_here and self.replays.is_by_payer(shown)
+        return is_for_here and self.replays.is_by_payer(presented)
 
     async def _find_keyed(
         self, sale: Sale, key: str, tariffs: Sequence[Tariff], lookup: AuthorizationLookup
@@ -209,11 +223,11 @@ class Cashier:
             return say_key_used(told)
         return await self._admit_again(sale, known, tariffs, lookup, is_entitled=True)
 
-    def _requirements(self, sale: Sale, tariffs: Sequence[Tariff]) -> tuple[Requirement, ...]:
+    def _requirements(self, listing: Listing, tariffs: Sequence[Tariff]) -> tuple[Requirement, ...]:
         return list_requirements(
             tariffs,
             self._rules,
-            timeout_s=sale.listing.timeout_s,
+            timeout_s=listing.timeout_s,
             now_ms=self._now_ms(),
             limits=self._limits,
         )

@@ -61,13 +61,19 @@ CALL_IDS_SHOWN = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """One paid call, ready to be claimed."""
+class PaidRequest:
+    """One call that shows a transaction. Its body is not read."""
 
     call: IncomingCall
     listing: Listing
     proof: Proof
     offer: Offer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order(PaidRequest):
+    """The same with its body, ready to be claimed."""
+
     cargo: Cargo
 
 

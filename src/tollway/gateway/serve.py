@@ -16,7 +16,7 @@ from functools import partial
 from tollway.errors import Code, Problem
 from tollway.gateway.cargo import Cargo, check_size, load_compared, load_hashed, load_plain, too_large
 from tollway.gateway.cashier import Admission, Cashier
-from tollway.gateway.counter import Counter, Order
+from tollway.gateway.counter import Counter, Order, PaidRequest
 from tollway.gateway.customers import Customers, Visit
 from tollway.gateway.exchange import (
     Abandoned,
@@ -58,9 +58,8 @@ from tollway.registry.catalog import Catalog
 from tollway.registry.listing import Listing, Shelf
 from tollway.registry.ownership import UNVERIFIED
 
-_Seen = Shown | Unread | Presented | Problem | None
-"""What a call shows on the rails of authorisations. `Shown`: the books know it, and its body is read to be compared.
-`Unread`: the books know it, and its body decides nothing."""
+_Seen = Shown | Presented | Problem | None
+"""What a call shows on the rails of authorisations. `Shown`: the books know it, and its body is read to be compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,9 +143,7 @@ class Gateway:
         """What was paid for and is stored is given out whatever its listing has become; everything else is for an open
         one."""
         shown = await self._look_up(call)
-        told = shown.told if isinstance(shown, Unread) else None
-        if isinstance(shown, Shown):
-            told = await self._cashier.replays.answer(shown)
+        told = await self._cashier.replays.answer(shown) if isinstance(shown, Shown) else None
         if told is not None and is_coming(told):
             return told
         opening = self._openings.find(shelf, call)
@@ -164,7 +161,7 @@ class Gateway:
             return await self._serve_free(call, opening, shown)
         return told or await self._serve_paid(call, opening, shown)
 
-    async def _look_up(self, call: IncomingCall) -> _Seen:
+    async def _look_up(self, call: IncomingCall) -> _Seen | Unread:
         if call.find_header(TX_HEADER) is not None:
             return None  # on another rail; or on two, which is told in its turn
         presented = self._cashier.read(call)
@@ -194,14 +191,16 @@ class Gateway:
         problem = self._teller.check_form(proof, opening.listing)
         if problem is not None:
             return Declined(problem=problem)
+        listing, offer = opening.listing, self._offer(call, opening)
+        proved = await self._teller.prove(PaidRequest(call=call, listing=listing, proof=proof, offer=offer))
+        if isinstance(proved, Declined):
+            return proved
         cargo = await self._teller.load(call, proof)
         if isinstance(cargo, Problem):
             return Declined(problem=cargo)
-        order = Order(
-            call=call, listing=opening.listing, proof=proof, offer=self._offer(call, opening), cargo=cargo
-        )
-        with self._customers.receive(call, opening.listing) as visit:
-            admitted = await self._teller.admit(order, opening.tariffs, visit.check)
+        order = Order(call=call, listing=listing, proof=proof, offer=offer, cargo=cargo)
+        with self._customers.receive(call, listing) as visit:
+            admitted = await self._teller.admit(order, proved, opening.tariffs, visit.check)
             return await self._carry(call, opening, cargo, admitted, visit)
 
     def _offer(self, call: IncomingCall, opening: Opening) -> Offer:
@@ -241,6 +240,11 @@ class Gateway:
         problem = self._check_request(call, opening.listing)
         if problem is not None:
             return Declined(problem=problem)
+        if isinstance(shown, Presented) and call.body.is_present:
+            key = _find_key(call, shown)
+            declined = self._cashier.check_unread(call, shown, offer, opening.tariffs, key=key)
+            if declined is not None:
+                return declined
         sale = await self._read_sale(call, opening, shown)
         if isinstance(sale, Problem):
             return Declined(problem=sale)

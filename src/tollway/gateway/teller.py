@@ -1,6 +1,6 @@
 """The teller: takes a call that is paid by a transaction, from the proof to the claim.
 
-    read -> its form -> its body -> its idempotency key? answer from the record -> till (facts, verdict) -> may this
+    read -> its form -> its key opens no record? till (facts, verdict) -> its body -> its key? answer from the record -> may this
       wallet? -> price -> (dial) -> claim
 
 A key is asked for before money, a budget or a chain is: the call may be paid. A call that it has named and that may run
@@ -8,13 +8,13 @@ again is sold at the price that it had, whatever its listing asks by now. Nothin
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from tollway.errors import Code, Problem
 from tollway.gateway.cargo import EMPTY_BODY_HASH, Cargo, check_size, load_hashed, load_plain, load_promised
 from tollway.gateway.cashier import Admission, CheckCustomer
-from tollway.gateway.counter import Counter, Order
+from tollway.gateway.counter import Counter, Order, PaidRequest
 from tollway.gateway.exchange import Answer, Declined, IncomingCall, Offer
 from tollway.gateway.refusals import (
     BOUND_REQUIRED,
@@ -33,10 +33,19 @@ from tollway.money import Price
 from tollway.payments.payers import Request, recover_wallets
 from tollway.payments.proof import Proof, parse_proof
 from tollway.payments.terms import Tariff
-from tollway.payments.till import Till
+from tollway.payments.till import Tender, Till
 from tollway.registry.listing import Listing, Shelf
 
 CLOCK_SLACK_S = 5  # callers' clocks run a little ahead
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proved:
+    """What is known of a proof before the body is read. `openers`: the wallets whose idempotency keys it opens; `tenders`:
+    the payments that it may spend. None: not looked for yet."""
+
+    openers: tuple[Address, ...] | None = None
+    tenders: tuple[Tender, ...] | None = None
 
 
 class Teller:
@@ -93,6 +102,23 @@ class Teller:
             )
         return None
 
+    async def prove(self, request: PaidRequest) -> Proved | Declined:
+        """Everything about the proof that the body does not decide. Declined: the proof does not hold, whatever the body is.
+        A signature over a body without its promised hash is judged by `admit`, and a key of its wallet opens the record
+        first. Raises `ChainUnavailable` and `StorageUnavailable`: nothing was taken."""
+        if _needs_body(request):
+            return Proved()
+        openers: tuple[Address, ...] = ()
+        if find_idempotency_key(request.call) is not None:
+            openers = await self._find_openers(request)
+        if openers:
+            return Proved(openers=openers)
+        asked = self._request(request.call, request.proof, None)
+        tenders = await self._till.tender(request.proof, request.offer.shelf, asked)
+        if isinstance(tenders, Problem):
+            return decline(tenders, request.offer, request.call)
+        return Proved(openers=openers, tenders=tenders)
+
     async def load(self, call: IncomingCall, proof: Proof) -> Cargo | Problem:
         if proof.binding is None and find_idempotency_key(call) is not None:
             return await load_hashed(call.body, is_whole=True, limits=self._limits)
@@ -112,10 +138,13 @@ class Teller:
             or self._is_too_long(call, proof)
         ):
             return None
+        offer = Offer(shelf=shelf, price=shelf.listing.price, expires_ms=call.received_ms)  # asks for nothing
+        request = PaidRequest(call=call, listing=shelf.listing, proof=proof, offer=offer)
+        if not _needs_body(request) and not await self._find_openers(request):
+            return None
         cargo = await self.load(call, proof)
         if isinstance(cargo, Problem):
             return cargo
-        offer = Offer(shelf=shelf, price=shelf.listing.price, expires_ms=call.received_ms)  # asks for nothing
         return Order(call=call, listing=shelf.listing, proof=proof, offer=offer, cargo=cargo)
 
     # ---- What it gets.
@@ -138,12 +167,13 @@ class Teller:
         return told
 
     async def admit(
-        self, order: Order, tariffs: Sequence[Tariff], check_customer: CheckCustomer
+        self, order: Order, proved: Proved, tariffs: Sequence[Tariff], check_customer: CheckCustomer
     ) -> Answer | Declined | Admission:
         """Everything up to the claim. Raises `ChainUnavailable` and `StorageUnavailable`: nothing was taken."""
-        told, openers = await self._find_own(order)
+        told, openers = await self._find_own(order, proved.openers)
         if told is None:
-            return await self._admit_new(order, openers, tariffs, check_customer)
+            proved = Proved(openers=openers, tenders=proved.tenders)
+            return await self._admit_new(order, proved, tariffs, check_customer)
         if isinstance(told, KeyedCall):
             return await self._admit_again(order, told, tariffs, check_customer)
         return told
@@ -151,16 +181,20 @@ class Teller:
     async def _admit_new(
         self,
         order: Order,
-        openers: Sequence[Address],
+        proved: Proved,
         tariffs: Sequence[Tariff],
         check_customer: CheckCustomer,
     ) -> Answer | Declined | Admission:
-        """`openers`: the wallets whose keys were looked for already."""
-        tenders = await self._till.tender(order.proof, order.offer.shelf, self._request(order))
+        """`proved.openers`: the wallets whose keys were looked for already."""
+        tenders: tuple[Tender, ...] | Problem | None = proved.tenders
+        if tenders is None:
+            tenders = await self._find_tenders(order)
         if isinstance(tenders, Problem):
             return decline(tenders, order.offer, order.call)
         payer = tenders[0].payment.payer
-        if payer not in openers:  # a contract's wallet, or a new payment: whose it is turns out only now
+        if payer not in (
+            proved.openers or ()
+        ):  # a contract's wallet, or a new payment: whose it is turns out only now
             told, _ = await self._find_keyed(order, (payer,))
             if isinstance(told, KeyedCall):
                 return await self._admit_again(order, told, tariffs, check_customer)
@@ -186,7 +220,7 @@ class Teller:
         self, order: Order, earlier: KeyedCall, tariffs: Sequence[Tariff], check_customer: CheckCustomer
     ) -> Declined | Admission:
         """Under the claim that it has. Nobody is asked to pay for it: it holds a price."""
-        tenders = await self._till.tender(order.proof, order.offer.shelf, self._request(order))
+        tenders = await self._find_tenders(order)
         if isinstance(tenders, Problem):
             return say_key_used(earlier) if may_ask(tenders) else Declined(problem=tenders)
         tender = next((one for one in tenders if one.payment.id == earlier.payment_id), None)
@@ -204,19 +238,29 @@ class Teller:
     # ---- Whose key it is.
 
     async def _find_own(
-        self, order: Order
+        self, order: Order, openers: tuple[Address, ...] | None = None
     ) -> tuple[Answer | Declined | KeyedCall | None, tuple[Address, ...]]:
-        """What the wallets get whose keys made the signature, and who of them may ask. Asks no chain."""
-        if find_idempotency_key(order.call) is None:
+        """What the wallets get whose keys made the signature, and which of them open the record. Asks no chain. `openers`:
+        where they are known already."""
+        key = find_idempotency_key(order.call)
+        if key is None:
             return None, ()
-        named, shelf = order.proof.chain_id, order.offer.shelf
+        if openers is None:
+            openers = await self._find_openers(order)
+        return await self._replays.find_keyed(order.call, order.cargo, openers, key), openers
+
+    async def _find_openers(self, request: PaidRequest) -> tuple[Address, ...]:
+        """The wallets whose keys made the signature and whose idempotency keys it opens. Asks no chain."""
+        named, shelf = request.proof.chain_id, request.offer.shelf
         chain_ids = (
             (named,)
             if named is not None
             else dict.fromkeys(chain_id for version in shelf.versions for chain_id in version.networks)
         )
-        wallets = recover_wallets(order.proof, self._request(order), shelf.listing.id, chain_ids)
-        return await self._find_keyed(order, wallets)
+        cargo = request.cargo if isinstance(request, Order) else None
+        asked = self._request(request.call, request.proof, cargo)
+        wallets = recover_wallets(request.proof, asked, shelf.listing.id, chain_ids)
+        return await self._till.find_openers(request.proof, shelf, wallets)
 
     async def _find_keyed(
         self, order: Order, signers: Sequence[Address]
@@ -227,13 +271,20 @@ class Teller:
         openers = await self._till.find_openers(order.proof, order.offer.shelf, signers)
         return await self._replays.find_keyed(order.call, order.cargo, openers, key), openers
 
-    def _request(self, order: Order) -> Request:
-        call = order.call
+    async def _find_tenders(self, order: Order) -> tuple[Tender, ...] | Problem:
+        asked = self._request(order.call, order.proof, order.cargo)
+        return await self._till.tender(order.proof, order.offer.shelf, asked)
+
+    def _request(self, call: IncomingCall, proof: Proof, cargo: Cargo | None) -> Request:
+        """`cargo` None: the body is not read, and the signature covers none, or its promised hash."""
+        body_hash = None if proof.binding is None else proof.binding.body_hash
+        if cargo is not None:
+            body_hash = cargo.body_hash
         return Request(
             gateway=self._origin,
             method=call.method,
             target=call.target.signed.encode(),
-            body_hash=order.cargo.body_hash or EMPTY_BODY_HASH,  # a plain signature covers no body
+            body_hash=body_hash or EMPTY_BODY_HASH,  # a plain signature covers no body
             client_address=call.client_address,
         )
 
@@ -242,3 +293,9 @@ class Teller:
         is_promised = proof.binding is not None and proof.binding.body_hash is not None
         length = call.body.length
         return not is_promised and length is not None and length > self._limits.bound_body_bytes_max
+
+
+def _needs_body(request: PaidRequest) -> bool:
+    """Whether the signature covers a body whose hash is not promised: its signer is known only once that is read."""
+    binding = request.proof.binding
+    return binding is not None and binding.body_hash is None and request.call.body.is_present
