@@ -44,7 +44,7 @@ from tollway.testing.memory_book import MemoryBook
 from tollway.testing.memory_catalog import MemoryCatalog
 from tollway.testing.small_crowd import CHAIN, Buyer, FakeChains
 from tollway.testing.small_gateway import CALLS, PAY_TO, PROVIDER, PUBLIC_URL, RULES, USDC
-from tollway.testing.small_settlement import SmallSettlement
+from tollway.testing.small_settlement import SmallSettlement, Stores
 from tollway.web.app import build_app
 from tollway.web.call_routes import CallRoutes
 from tollway.web.load_gauge import LoadGauge
@@ -118,7 +118,13 @@ class Door:
         self._options = options
         self.book = MemoryBook(now_ms=now_ms, limits=LIMITS)
         self.catalog = MemoryCatalog()
-        self.settling = SmallSettlement(RULES, book=self.book, limits=LIMITS, now_ms=now_ms, host=HOST)
+        self.settling = SmallSettlement(
+            RULES,
+            stores=Stores.in_memory(self.book, limits=LIMITS),
+            limits=LIMITS,
+            now_ms=now_ms,
+            host=HOST,
+        )
         self._notary = Notary.derive(b"\x07" * 32)
         self._challenger = None if options.no_mpp else self.settling.challenger
         self._names = Entropy()

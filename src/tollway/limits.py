@@ -126,6 +126,7 @@ class Limits:
 
     # The books.
     claim_batch_max: int = 4_096
+    close_patience_s: float = 10.0  # an answer waits so long for its close to be written; then it is dropped
     unknown_hold_s: int = 86_400  # an unknown call gives its price back after this
     attempts_max: int = 3
 

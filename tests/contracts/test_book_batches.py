@@ -208,17 +208,35 @@ async def test_a_repeat_left_in_flight_goes_back_to_unknown(desk: Desk) -> None:
     assert await states(desk) == ["unknown"]
 
 
-@pytest.mark.parametrize("gate", ["before", "after"])
-async def test_a_close_is_written_although_its_caller_left(desk: Desk, gate: str) -> None:
+@pytest.mark.parametrize(
+    ("moment", "after", "ends"),
+    [
+        ("queued", CallState.CONSUMED, ("unknown", "")),
+        ("written", CallState.CONSUMED, ("consumed", "cut")),
+        ("committed", CallState.CONSUMED, ("consumed", "cut")),
+        ("queued", CallState.RELEASED, ("released", "")),
+        ("written", CallState.RELEASED, ("released", "")),
+    ],
+)
+async def test_a_close_is_written_although_its_caller_left_and_its_answer_reached_nobody(
+    desk: Desk, moment: str, after: CallState, ends: tuple[str, str]
+) -> None:
     claim = claim_on(await desk.pay(2))
     await desk.book.claim(claim)
-    getattr(desk.gate, gate).clear()
-    close = start(desk.book.close(close_of(claim)))
+    gate = desk.gate.after if moment == "committed" else desk.gate.before
+    gate.clear()
+    begun, committed = desk.gate.begun, desk.gate.committed
+    close = start(desk.book.close(close_of(claim, after)))
     await asyncio.sleep(0)
+    if moment == "written":
+        await until(lambda: desk.gate.begun > begun)
+    elif moment == "committed":
+        await until(lambda: desk.gate.committed > committed)
     close.cancel()
     await asyncio.gather(close, return_exceptions=True)
     await desk.close()
-    assert await states(desk) == ["consumed"]
+    query = text("SELECT state, cut FROM call")
+    assert await desk.gate.read(lambda c: tuple(c.execute(query).one())) == ends
 
 
 async def test_claims_cancelled_at_any_moment_never_stay_open(desk: Desk) -> None:
@@ -388,16 +406,25 @@ async def test_a_repeat_of_unknown_outcome_goes_back_to_where_it_was(
     assert await states(desk) == [ends]
 
 
-async def test_a_close_that_found_no_database_is_written_later(desk: Desk) -> None:
+@pytest.mark.parametrize(
+    ("after", "ends"),
+    [
+        (CallState.CONSUMED, "unknown"),  # its answer was dropped
+        (CallState.RELEASED, "released"),
+        (CallState.UNKNOWN, "unknown"),
+    ],
+)
+async def test_a_close_that_found_no_database_is_written_later(
+    desk: Desk, after: CallState, ends: str
+) -> None:
     claim = claim_on(await desk.pay(10))
     await desk.book.claim(claim)
     desk.gate.is_away = True
     with pytest.raises(StorageUnavailable):
-        await desk.book.close(close_of(claim))
+        await desk.book.close(close_of(claim, after))
     desk.gate.is_away = False
     await desk.book.recover(now_ms=NOW_MS)
-    await desk.close()
-    assert await states(desk) == ["consumed"]
+    assert await states(desk) == [ends]
 
 
 async def test_everybody_hears_at_once_that_the_database_is_away(desk: Desk) -> None:

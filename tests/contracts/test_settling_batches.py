@@ -155,7 +155,8 @@ async def test_one_bad_settlement_does_not_fail_the_others(desk: Desk) -> None:
     )
     assert isinstance(outcomes[0], StorageUnavailable)
     assert outcomes[1:] == [SETTLED, CallState.CONSUMED]
-    assert await states(desk) == ["consumed", "forwarding", "settling"]
+    await desk.book.recover(now_ms=NOW_MS)
+    assert await states(desk) == ["consumed", "unknown", "settling"]
 
 
 # Calls that nobody here waits for
@@ -165,8 +166,9 @@ async def test_one_bad_settlement_does_not_fail_the_others(desk: Desk) -> None:
 async def test_a_settlement_whose_caller_left_is_adrift_soon(desk: Desk, gate: str) -> None:
     claim = await opened(desk)
     getattr(desk.gate, gate).clear()
+    begun = desk.gate.begun
     job = start(settle(desk, claim))
-    await asyncio.sleep(0)
+    await until(lambda: desk.gate.begun > begun)
     job.cancel()
     await asyncio.gather(job, return_exceptions=True)
     getattr(desk.gate, gate).set()
@@ -191,14 +193,26 @@ async def test_a_settlement_of_unknown_outcome_is_given_up_by_whoever_asked(desk
     assert await adrift_ids(desk) == [claim.call_id]
 
 
-async def test_a_settlement_that_was_not_written_leaves_a_call_that_may_be_closed(desk: Desk) -> None:
+async def test_a_settlement_whose_caller_left_before_it_was_written_moves_nothing(desk: Desk) -> None:
+    claim = await opened(desk)
+    job = start(settle(desk, claim))
+    await asyncio.sleep(0)
+    job.cancel()
+    await asyncio.gather(job, return_exceptions=True)
+    await desk.book.claim(claim_on(None))
+    assert (await states(desk))[0] == "unknown"
+    assert await desk.book.attempts_of(claim.call_id) == ()
+
+
+async def test_a_settlement_that_was_not_written_has_no_other_end_than_unknown(desk: Desk) -> None:
+    """Its answer was dropped when its caller heard of it."""
     claim = await opened(desk)
     desk.gate.is_away = True
     with pytest.raises(StorageUnavailable):
         await settle(desk, claim)
     desk.come_back()
-    assert await desk.book.close(close_of(claim, CallState.RELEASED)) == SETTLED
-    assert await states(desk) == ["released"]
+    assert await desk.book.close(close_of(claim, CallState.RELEASED)) == Fenced()
+    assert await states(desk) == ["unknown"]
 
 
 async def test_a_settlement_that_was_not_written_and_is_given_up_becomes_unknown(desk: Desk) -> None:
@@ -208,18 +222,20 @@ async def test_a_settlement_that_was_not_written_and_is_given_up_becomes_unknown
         await settle(desk, claim)
     desk.come_back()
     assert await desk.book.set_adrift(claim.call_id, epoch=1) is False
-    assert await desk.book.recover(now_ms=NOW_MS) == 1
+    assert await desk.book.recover(now_ms=NOW_MS) == 0  # it was written before recovery looked
     assert await states(desk) == ["unknown"]
 
 
-async def test_a_conclusion_that_found_no_database_leaves_the_call_to_whoever_waits(desk: Desk) -> None:
+async def test_a_conclusion_that_found_no_database_leaves_the_call_to_the_sweeper(desk: Desk) -> None:
     claim = await settling(desk)
     desk.gate.is_away = True
     with pytest.raises(StorageUnavailable):
         await conclude(desk, claim)
     desk.come_back()
-    assert await desk.book.recover(now_ms=NOW_MS) == 0
-    assert await conclude(desk, claim) is CallState.CONSUMED
+    assert await desk.book.recover(now_ms=NOW_MS) == 1
+    assert await adrift_ids(desk) == [claim.call_id]
+    assert await conclude(desk, claim, is_adrift=True) is CallState.CONSUMED
+    assert (await desk.book.find_authorized(claim.authorization.key)).is_lost
 
 
 async def test_the_shutdown_waits_for_settlements_and_not_for_those_adrift(desk: Desk) -> None:

@@ -640,7 +640,7 @@ async def test_an_answer_whose_close_fails_is_withheld_and_held(
     assert told.headers["retry-after"] == "5"
     assert "payment" not in told.problem
     gate.book.away = False
-    assert await states(gate) == [CallState.FORWARDING]
+    assert await states(gate) == [CallState.UNKNOWN if answer is None else CallState.FORWARDING]
 
 
 async def test_a_release_that_cannot_be_written_is_not_promised(gate: SmallGateway) -> None:

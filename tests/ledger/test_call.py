@@ -9,7 +9,7 @@ from tollway.ledger.call import MOVES, TAKING, CallState, is_move_allowed
 ALLOWED = {
     "forwarding": "settling consumed released unknown",
     "settling": "consumed released",
-    "consumed": "reorged forwarding",
+    "consumed": "reorged forwarding unknown",
     "released": "",
     "unknown": "forwarding released consumed",
     "reorged": "consumed",

@@ -243,11 +243,7 @@ class Passage:
         after = CallState.CONSUMED if is_charged(ticket.charge_on, status) else CallState.RELEASED
         is_foreign_402 = status == _PAYMENT_ASKED
         # A repeat of a call whose money has moved already has nothing to settle.
-        if (
-            after is CallState.CONSUMED
-            and ticket.settling
-            and ticket.claimed.before is not CallState.CONSUMED
-        ):
+        if after is CallState.CONSUMED and ticket.settling and ticket.transaction is None:
             return await self._settle(trip, ticket, ticket.settling, response)
         try:
             closed = await self._close(

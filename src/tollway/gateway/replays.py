@@ -285,7 +285,10 @@ class Replays:
         return say_key_used(earlier) if told is None or isinstance(told, KeyedCall) else told
 
     def _is_being_read(self, earlier: KeyedCall) -> bool:
-        """Its answer is stored when it has been read to its end. Not for ever: its gateway may have died over it."""
+        """Its answer is stored when it has been read to its end. Not one that is known to be lost; and not for ever: its
+        gateway may have died over it."""
+        if earlier.is_lost:
+            return False
         age_ms = abs(self._book.shared_ms() - earlier.moved_ms)
         return not earlier.is_delivered and age_ms < self._limits.answer_reading_s * 1000
 

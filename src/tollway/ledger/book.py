@@ -273,7 +273,10 @@ class Book(Relocations, Finality, Protocol):
     async def close(self, close: Close) -> Closed | Fenced:
         """Moves a call of this gateway out of `forwarding`. Written, not flushed, when it returns.
 
-        `released` gives the price back. The price stays taken in `unknown`."""
+        `released` gives the price back. The price stays taken in `unknown`. A close that has an upstream's answer behind it
+        is tried again for `close_patience_s`. When it raises `StorageUnavailable`, its caller must drop that answer: a
+        close to `consumed` is then written as `judge_dropped` says, as soon as the store takes writes again, and before
+        this gateway claims, reopens or looks up that call."""
         ...
 
     def finish(self, finish: Finish) -> None:
@@ -311,7 +314,7 @@ class Book(Relocations, Finality, Protocol):
     ) -> Closed | Fenced | LaneTaken:
         """`forwarding` -> `settling` (`close.after`), durable: the upstream's head costs, and from here on money may
         move. `attempt`: the signed transaction, its nonce taken in the same commit; None: there is none yet. `digest`:
-        replaces the claim's, when the body's hash is known only now."""
+        replaces the claim's, when the body's hash is known only now. Tried again, and dropped, as `close` is."""
         ...
 
     async def add_attempt(self, attempt: SettlementAttempt, *, is_filling: bool = False) -> bool | LaneTaken:
@@ -328,7 +331,8 @@ class Book(Relocations, Finality, Protocol):
         surely never will, and the call is `released`. The gateway that waits (`is_adrift` False; its call and epoch,
         not adrift): `consumed`. Whoever looked instead (`is_adrift` True; a call adrift, or one that is `unknown` and
         unpaid): `consumed` when its answer is stored, or the same request may run again (then lost: it may once more);
-        else `released`, and the payment is its payer's credit. Returns the new state; None: somebody was there first."""
+        else `released`, and the payment is its payer's credit. Returns the new state; None: somebody was there first. Of
+        the gateway that waits it is tried again, and dropped, as `close` is."""
         ...
 
     async def set_adrift(self, call_id: CallId, *, epoch: int) -> bool:

@@ -4,7 +4,8 @@
                  ^   ^       ├──> released         (mined again, or paid from the next transfer: consumed)
                  │   │       └──> unknown ──> released | consumed
                  │   └───────────────┘ a repeat of the same request
-                 └── consumed, cut off by its upstream: one repeat
+                 └── consumed, cut off by its upstream or dropped by its gateway: one repeat
+                     (dropped, and it cannot run again: unknown)
 
 `settling` belongs to authorisations (x402, MPP), whose money moves when the upstream has answered.
 """
@@ -30,7 +31,7 @@ MOVES: dict[CallState, frozenset[CallState]] = {
         {CallState.SETTLING, CallState.CONSUMED, CallState.RELEASED, CallState.UNKNOWN}
     ),
     CallState.SETTLING: frozenset({CallState.CONSUMED, CallState.RELEASED}),
-    CallState.CONSUMED: frozenset({CallState.REORGED, CallState.FORWARDING}),
+    CallState.CONSUMED: frozenset({CallState.REORGED, CallState.FORWARDING, CallState.UNKNOWN}),
     CallState.RELEASED: frozenset(),
     CallState.UNKNOWN: frozenset({CallState.FORWARDING, CallState.RELEASED, CallState.CONSUMED}),
     CallState.REORGED: frozenset({CallState.CONSUMED}),
@@ -182,6 +183,7 @@ class Interruption(StrEnum):
     GATEWAY_DIED = "gateway_died"
     OUTCOME_LOST = "outcome_lost"  # its gateway lives, and nothing of what it may have written is there
     NEVER_SENT = Code.STORAGE_UNAVAILABLE.value  # as its caller was told
+    ANSWER_DROPPED = Code.PAYMENT_OUTCOME_UNKNOWN.value  # the same
 
 
 def is_move_allowed(before: CallState, after: CallState) -> bool:

@@ -1,6 +1,8 @@
-"""What becomes of a call when its settlement is decided. Pure."""
+"""What becomes of a call when its settlement is decided, or when its answer was dropped. Pure."""
 
 from enum import StrEnum
+
+from tollway.ledger.call import CallState
 
 SAFE_METHODS = frozenset({"GET", "HEAD"})
 """The same request may reach its upstream twice."""
@@ -26,5 +28,23 @@ def judge_ending(
         return Ending.VOID
     if not is_adrift or has_answer:
         return Ending.BOUGHT
-    can_run_again = method in SAFE_METHODS and digest != UNRECOGNISABLE and runs_left > 0
+    can_run_again = _can_run_again(method, digest, runs_left)
     return Ending.LOST if can_run_again else Ending.CREDIT
+
+
+def judge_dropped(state: CallState, *, method: str, digest: bytes, runs_left: int) -> CallState | None:
+    """The next state of a call whose answer its gateway dropped, because the write of its end failed. `state`: what the
+    books say of that run now. None: they hold another end already, and it stays.
+
+    `forwarding`: the write was lost, so the call is `unknown`. `consumed`: the write was committed, and only its
+    acknowledgement was lost. Then the call stays `consumed`, marked as cut, where the same request may run again; where it
+    may not, it is `unknown` too: held, then credit."""
+    if state is CallState.FORWARDING:
+        return CallState.UNKNOWN
+    if state is not CallState.CONSUMED:
+        return None
+    return CallState.CONSUMED if _can_run_again(method, digest, runs_left) else CallState.UNKNOWN
+
+
+def _can_run_again(method: str, digest: bytes, runs_left: int) -> bool:
+    return method in SAFE_METHODS and digest != UNRECOGNISABLE and runs_left > 0

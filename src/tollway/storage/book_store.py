@@ -7,7 +7,7 @@ that is `ledger/`.
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import TypeVar
@@ -17,9 +17,13 @@ from sqlalchemy.exc import IntegrityError
 
 from tollway.background import BackgroundTask
 from tollway.errors import StorageUnavailable
-from tollway.identifiers import CallId, ChainId, TxHash
-from tollway.ledger.authorization import AuthorizedCall, SettledTransfer, SettlementAttempt
-from tollway.ledger.block_finality import UnfinalBlock
+from tollway.identifiers import Address, CallId, ChainId, TxHash
+from tollway.ledger.authorization import (
+    AuthorizationKey,
+    AuthorizedCall,
+    SettledTransfer,
+    SettlementAttempt,
+)
 from tollway.ledger.book import (
     AuditReport,
     Claim,
@@ -27,12 +31,16 @@ from tollway.ledger.book import (
     ClaimOutcome,
     Close,
     Closed,
+    Exhausted,
     Fenced,
     Finish,
+    NonceUsed,
 )
 from tollway.ledger.call import CallState, Interruption, NewPayment, Payment, Recorded, is_move_allowed
 from tollway.ledger.claims import check_claim, check_units
 from tollway.ledger.gas import LaneTaken
+from tollway.ledger.keyed_calls import KeyedCall
+from tollway.ledger.open_calls import OpenCall
 from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.storage import (
     authorization_store,
@@ -49,7 +57,7 @@ from tollway.storage.book_reader import BookReader
 from tollway.storage.call_totals import count_lot
 from tollway.storage.database import Database, Work, is_retryable
 from tollway.storage.gathering import Gathering
-from tollway.storage.group_commit import GroupCommit, OpenKey
+from tollway.storage.group_commit import RETRY_S, GroupCommit, OpenKey
 from tollway.storage.lease import Lease
 from tollway.storage.outage import ValueRefused
 from tollway.storage.posting import Posting, Reopen, Reopened
@@ -68,6 +76,7 @@ from tollway.storage.shared_time import SharedTime
 _log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
+_Found = TypeVar("_Found", AuthorizedCall, KeyedCall, OpenCall)
 
 ROLLBACKS_MAX = 8
 """How often a transaction that the database rolled back (deadlock) is tried again."""
@@ -95,10 +104,12 @@ class BookStore(BookReader):
         on_lapse: Callable[[], None] = lambda: None,
         on_setback: Callable[[], None] = lambda: None,
         writer: BackgroundTask | None = None,
+        close_retry_s: float = RETRY_S,
     ) -> None:
         """`on_lapse`: this gateway was silent for longer than its lease, and others may have settled its calls.
         `on_setback`: the database was found to have gone back in time; its balances are held.
-        `ticks_ms`: a monotonic clock, by which jumps of the others are seen. `writer`: the background task that `run` is."""
+        `ticks_ms`: a monotonic clock, by which jumps of the others are seen. `writer`: the background task that `run` is.
+        `close_retry_s`: between two tries of a close that found no database."""
         self._own_ms = now_ms
         self._time = SharedTime(own_ms=now_ms, ticks_ms=ticks_ms)
         super().__init__(database, now_ms=self._time.read, limits=limits)
@@ -125,6 +136,8 @@ class BookStore(BookReader):
             on_went_back=self._setbacks.hold,
             ticks_ms=ticks_ms or now_ms,
             grant_ms_max=int(limits.owner_lease_s * 500),
+            patience_s=limits.close_patience_s,
+            retry_s=close_retry_s,
             on_batch=on_batch,
             task=writer,
         )
@@ -165,6 +178,35 @@ class BookStore(BookReader):
 
     def finish(self, finish: Finish) -> None:
         self._batches.note(finish)
+
+    # ---- What is asked of a call whose end is not written yet: it is written first.
+
+    async def find_repeat(self, payment_id: int, digest: bytes) -> OpenCall | None:
+        return await self._find_written(partial(super().find_repeat, payment_id, digest))
+
+    async def find_keyed(self, payer: Address, idempotency_key: str, *, since_ms: int) -> KeyedCall | None:
+        return await self._find_written(
+            partial(super().find_keyed, payer, idempotency_key, since_ms=since_ms)
+        )
+
+    async def find_authorized(self, key: AuthorizationKey) -> AuthorizedCall | None:
+        return await self._find_written(partial(super().find_authorized, key))
+
+    async def find_spent(self, claim: Claim) -> Exhausted | NonceUsed | None:
+        if self._batches.has_late():  # perhaps that of the call that holds the payment, or has spent it
+            await self._batches.write_late()
+        if self._batches.has_late():
+            raise StorageUnavailable
+        return await super().find_spent(claim)
+
+    async def _find_written(self, find: Callable[[], Awaitable[_Found | None]]) -> _Found | None:
+        found = await find()
+        if found is None or not self._batches.is_late(found.call_id):
+            return found
+        await self._batches.write_late(found.call_id)
+        if self._batches.is_late(found.call_id):
+            raise StorageUnavailable
+        return await find()
 
     async def reopen(
         self, call_id: CallId, *, epoch: int, now_ms: int, is_plain: bool = False
@@ -279,6 +321,7 @@ class BookStore(BookReader):
 
     async def recover(self, *, now_ms: int) -> int:
         self._batches.retry_late()
+        await self._batches.write_late()
         shared_ms = self._time.translate(now_ms)
         stranded = await self._find_lost()
         stranded += await self._database.read(

@@ -1,16 +1,19 @@
 """One queue, one writer: whatever waits when the last batch is done is written as the next one. No timer for anything that
 somebody waits for.
 
-Callers wait on a future; the writer is `run`, a task of the house. Five things must never happen here: a claim that
+Callers wait on a future; the writer is `run`, a task of the house. Six things must never happen here: a claim that
 was committed and that nobody waits for stays open; one bad entry fails the others; a close is lost because the
-database was away for a moment; a claim of unknown outcome is answered without looking; one grant is told to two.
+database was away for a moment; a call stays charged whose answer was dropped; a claim of unknown outcome is answered
+without looking; one grant is told to two.
 """
 
 import asyncio
+import math
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from typing import NamedTuple
 
 import structlog
@@ -26,7 +29,7 @@ from tollway.ledger.gas import LaneTaken
 from tollway.storage.book_tables import owner_table
 from tollway.storage.database import Database, is_retryable
 from tollway.storage.outage import ValueRefused
-from tollway.storage.posting import Entry, Outcome, Posting, PursesShort, Reopen, Reopened, post
+from tollway.storage.posting import Drop, Entry, Outcome, Posting, PursesShort, Reopen, Reopened, post
 from tollway.storage.setback import WentBack, Witness
 from tollway.storage.settling import Conclude, Settle
 
@@ -35,6 +38,10 @@ _log = structlog.get_logger(__name__)
 ROLLBACKS_MAX = 8
 """How often a batch that the database rolled back (deadlock) is tried again."""
 COMPANY_S = 0.02
+RETRY_S = 0.25
+"""Between two looks whether the database takes the ends of calls again that it did not take."""
+UNHEARD_RETRY_S = 1.0
+"""The same, where no caller waits any more."""
 DOUBTFUL_MAX = 10_000
 REOPENED_MAX = 10_000
 HALVING_MS_MAX = 10_000
@@ -44,7 +51,7 @@ HALVING_MS_MAX = 10_000
 # Of what every call asks twice. Tuples: a union would be built anew for each question, and asked slowly.
 _MOVES_IN = (Claim, Reopen)
 _GRANTS = (Claimed, Reopened)
-_DURABLE = (Claim, Reopen, Settle, Conclude)
+_DURABLE = (Claim, Reopen, Settle, Conclude, Drop)
 _OWN_FAULTS = (IntegrityError, ValueRefused)
 """An entry of the transaction is at fault, and nothing of it was written."""
 
@@ -56,8 +63,14 @@ class OpenKey(NamedTuple):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class _Waiting:
+    """`ends_s`: until then its caller waits for another try; None before the first failure. `due_s`: of the next try where it
+    failed alone; 0: with the next batch. `is_doubtful`: it may be written already."""
+
     entry: Entry
     future: asyncio.Future[Outcome] | None
+    ends_s: float | None = None
+    due_s: float = 0.0
+    is_doubtful: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,10 +101,13 @@ class GroupCommit:
         on_went_back: Callable[[], Awaitable[None]],
         ticks_ms: Callable[[], int],
         grant_ms_max: int,
+        patience_s: float,
+        retry_s: float = RETRY_S,
         on_batch: Callable[[int], None] = lambda size: None,
         task: BackgroundTask | None = None,
     ) -> None:
-        """`on_went_back`: the database has gone back in time; when it returns, the balances there are held.
+        """`patience_s`: an end of a call that has an answer behind it is tried for so long after its first failure.
+        `on_went_back`: the database has gone back in time; when it returns, the balances there are held.
         `grant_ms_max`: a grant that reaches its caller later, by `ticks_ms` (monotonic), is given back: the process may
         have stood still for so long that the others take it for dead."""
         self._database = database
@@ -101,6 +117,8 @@ class GroupCommit:
         self._batch_max = batch_max
         self._ticks_ms = ticks_ms
         self._grant_ms_max = grant_ms_max
+        self._patience_s = patience_s
+        self._retry_s = retry_s
         self._on_batch = on_batch
         self._task = task or BackgroundTask(TaskName.BOOK_WRITER)
         self._queue: deque[_Waiting] = deque()
@@ -109,7 +127,9 @@ class GroupCommit:
         self._company: asyncio.TimerHandle | None = None
         self._is_stopping = False
         self._has_ended = False
-        self._late: dict[CallId, Close] = {}
+        self._late: dict[CallId, _Waiting] = {}
+        self._retry: asyncio.TimerHandle | None = None
+        self._tried: list[asyncio.Future[None]] = []
         self._open: Counter[OpenKey] = Counter()
         self._all_closed = asyncio.Event()
         self._all_closed.set()
@@ -124,20 +144,39 @@ class GroupCommit:
                     await self._wake.wait()
                 # Not before the wait: what became due while the last batch was written has called already.
                 self._wake.clear()
-                self._in_flight = self._take()
-                try:
-                    await self._commit(self._in_flight)
-                except Exception as exc:  # noqa: BLE001 - the root of the books' task: no batch may end it
-                    self._task.note_failure(exc)
-                    for waiting in self._in_flight:
-                        if waiting.future is None or not waiting.future.done():
-                            self._fail(waiting, StorageUnavailable())
-                self._in_flight = []
+                await self._write_next()
+            await self._write_next()  # what was late, once more
         finally:
             self._is_stopping = self._has_ended = True
-            for waiting in (*self._in_flight, *self._queue):
+            if self._retry is not None:
+                self._retry.cancel()
+            for waiting in (*self._in_flight, *self._queue, *self._late.values()):
                 self._fail(waiting, StorageUnavailable("the books are closed"))
             self._queue.clear()
+            _tell_all(self._tried)
+
+    async def _write_next(self) -> None:
+        self._in_flight = self._take()
+        tried, self._tried = self._tried, []
+        try:
+            await self._commit(self._in_flight)
+        except Exception as exc:  # noqa: BLE001 - the root of the books' task: no batch may end it
+            self._task.note_failure(exc)
+            for waiting in self._in_flight:
+                if waiting.future is None or not waiting.future.done():
+                    self._fail(waiting, StorageUnavailable())
+        self._in_flight = []
+        _tell_all(tried)
+        if self._late and self._retry is None:
+            wait_s = self._retry_s if self._has_listeners() else self._retry_s * UNHEARD_RETRY_S / RETRY_S
+            self._retry = asyncio.get_running_loop().call_later(wait_s, self._try_again)
+
+    def _has_listeners(self) -> bool:
+        return any(waiting.future is not None for waiting in self._late.values())
+
+    def _try_again(self) -> None:
+        self._retry = None
+        self._wake.set()
 
     def stop(self) -> None:
         """Lets `run` return when everything that waits is written."""
@@ -151,7 +190,8 @@ class GroupCommit:
     async def submit(self, entry: Entry) -> Outcome:
         """Writes the entry with the next batch. Cancelling the caller before the batch has begun withdraws a claim
         or a reopen; later it is undone as soon as it is written. A close is written in any case, and so is what
-        settles or concludes, until `run` has ended: then nobody would write it, and recovery finds the call."""
+        settles or concludes, until `run` has ended: then nobody would write it, and recovery finds the call. Where an
+        answer stands behind it, a cancelled caller has dropped that."""
         if self._has_ended or (self._is_stopping and isinstance(entry, _MOVES_IN)):
             raise StorageUnavailable("the books are closing")
         waiting = _Waiting(entry=entry, future=asyncio.get_running_loop().create_future())
@@ -177,13 +217,33 @@ class GroupCommit:
         self._enqueue(_Waiting(entry=entry, future=None))
 
     def is_open(self, key: OpenKey) -> bool:
-        return key in self._open
+        return key in self._open or key.call_id in self._late
 
     def retry_late(self) -> None:
-        """Queues the closes again that failed while the database was away."""
-        late, self._late = self._late, {}
-        for close in late.values():
-            self.note(close)
+        """Tries the ends of calls again that could not be written."""
+        for waiting in self._late.values():
+            waiting.due_s = 0.0
+        if self._late:
+            self._wake.set()
+
+    def is_late(self, call_id: CallId) -> bool:
+        """Its end could not be written yet: what the books say of that call is not true."""
+        return call_id in self._late
+
+    def has_late(self) -> bool:
+        """An end of a call could not be written since the database is away."""
+        return any(waiting.due_s < math.inf for waiting in self._late.values())
+
+    async def write_late(self, call_id: CallId | None = None) -> None:
+        """Returns when the ends of calls that are late were tried once more; of `call_id` even where it failed alone."""
+        if self._has_ended or not self._late:
+            return
+        if call_id is not None:
+            self._late[call_id].due_s = 0.0
+        tried: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._tried.append(tried)
+        self._wake.set()
+        await tried
 
     def _enqueue(self, waiting: _Waiting) -> None:
         key = _opened_key(waiting.entry)
@@ -204,9 +264,9 @@ class GroupCommit:
         if self._company is not None:
             self._company.cancel()
             self._company = None
-        batch: list[_Waiting] = []
+        batch = self._take_late() if self._late else []
         rest: deque[_Waiting] = deque()
-        seen: set[CallId] = set()
+        seen: set[CallId] = {waiting.entry.call_id for waiting in batch}
         later: set[CallId] = set()
         while self._queue and len(batch) < self._batch_max:
             waiting = self._queue.popleft()
@@ -218,10 +278,22 @@ class GroupCommit:
             if _is_withdrawn(waiting):
                 self._forget(waiting.entry)
                 continue
+            if waiting.future is not None and waiting.future.cancelled():
+                waiting.entry = _drop_answer(waiting.entry)
             seen.add(call_id)
             batch.append(waiting)
         rest.extend(self._queue)
         self._queue = rest
+        return batch
+
+    def _take_late(self) -> list[_Waiting]:
+        """Before everything else: a claim or a repeat of the same request must find them written."""
+        now_s = 0.0 if self._is_stopping else asyncio.get_running_loop().time()
+        due = (one for one in self._late.values() if self._is_stopping or one.due_s <= now_s)
+        batch = list(islice(due, self._batch_max))
+        for waiting in batch:
+            if waiting.future is not None and waiting.future.cancelled():
+                waiting.entry, waiting.future = _drop_answer(waiting.entry), None
         return batch
 
     async def _commit(self, batch: list[_Waiting]) -> None:
@@ -232,7 +304,8 @@ class GroupCommit:
         if exc is None:
             self._task.note_success()
             return
-        _log.warning("books_batch_failed", entries=len(batch), error=repr(exc))
+        if any(waiting.ends_s is None for waiting in batch):  # else it was told before
+            _log.warning("books_batch_failed", entries=len(batch), error=repr(exc))
         is_retry = not isinstance(exc, _OWN_FAULTS)
         if is_retry:
             self._task.note_failure(exc)
@@ -265,15 +338,22 @@ class GroupCommit:
             if exc is None:
                 continue
             is_own_fault = isinstance(exc, _OWN_FAULTS)
+            if not is_own_fault:
+                failure = await self._find_failure()
             if len(part.waiting) > 1:
                 parts.extend(replace(part, is_retry=part.is_retry or not is_own_fault).halve())
             else:
                 (waiting,) = part.waiting
                 said = "books_entry_refused" if is_own_fault else "books_entry_failed"
                 _log.error(said, call_id=waiting.entry.call_id, error=repr(exc))
-                self._fail(waiting, StorageUnavailable(), is_doubtful=not is_own_fault)
-            if not is_own_fault:
-                failure = await self._find_failure()
+                if is_own_fault:
+                    waiting.ends_s = 0.0  # another try would get the same answer
+                self._fail(
+                    waiting,
+                    StorageUnavailable(),
+                    is_doubtful=not is_own_fault,
+                    is_alone=failure is None,
+                )
         return failure
 
     async def _write_part(self, part: _Part) -> Exception | None:
@@ -298,7 +378,12 @@ class GroupCommit:
         return None
 
     async def _write(self, entries: list[Entry], *, is_retry: bool) -> list[Outcome]:
-        posting = replace(self._posting(), is_retry=is_retry, others=self._find_others(entries))
+        posting = replace(
+            self._posting(),
+            is_retry=is_retry,
+            others=self._find_others(entries),
+            retried=self._find_retried(entries) if self._late else frozenset(),
+        )
         is_durable = any(isinstance(entry, _DURABLE) for entry in entries)
         for attempt in range(ROLLBACKS_MAX):
             work = partial(self._post, entries=entries, posting=posting, is_durable=is_durable)
@@ -326,7 +411,13 @@ class GroupCommit:
         keys = [key for entry in entries if isinstance(entry, Reopen) and (key := _opened_key(entry))]
         return frozenset(key.call_id for key in keys if key in self._reopened or key in self.doubtful)
 
+    def _find_retried(self, entries: Sequence[Entry]) -> frozenset[CallId]:
+        late = (self._late.get(entry.call_id) for entry in entries)
+        return frozenset(one.entry.call_id for one in late if one is not None and one.is_doubtful)
+
     def _answer(self, waiting: _Waiting, outcome: Outcome) -> None:
+        if self._late.get(waiting.entry.call_id) is waiting:
+            del self._late[waiting.entry.call_id]
         if isinstance(outcome, _GRANTS):
             self._note_granted(waiting.entry)
         if not _leaves_open(waiting.entry, outcome):
@@ -350,26 +441,57 @@ class GroupCommit:
             _note(self._reopened, key, at_most=REOPENED_MAX)
 
     def _undo(self, entry: Entry, outcome: Outcome) -> None:
-        """Nobody waits for this claim any more, so nothing was or will be sent for it."""
+        """Its caller is gone. For a claim nothing was or will be sent; of an end the answer was dropped."""
         if isinstance(entry, Claim) and isinstance(outcome, Claimed):
             self.note(_close_unsent(entry.call_id, outcome.epoch, CallState.RELEASED))
         elif isinstance(entry, Reopen) and isinstance(outcome, Reopened):
             self.note(_close_unsent(entry.call_id, outcome.claimed.epoch, outcome.before))
         elif isinstance(entry, Settle):
             self._forget(entry)  # recovery sets it adrift
+        elif _has_answer(entry) and (outcome is CallState.CONSUMED or isinstance(outcome, Closed)):
+            self.note(_drop_answer(entry))
 
-    def _fail(self, waiting: _Waiting, failure: StorageUnavailable, *, is_doubtful: bool = True) -> None:
+    def _fail(
+        self,
+        waiting: _Waiting,
+        failure: StorageUnavailable,
+        *,
+        is_doubtful: bool = True,
+        is_alone: bool = False,
+    ) -> None:
+        """`is_alone`: the database takes writes, and not this one."""
         entry = waiting.entry
-        if isinstance(entry, Close):
-            self._late[entry.call_id] = entry  # still open: it is written when the database is back
-        elif not isinstance(
-            entry, Settle | Conclude
-        ):  # whoever waits for a settlement sets it adrift, or closes it
+        if isinstance(entry, Close | Drop) or _has_answer(entry):
+            waiting.is_doubtful = waiting.is_doubtful or is_doubtful
+            self._put_off(waiting, failure, is_alone=is_alone)
+            return
+        if not isinstance(entry, Conclude):  # the sweeper's; it comes again
             self._forget(entry)
         key = _opened_key(entry)
         if key is not None and is_doubtful and key not in self._reopened:
             _note(self.doubtful, key, at_most=DOUBTFUL_MAX)
         if waiting.future is not None and not waiting.future.done():
+            waiting.future.set_exception(failure)
+
+    def _put_off(self, waiting: _Waiting, failure: StorageUnavailable, *, is_alone: bool) -> None:
+        """The end of a call, which is still open: tried until it is written. Its caller waits as long as patience lasts; then
+        the answer is dropped, and the end is another."""
+        now_s = asyncio.get_running_loop().time()
+        if waiting.ends_s is None:
+            waiting.ends_s = now_s + (self._patience_s if _has_answer(waiting.entry) else 0.0)
+        is_over = self._is_stopping or now_s >= waiting.ends_s
+        waiting.due_s = 0.0 if not is_alone else math.inf if is_over else now_s + self._retry_s
+        if waiting.future is not None and (is_over or waiting.future.done()):
+            if not waiting.future.done():
+                waiting.future.set_exception(failure)
+            waiting.entry, waiting.future, before = _drop_answer(waiting.entry), None, waiting.entry
+            if is_alone and waiting.entry is not before:
+                waiting.due_s = 0.0
+                self._wake.set()
+        known = self._late.get(waiting.entry.call_id)
+        if known is None or not isinstance(known.entry, Drop):
+            self._late[waiting.entry.call_id] = waiting
+        elif known is not waiting and waiting.future is not None:  # what was dropped has no other end
             waiting.future.set_exception(failure)
 
     def forget(self, key: OpenKey) -> None:
@@ -413,7 +535,7 @@ def _opened_key(entry: Entry) -> OpenKey | None:
 
 def _ended_key(entry: Entry) -> OpenKey | None:
     match entry:
-        case Close() | Conclude():
+        case Close() | Conclude() | Drop():
             return OpenKey(entry.call_id, entry.epoch)
         case Settle():
             return OpenKey(entry.call_id, entry.close.epoch)
@@ -426,6 +548,40 @@ def _leaves_open(entry: Entry, outcome: Outcome) -> bool:
     if isinstance(entry, Settle):
         return isinstance(outcome, Closed | LaneTaken)
     return isinstance(outcome, _GRANTS)
+
+
+def _has_answer(entry: Entry) -> bool:
+    """The end of a call whose upstream has answered, and whose caller waits for that."""
+    match entry:
+        case Close():
+            return entry.upstream_status is not None
+        case Settle():
+            return True
+        case Conclude():
+            return not entry.is_adrift
+        case _:
+            return False
+
+
+def _drop_answer(entry: Entry) -> Entry:
+    """The end of a call instead of this one, once its answer reaches no caller. What costs nothing ends as it was to."""
+    if not _has_answer(entry):
+        return entry
+    match entry:
+        case Close(after=CallState.CONSUMED):
+            return Drop(call_id=entry.call_id, epoch=entry.epoch, close=entry)
+        case Settle():
+            return Drop(call_id=entry.call_id, epoch=entry.close.epoch, close=entry.close)
+        case Conclude():
+            return Drop(call_id=entry.call_id, epoch=entry.epoch, close=None)
+        case _:
+            return entry
+
+
+def _tell_all(waiting: list[asyncio.Future[None]]) -> None:
+    for one in waiting:
+        if not one.done():
+            one.set_result(None)
 
 
 def _is_withdrawn(waiting: _Waiting) -> bool:

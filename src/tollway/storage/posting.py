@@ -21,10 +21,11 @@ from tollway.ledger.book import (
     Fenced,
     Finish,
 )
-from tollway.ledger.call import CallState, PaymentState, Rail
+from tollway.ledger.call import CallState, Delivery, Interruption, PaymentState, Rail
 from tollway.ledger.claims import Decision, Purse, decide_claims, limited_wallets, purses_short
 from tollway.ledger.covers import Wallet
 from tollway.ledger.gas import LaneTaken
+from tollway.ledger.settled import judge_dropped
 from tollway.storage.authorization_store import find_known, lock_wallets, write_claimed
 from tollway.storage.book_page import ADD_TOPUPS, BookPage, LockedCall, drawn_from, topup_rows
 from tollway.storage.book_tables import call_table, payment_table
@@ -57,8 +58,18 @@ class Reopened:
     before: CallState
 
 
-Move = Close | Reopen | Settle | Conclude
-_MOVES = (Close, Reopen, Settle, Conclude)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drop:
+    """An upstream's answer reached no caller, because the end of its call could not be written in time. `close`: that end,
+    on its way to `consumed` or `settling`; None: the call was in `settling`."""
+
+    call_id: CallId
+    epoch: int
+    close: Close | None
+
+
+Move = Close | Reopen | Settle | Conclude | Drop
+_MOVES = (Close, Reopen, Settle, Conclude, Drop)
 Entry = Claim | Move | Finish
 Outcome = ClaimOutcome | Closed | Fenced | Reopened | LaneTaken | CallState | None
 
@@ -68,7 +79,7 @@ class Posting:
     """The circumstances under which a batch is written. `purses`: those whose siblings are locked too.
 
     `answered_since_ms`: answers stored after that are still kept. `others`: calls whose next run, should it be there on
-    a retry, is not for whoever asks in this batch."""
+    a retry, is not for whoever asks in this batch. `retried`: calls whose end may have been committed by an earlier batch."""
 
     owner_id: str
     now_ms: int
@@ -77,6 +88,7 @@ class Posting:
     answered_since_ms: int
     is_retry: bool = False
     others: frozenset[CallId] = frozenset()
+    retried: frozenset[CallId] = frozenset()
     purses: frozenset[Purse] = frozenset()
 
 
@@ -138,10 +150,12 @@ class _Post:
         return calls
 
     def _move(self, move: Move, call: LockedCall | None) -> Outcome:
-        is_retry = self._posting.is_retry
+        is_retry = self._posting.is_retry or move.call_id in self._posting.retried
         match move:
             case Close():
-                return self._close(move, call)
+                return self._close(move, call, is_retry=is_retry)
+            case Drop():
+                return self._drop(move, call)
             case Reopen():
                 return self._reopen(move, call)
             case Settle():
@@ -166,15 +180,41 @@ class _Post:
             found.update(self._connection.execute(query).scalars())
         return found
 
-    def _close(self, close: Close, call: LockedCall | None) -> Closed | Fenced:
+    def _close(self, close: Close, call: LockedCall | None, *, is_retry: bool) -> Closed | Fenced:
         if call is None or call.owner_id != self._posting.owner_id or call.epoch != close.epoch:
             return Fenced()
         if call.state is not CallState.FORWARDING:
-            is_done = self._posting.is_retry and call.state in (close.after, CallState.REORGED)
+            is_done = is_retry and call.state in (close.after, CallState.REORGED)
             return Closed(rest_units=self._rest_of(call)) if is_done else Fenced()
         if close.after is CallState.CONSUMED and call.is_unpaid:
             return Fenced()
         self._page.move(call, close.after, moved_ms=self._posting.now_ms, **self._told_by(close))
+        return Closed(rest_units=self._rest_of(call))
+
+    def _drop(self, drop: Drop, call: LockedCall | None) -> Closed | Fenced:
+        """As `judge_dropped` says. The run was in `settling`: recovery sets it adrift."""
+        if call is None or call.owner_id != self._posting.owner_id or call.epoch != drop.epoch:
+            return Fenced()
+        request = self._connection.execute(_REQUEST.where(call_table.c.id == call.id)).one()
+        runs_left = self._posting.attempts_max - call.attempts
+        after = judge_dropped(
+            call.state, method=request.method, digest=bytes(request.digest), runs_left=runs_left
+        )
+        is_ours = request.error == (
+            None if drop.close is None else drop.close.error
+        )  # not its provider's decision
+        if after is None or (call.state is CallState.CONSUMED and not is_ours):
+            return Fenced()
+        told = {} if call.state is CallState.CONSUMED or drop.close is None else self._told_by(drop.close)
+        told |= {
+            "http_status": None,
+            "error": Interruption.ANSWER_DROPPED.value,
+            "completed_ms": self._posting.now_ms,
+        }
+        if after is CallState.CONSUMED:
+            self._page.change(call, cut="cut", delivery=Delivery.PARTIAL.value, **told)
+        else:
+            self._page.move(call, after, moved_ms=self._posting.now_ms, **told)
         return Closed(rest_units=self._rest_of(call))
 
     def _told_by(self, close: Close) -> dict[str, object]:
@@ -372,6 +412,8 @@ _FINISH = Prepared(
     )
 )
 
+
+_REQUEST = select(call_table.c.method, call_table.c.digest, call_table.c.error)
 
 _TOLD_LATER = {
     "http_status",

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from tollway.errors import StorageUnavailable
@@ -48,10 +49,17 @@ class Gate:
 
 
 class Desk:
-    """One gateway's books behind a gate."""
+    """One gateway's books behind a gate. `patience_s`: a close is tried for so long."""
 
     def __init__(
-        self, database: Database, owner_id: str = "one", *, limits: Limits = DEFAULT_LIMITS, **options: Any
+        self,
+        database: Database,
+        owner_id: str = "one",
+        *,
+        limits: Limits = DEFAULT_LIMITS,
+        patience_s: float = 0.0,
+        retry_s: float = 1e6,
+        **options: Any,
     ) -> None:
         self.sizes: list[int] = []
         self.gate = Gate(database)
@@ -61,7 +69,8 @@ class Desk:
             owner_id=owner_id,
             now_ms=lambda: NOW_MS,
             ticks_ms=lambda: self.ticks_ms,
-            limits=limits,
+            limits=replace(limits, close_patience_s=patience_s),
+            close_retry_s=retry_s,
             on_batch=self.sizes.append,
             **options,
         )

@@ -50,6 +50,7 @@ from tollway.testing.memory_rows import (
     shown_payment,
     used_nonces,
 )
+from tollway.testing.memory_settling import Dropped
 
 GAP_MS = 60_000
 
@@ -136,6 +137,8 @@ class MemoryBook(MemoryFinality):
     async def close(self, close: Close) -> Closed | Fenced:
         if not is_move_allowed(CallState.FORWARDING, close.after):
             raise ValueError(f"a forwarding never ends in {close.after}")
+        if self.away and close.after is CallState.CONSUMED and close.upstream_status is not None:
+            self._dropped[close.call_id] = Dropped(close.epoch, close)
         self._answer()
         call = self._rows.calls.get(close.call_id)
         if call is None or (call.state, call.epoch, call.owner_id) != (

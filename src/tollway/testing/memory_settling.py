@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from typing import NamedTuple
 
 from tollway.errors import StorageUnavailable
 from tollway.identifiers import CallId
@@ -11,10 +12,10 @@ from tollway.ledger.authorization import (
     SettledTransfer,
     SettlementAttempt,
 )
-from tollway.ledger.book import POSTPONED_MS_MAX, Claim, Close, Closed, Fenced
-from tollway.ledger.call import CallState, Payment, PaymentState
+from tollway.ledger.book import POSTPONED_MS_MAX, Claim, Close, Closed, Fenced, Finish
+from tollway.ledger.call import CallState, Delivery, Interruption, Payment, PaymentState
 from tollway.ledger.gas import LaneTaken
-from tollway.ledger.settled import Ending, judge_ending
+from tollway.ledger.settled import Ending, judge_dropped, judge_ending
 from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.testing.memory_moves import MemoryMoves
 from tollway.testing.memory_rows import (
@@ -29,6 +30,13 @@ from tollway.testing.memory_rows import (
 )
 
 
+class Dropped(NamedTuple):
+    """A run whose answer reached no caller. `close`: the end that could not be written; None: it was in `settling`."""
+
+    epoch: int
+    close: Close | None
+
+
 class MemorySettling(MemoryMoves):
     """Keeps what `Book` promises about authorisations."""
 
@@ -37,6 +45,46 @@ class MemorySettling(MemoryMoves):
     ) -> None:
         super().__init__(now_ms=now_ms, limits=limits)
         self._owner_id = owner_id
+        self._dropped: dict[CallId, Dropped] = {}
+
+    def _answer(self) -> None:
+        super()._answer()
+        self._write_dropped()
+
+    def _write_dropped(self) -> None:
+        """What could not be written while the books were away comes before everything else."""
+        while self._dropped:
+            call_id, dropped = self._dropped.popitem()
+            self._drop(call_id, dropped)
+
+    def _drop(self, call_id: CallId, dropped: Dropped) -> None:
+        """An upstream's answer reached no caller (`storage.posting`, `Drop`)."""
+        call = self._rows.calls.get(call_id)
+        if call is None or (call.epoch, call.owner_id) != (dropped.epoch, self._owner_id):
+            return
+        after = judge_dropped(
+            call.state,
+            method=call.claim.method,
+            digest=call.claim.digest,
+            runs_left=self._limits.attempts_max - call.attempts,
+        )
+        is_ours = call.error == (None if dropped.close is None else dropped.close.error)
+        if after is None or (call.state is CallState.CONSUMED and not is_ours):
+            return
+        call.close = replace(call.close or dropped.close, http_status=None)  # type: ignore[type-var]  # one of them is
+        call.error, call.completed_ms = Interruption.ANSWER_DROPPED.value, self._now_ms()
+        if after is CallState.CONSUMED:
+            call.cut = "cut"
+            call.finish = Finish(
+                call_id=call_id,
+                epoch=call.epoch,
+                delivery=Delivery.PARTIAL,
+                request_bytes=0,
+                response_bytes=0,
+                completed_ms=self._now_ms(),
+            )
+        else:
+            self._move(call, after)
 
     async def find_authorized(self, key: AuthorizationKey) -> AuthorizedCall | None:
         self._answer()
@@ -48,6 +96,8 @@ class MemorySettling(MemoryMoves):
     ) -> Closed | Fenced | LaneTaken:
         if close.after is not CallState.SETTLING:
             raise ValueError("to settle is to go to settling")
+        if self.away:
+            self._dropped[close.call_id] = Dropped(close.epoch, close)
         self._answer()
         call = self._rows.calls.get(close.call_id)
         if call is None or not is_unpaid(call) or self._held_by(call) is None:
@@ -89,6 +139,8 @@ class MemorySettling(MemoryMoves):
     async def conclude(
         self, call_id: CallId, *, epoch: int, transfer: SettledTransfer | None, is_adrift: bool, now_ms: int
     ) -> CallState | None:
+        if self.away and not is_adrift:
+            self._dropped[call_id] = Dropped(epoch, None)
         self._answer()
         call = self._rows.calls.get(call_id)
         held = None if call is None else self._held_by(call)

@@ -38,7 +38,7 @@ from tollway.testing.memory_book import MemoryBook
 from tollway.testing.memory_catalog import MemoryCatalog
 from tollway.testing.memory_sessions import MemorySessions
 from tollway.testing.small_crowd import CHAIN, Buyer, FakeChains
-from tollway.testing.small_settlement import SmallSettlement
+from tollway.testing.small_settlement import SmallSettlement, Stores
 from tollway.web.app import build_app
 from tollway.web.call_routes import CallRoutes
 from tollway.web.load_gauge import LoadGauge
@@ -67,12 +67,18 @@ class SmallGateway:
         rates: Rates | None = None,
         before: "SmallGateway | None" = None,
         only_verified: bool = False,
+        stores: Stores | None = None,
     ) -> None:
-        """`before`: a gateway that is no more, whose books and catalog go on here. `only_verified`: sells what is `verified`."""
+        """`before`: a gateway whose catalog goes on here, and its books where there are no other `stores`. `only_verified`:
+        sells what is `verified`. `stores`: in a database; then `before` is a gateway beside this one, on the same chain."""
         self.now_ms = NOW_MS
         self.upstream = upstream
         self.limits = limits
-        self.book: MemoryBook = before.book if before else MemoryBook(now_ms=self._clock, limits=limits)
+        book = before.book if before else MemoryBook(now_ms=self._clock, limits=limits)
+        street = before.settling.street if before and stores else None
+        is_beside = stores is not None
+        stores = stores or Stores.in_memory(book, limits=limits)
+        self.book: MemoryBook = stores.book
         self.catalog: MemoryCatalog = before.catalog if before else MemoryCatalog()
         self.chains = FakeChains()
         self.blocked: set[Address] = set()
@@ -81,7 +87,7 @@ class SmallGateway:
         self.upstream_s: list[float] = []
         self.tally = QualityTally()
         self.buyer = Buyer.named("buyer")
-        self._numbers = itertools.count(1)
+        self._numbers = itertools.count(1_000_000 if before and is_beside else 1)
         self.ticks_ms = 0
         self.dialer = Dialer(
             limits=limits,
@@ -105,8 +111,13 @@ class SmallGateway:
         self.breaker = Breaker(limits=limits)
         self.signer = UpstreamSigner.derive([b"\x07" * 32])
         self.passage = self._make_passage()
-        self.settling = SmallSettlement(
-            RULES, book=self.book, limits=limits, now_ms=self._clock, host="gw.example.com"
+        self.settling: SmallSettlement = SmallSettlement(
+            RULES,
+            stores=stores,
+            limits=limits,
+            now_ms=self._clock,
+            host="gw.example.com",
+            street=street,
         )
         self.cashier = Cashier(
             book=self.book,

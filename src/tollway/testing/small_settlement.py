@@ -7,6 +7,8 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Self
 
 from tollway.chain.gas_key import GasKey
 from tollway.chain.rules import ChainRules
@@ -28,26 +30,35 @@ GAS_KEY = GasKey.parse("11" * 32)
 ETHER = 10**18
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stores:
+    """What a gateway keeps in one database."""
+
+    book: Any
+    answers: Any
+    gas: Any
+
+    @classmethod
+    def in_memory(cls, book: MemoryBook, *, limits: Limits) -> Self:
+        return cls(book=book, answers=MemoryAnswers(book.rows, limits=limits), gas=MemoryGas(book.rows))
+
+
 class SmallSettlement:
-    """One network, one gas key."""
+    """One network, one gas key. `street`: a chain that is there already."""
 
     def __init__(
         self,
         rules: ChainRules,
         *,
-        book: MemoryBook,
+        stores: Stores,
         limits: Limits,
         now_ms: Callable[[], int],
         host: str,
+        street: MemoryChain | None = None,
     ) -> None:
-        self.street = MemoryChain(rules.chain_id)
-        self.street.fill_tank(rules.chain_id, GAS_KEY.address, ETHER)
-        self.street.mine(rules.chain_id, time=now_ms() // 1000)
-        for asset in rules.assets:
-            if asset.token is not None and asset.domain is not None:
-                self.street.deploy(rules.chain_id, asset.token, authorizing_token(asset))
-        self.answers = MemoryAnswers(book.rows, limits=limits)
-        self.gas = MemoryGas(book.rows)
+        book = stores.book
+        self.street = street or self._make_street(rules, now_ms)
+        self.answers, self.gas = stores.answers, stores.gas
         self.challenger = Challenger(secret=b"\x07" * 32, realm=host)
         self.tank = GasTank(
             rules={rules.chain_id: self._allow(rules)},
@@ -82,6 +93,15 @@ class SmallSettlement:
             limits=limits,
             now_ms=now_ms,
         )
+
+    def _make_street(self, rules: ChainRules, now_ms: Callable[[], int]) -> MemoryChain:
+        street = MemoryChain(rules.chain_id)
+        street.fill_tank(rules.chain_id, GAS_KEY.address, ETHER)
+        street.mine(rules.chain_id, time=now_ms() // 1000)
+        for asset in rules.assets:
+            if asset.token is not None and asset.domain is not None:
+                street.deploy(rules.chain_id, asset.token, authorizing_token(asset))
+        return street
 
     async def sweep(self) -> None:
         """One look of the sweeper at what nobody waits for."""
