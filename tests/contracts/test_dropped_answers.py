@@ -5,143 +5,30 @@ Each row: how the call is paid and named, which write fails, whether it was comm
 request gets at once, after the sweeper, and after the hold.
 """
 
-import asyncio
-import os
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 from typing import Any
 
+import asyncpg
 import pytest
 
 from tollway.ledger.call import CallState
 from tollway.limits import DEFAULT_LIMITS
-from tollway.storage.answer_store import AnswerStore
-from tollway.storage.book_store import BookStore
-from tollway.storage.database import Database
-from tollway.storage.gas_store import GasStore
-from tollway.storage.sealer import Sealer
+from tollway.storage.database import Database, connect_database
 from tollway.testing.asgi_exchange import Exchange
-from tollway.testing.gated_books import Gate
-from tollway.testing.loopback import Arrived, plain, run_upstream
-from tollway.testing.small_gateway import NOW_MS, SmallGateway
+from tollway.testing.gated_gateways import Crowd, Fault, GatedGateway, opened_gateways
+from tollway.testing.small_gateway import SmallGateway
 from tollway.testing.small_payer import SmallPayer, earned, has_terms, served, transfers
-from tollway.testing.small_settlement import Stores
 
 PRICE = 10_000
 TARGET = "/quote?x=1"
 KEY = [("Idempotency-Key", "one")]
 HOLD_MS = DEFAULT_LIMITS.unknown_hold_s * 1000
-NEVER_S = 1e6
-SEALER = Sealer(b"\x07" * 32, entropy=os.urandom)
-
-
-@dataclass(slots=True, kw_only=True)
-class Fault:
-    """The n-th write after the upstream's head fails, and the database is away from then on. `landed`: its commit is there."""
-
-    number: int
-    landed: bool
 
 
 CLOSE_LOST, CLOSE_LANDED = Fault(number=1, landed=False), Fault(number=1, landed=True)
 SETTLE_LOST, SETTLE_LANDED = CLOSE_LOST, CLOSE_LANDED
 CONCLUDE_LOST, CONCLUDE_LANDED = Fault(number=2, landed=False), Fault(number=2, landed=True)
-
-
-@dataclass(slots=True)
-class Clock:
-    ms: int
-
-    def __call__(self) -> int:
-        return self.ms
-
-
-class House:
-    """One gateway over a database, behind a gate that fails when the row says."""
-
-    def __init__(
-        self, database: Database, owner_id: str, upstream: Any, *, before: "House | None", **limits: Any
-    ) -> None:
-        self.gate = Gate(database)
-        short = {"connect_deadline_s": 5.0, "settle_wait_s": 2.0, "close_patience_s": 0.0, **limits}
-        kept = replace(DEFAULT_LIMITS, **{name: value for name, value in short.items() if name != "retry_s"})
-        self.clock = before.clock if before else Clock(NOW_MS)
-        self.book = BookStore(
-            self.gate,  # type: ignore[arg-type]  # it stands in for a database
-            owner_id=owner_id,
-            now_ms=self.clock,
-            limits=kept,
-            shared_clock=lambda connection, now_ms: self.clock.ms,
-            close_retry_s=short.get("retry_s", NEVER_S),
-        )
-        stores = Stores(
-            book=self.book,
-            answers=AnswerStore(self.gate, sealer=SEALER, limits=kept),  # type: ignore[arg-type]  # as above
-            gas=GasStore(database),
-        )
-        self.small = SmallGateway(
-            upstream, limits=kept, before=before.small if before else None, stores=stores
-        )
-        self._countdown: Fault | None = None
-        upstream.answer = self._answer
-
-    async def _answer(self, arrived: Arrived, writer: asyncio.StreamWriter) -> None:
-        if self._countdown is not None:
-            self._arm(self._countdown)
-            self._countdown = None
-        await plain(b"rare")(arrived, writer)
-
-    def fail_at(self, fault: Fault) -> None:
-        """From the next head of the upstream on."""
-        self._countdown = replace(fault)
-
-    def _arm(self, fault: Fault) -> None:
-        def is_due() -> bool:
-            fault.number -= 1
-            if fault.number == 0:
-                self.gate.is_away = True
-            return fault.number == 0
-
-        if fault.landed:
-            self.gate.fail_after = is_due
-        else:
-            self.gate.fail_before = is_due
-
-    def come_back(self) -> None:
-        self.gate.is_away = False
-        self.gate.fail_before = self.gate.fail_after = lambda: False
-
-    async def run(self, stack: AsyncExitStack) -> None:
-        task = asyncio.get_running_loop().create_task(self.book.run())
-
-        async def stop() -> None:
-            self.come_back()
-            self.book.stop()
-            await task
-
-        stack.push_async_callback(stop)
-        stack.push_async_callback(self.small.dialer.close)
-        await self.book.open()
-        await stack.enter_async_context(self.small.settling.running())
-
-
-@asynccontextmanager
-async def opened_houses(
-    database: Database, names: Sequence[str], **limits: Any
-) -> AsyncIterator[list[House]]:
-    async with AsyncExitStack() as stack:
-        upstream = await stack.enter_async_context(run_upstream())
-        houses: list[House] = []
-        for name in names:
-            house = House(database, name, upstream, before=houses[0] if houses else None, **limits)
-            await house.run(stack)
-            houses.append(house)
-        upstream.answer = houses[0]._answer
-        await houses[0].small.publish()
-        yield houses
-        report = await houses[0].book.audit()
-        assert report.is_balanced, report.wrong
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,14 +186,14 @@ ROWS = (
 class Scene:
     """One caller and his one request. `answers`: how often he has got what he paid for."""
 
-    houses: list[House]
+    gateways: list[GatedGateway]
     row: Row
     headers: list[tuple[str, str]] = field(default_factory=list)
     payment: Any = None
 
     @property
     def small(self) -> SmallGateway:
-        return self.houses[0].small
+        return self.gateways[0].small
 
     async def pay(self) -> None:
         if self.row.rail == "tx":
@@ -321,39 +208,39 @@ class Scene:
 
     def open(self, at: int = 0) -> Exchange:
         chunks = [b"order"] if self.row.method == "POST" else []
-        return self.houses[at].small.open(self.row.method, TARGET, self.headers, chunks)
+        return self.gateways[at].small.open(self.row.method, TARGET, self.headers, chunks)
 
     async def ask(self, at: int = 0) -> Exchange:
-        return await self.houses[at].small.run(self.open(at))
+        return await self.gateways[at].small.run(self.open(at))
 
     async def lose(self, *, leaves: bool = False) -> None:
         """The answer is dropped; its caller is told so, or has left before."""
-        self.houses[0].fail_at(self.row.fault)
+        self.gateways[0].fail_at(self.row.fault)
         exchange = self.open()
         if leaves:
             exchange.leave()
-        await self.houses[0].small.run(exchange)
-        assert self.houses[0].gate.is_away, "the fault did not happen"
+        await self.gateways[0].small.run(exchange)
+        assert self.gateways[0].gate.is_away, "the fault did not happen"
         if not leaves:
             assert exchange.status == 503
             assert exchange.headers["tollway-payment-state"] == "held"
             if self.row.method != "HEAD":
                 assert exchange.problem["code"] == "payment_outcome_unknown"
                 assert not has_terms(exchange)
-        self.houses[0].come_back()
+        self.gateways[0].come_back()
 
     async def sweep(self) -> None:
-        """What the house does every few seconds."""
-        await self.houses[0].book.recover(now_ms=self.houses[0].clock.ms)
+        """What a gateway does every few seconds."""
+        await self.gateways[0].book.recover(now_ms=self.gateways[0].clock.ms)
         for _ in range(2):  # it is sent, and then looked for
             await self.small.settling.sweep()
 
     async def wait_hold(self) -> None:
-        for house in self.houses:
-            await house.book.renew_ownership(now_ms=house.clock.ms)
-        self.houses[0].clock.ms += HOLD_MS + 1
-        await self.houses[0].book.renew_ownership(now_ms=self.houses[0].clock.ms)
-        await self.houses[0].book.recover(now_ms=self.houses[0].clock.ms)
+        for gateway in self.gateways:
+            await gateway.book.renew_ownership(now_ms=gateway.clock.ms)
+        self.gateways[0].clock.ms += HOLD_MS + 1
+        await self.gateways[0].book.renew_ownership(now_ms=self.gateways[0].clock.ms)
+        await self.gateways[0].book.recover(now_ms=self.gateways[0].clock.ms)
 
     async def call(self) -> Any:
         (call,) = await self.small.history()
@@ -385,12 +272,12 @@ def told(answer: Exchange) -> str:
     return str(answer.problem.get("reason") or answer.problem["code"])
 
 
-async def play(row: Row, houses: list[House], *, at: int, leaves: bool, is_written: bool) -> None:
-    scene = Scene(houses=houses, row=row)
+async def play(row: Row, gateways: list[GatedGateway], *, at: int, leaves: bool, is_written: bool) -> None:
+    scene = Scene(gateways=gateways, row=row)
     await scene.pay()
     await scene.lose(leaves=leaves)
     if is_written:
-        await houses[0].book._batches.write_late()
+        await gateways[0].book._batches.write_late()
     answer = await scene.ask(at)
     assert told(answer) == row.soon
     if row.swept:
@@ -405,7 +292,7 @@ async def play(row: Row, houses: list[House], *, at: int, leaves: bool, is_writt
             assert told(await scene.ask(at)) == "payment_already_used"  # one repeat, not two
             await scene.check_paid_once()
         if row.key:
-            again = await scene.ask(1 - at if len(houses) > 1 else at)
+            again = await scene.ask(1 - at if len(gateways) > 1 else at)
             assert again.headers["idempotency-replayed"] == "true"
             await scene.check_paid_once()
     elif row.held:
@@ -425,8 +312,8 @@ async def test_at_the_same_gateway_a_dropped_answer_is_paid_once_or_not_at_all(
     database: Database, row: Row, leaves: bool
 ) -> None:
     """Nothing is waited for: what is late is written before the repeat is looked at."""
-    async with opened_houses(database, ["one"]) as houses:
-        await play(row, houses, at=0, leaves=leaves, is_written=False)
+    async with opened_gateways(database, ["one"]) as gateways:
+        await play(row, gateways, at=0, leaves=leaves, is_written=False)
 
 
 @pytest.fixture
@@ -440,5 +327,72 @@ async def postgres_database(postgres_url: str, open_database: Any) -> AsyncItera
 async def test_at_another_gateway_too_once_the_first_has_written(
     postgres_database: Database, row: Row
 ) -> None:
-    async with opened_houses(postgres_database, ["one", "two"]) as houses:
-        await play(row, houses, at=1, leaves=False, is_written=True)
+    async with opened_gateways(postgres_database, ["one", "two"]) as gateways:
+        await play(row, gateways, at=1, leaves=False, is_written=True)
+
+
+# ---------------------------------------------------------------------- before an answer is dropped
+
+
+@pytest.mark.parametrize("landed", [False, True], ids=["lost", "landed"])
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("rail", ["tx", "x402"])
+async def test_a_close_is_tried_again_before_its_answer_is_dropped(
+    database: Database, rail: str, number: int, landed: bool
+) -> None:
+    """`number`: the first write that fails. Of a settled call the first stores the transaction, the second concludes."""
+    row = Row(name="", rail=rail, method="GET", fault=CLOSE_LOST, soon="")
+    async with opened_gateways(database, ["one"], close_patience_s=60.0, retry_s=0.001) as gateways:
+        scene = Scene(gateways=gateways, row=row)
+        await scene.pay()
+        gateways[0].stumble_at_head(writes=8, landed=landed, first=number)
+        answer = await scene.ask()
+        assert (answer.status, answer.body) == (200, b"rare")
+        assert answer.headers["tollway-payment-state"] == "charged"
+        gateways[0].come_back()
+        call = await scene.call()
+        assert (call.state, served(scene.small)) == (CallState.CONSUMED, 1)
+        if rail == "x402":
+            assert (earned(scene.small), transfers(scene.small)) == (PRICE, 1)
+
+
+async def test_patience_with_a_close_has_an_end(database: Database) -> None:
+    row = Row(name="", rail="tx", method="GET", fault=CLOSE_LOST, soon="")
+    async with opened_gateways(database, ["one"], close_patience_s=0.05, retry_s=0.001) as gateways:
+        scene = Scene(gateways=gateways, row=row)
+        await scene.pay()
+        await scene.lose()
+        assert (await scene.ask()).status == 200
+        await scene.check_paid_once()
+
+
+# ---------------------------------------------------------------------- a real server, whose sessions end
+
+ROUNDS = 40
+OTHERS = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("patience_s", [60.0, 0.0])
+@pytest.mark.parametrize("how", ["pg_terminate_backend", "pg_cancel_backend"])
+async def test_sessions_that_end_again_and_again_between_head_and_close_cost_nobody_an_answer(
+    postgres_url: str, how: str, patience_s: float
+) -> None:
+    operator = await asyncpg.connect(postgres_url)
+    database = connect_database(postgres_url)
+
+    async def trouble() -> None:
+        for _ in range(ROUNDS):
+            await operator.execute(f"SELECT {how}(pid) {OTHERS}")
+
+    try:
+        async with opened_gateways(database, ["one"], close_patience_s=patience_s, retry_s=0.01) as gateways:
+            crowd = Crowd(gateways=gateways)
+            await crowd.gather()
+            answers = await crowd.suffer(trouble)
+            dropped = await crowd.come_again(answers)
+            assert patience_s == 0.0 or dropped == 0
+            await crowd.check(dropped=dropped)
+    finally:
+        await database.close()
+        await operator.close()

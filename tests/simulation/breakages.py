@@ -8,6 +8,7 @@ from tests.simulation.fake_books import FakeGateway
 from tollway.identifiers import CallId
 from tollway.ledger.book import Claim, Claimed, ClaimOutcome, Close, Closed, Fenced
 from tollway.ledger.call import CallState, PaymentState
+from tollway.testing.memory_settling import Dropped
 
 
 class ForgetsDebits(FakeGateway):
@@ -61,6 +62,14 @@ class ClosesUnfenced(FakeGateway):
             close = replace(close, epoch=call.epoch)
             call.owner_id = self.owner_id
         return await super().close(close)
+
+
+class ChargesDroppedAnswers(FakeGateway):
+    """A close that came too late for its answer charges all the same."""
+
+    def _drop(self, call_id: CallId, dropped: Dropped) -> None:
+        if dropped.close is not None and dropped.close.after is CallState.CONSUMED:
+            self._close_late(dropped.close)
 
 
 class GivesBackSilence(FakeGateway):
@@ -125,6 +134,7 @@ BREAKAGES: dict[str, type[FakeGateway]] = {
         ForgetsOpenCalls,
         CoversEverything,
         ClosesUnfenced,
+        ChargesDroppedAnswers,
         GivesBackSilence,
         ForgetsHolds,
         ForgetsPowerCuts,

@@ -59,6 +59,7 @@ class Carriage(Callers):
                 fact.is_shown, fact.is_cut, fact.is_lost_close = True, False, False
                 trip.stage = "body"
                 return
+            self._silent.append(trip.call_id)
         elif luck < 0.77:
             fact.free_epoch = trip.claimed.epoch
             await self._close(trip, CallState.RELEASED, 500)
@@ -74,6 +75,10 @@ class Carriage(Callers):
             outcome = await trip.gateway.close(self._describe(trip, after, status))
         except StorageUnavailable:
             outcome = None
+            fact = self.truth.facts[trip.call_id]
+            fact.late_epoch = trip.claimed.epoch
+            if after is CallState.CONSUMED and status is not None:
+                fact.dropped_epoch = trip.claimed.epoch
         finally:
             self.machine.fate = None
         self._tell("close", call=trip.call_id, after=after.value, outcome=outcome, at=trip.gateway.owner_id)
@@ -134,6 +139,7 @@ class Carriage(Callers):
                 return
         except StorageUnavailable:
             self._tell("settle", call=trip.call_id, outcome="away")
+            self.truth.facts[trip.call_id].dropped_epoch = trip.claimed.epoch
         await self._set_adrift(trip)
         self._trips.remove(trip)
 
@@ -174,6 +180,7 @@ class Carriage(Callers):
                     await trip.gateway.keep_answer(trip.call_id, trip.request.payer, ANSWER)
                 await self._set_adrift(trip)
         except StorageUnavailable:
+            fact.dropped_epoch = trip.claimed.epoch
             await self._set_adrift(trip)
         self._trips.remove(trip)
 

@@ -5,6 +5,7 @@ twin (`tollway.testing.memory_book`) and so by `tollway.ledger`; here is only wh
 which calls it has open, which commits it never heard of, which closes it still has to write.
 """
 
+import contextlib
 import copy
 from dataclasses import dataclass, fields
 from enum import Enum, auto
@@ -12,16 +13,23 @@ from typing import Any
 
 from tollway.errors import StorageUnavailable
 from tollway.identifiers import Address, CallId
-from tollway.ledger.authorization import SettledTransfer, SettlementAttempt
+from tollway.ledger.authorization import (
+    AuthorizationKey,
+    AuthorizedCall,
+    SettledTransfer,
+    SettlementAttempt,
+)
 from tollway.ledger.book import Claim, Claimed, ClaimOutcome, Close, Closed, Fenced, Finish
 from tollway.ledger.call import CallState, Interruption, NewPayment
 from tollway.ledger.gas import LaneTaken
 from tollway.ledger.kept_answers import StoredAnswer
+from tollway.ledger.open_calls import OpenCall
 from tollway.limits import Limits
 from tollway.testing.memory_answers import MemoryAnswers
 from tollway.testing.memory_book import MemoryBook
 from tollway.testing.memory_gas import MemoryGas
 from tollway.testing.memory_rows import MemoryRows
+from tollway.testing.memory_settling import Dropped
 
 
 class Fate(Enum):
@@ -116,20 +124,68 @@ class FakeGateway(MemoryBook):
         self._open: set[tuple[CallId, int]] = set()
         self._doubtful: set[tuple[CallId, int]] = set()
         self._reopened: set[tuple[CallId, int]] = set()
-        self._late: dict[CallId, Close] = {}
+        self._late: dict[CallId, Close | Dropped] = {}
 
     def _answer(self) -> None:
         if self._machine.is_away:
             raise StorageUnavailable
+
+    # ---- Ends of calls that could not be written: they go before everything else in the next batch.
+
+    def _begin(self, call_id: CallId, *, flush: bool) -> Fate | None:
+        """The batch of an entry. One of the same call goes with the batch after that of its end."""
+        if call_id in self._late:
+            self._write_late()
+        fate = self._machine.enter(flush=flush or self._has_dropped())
+        self._move_late()
+        return fate
+
+    def _end(self, fate: Fate | None) -> None:
+        self._machine.leave(fate)
+        for call_id, end in self._late.items():
+            self._open.discard((call_id, end.epoch))
+        self._late.clear()
+
+    def _write_late(self) -> None:
+        if self._late:
+            fate = self._machine.enter(flush=self._has_dropped())
+            self._move_late()
+            self._end(fate)
+
+    def _has_dropped(self) -> bool:
+        return any(isinstance(end, Dropped) for end in self._late.values())
+
+    def _move_late(self) -> None:
+        for call_id, end in self._late.items():
+            if isinstance(end, Dropped):
+                self._drop(call_id, end)
+            else:
+                self._close_late(end)
+
+    def _close_late(self, close: Close) -> None:
+        with contextlib.suppress(StopIteration):
+            super().close(close).send(None)  # it never waits
+
+    async def find_repeat(self, payment_id: int, digest: bytes) -> OpenCall | None:
+        found = await super().find_repeat(payment_id, digest)
+        if found is not None and found.call_id in self._late:
+            self._write_late()
+        return await super().find_repeat(payment_id, digest)
+
+    async def find_authorized(self, key: AuthorizationKey) -> AuthorizedCall | None:
+        found = await super().find_authorized(key)
+        if found is not None and found.call_id in self._late:
+            self._write_late()
+        return await super().find_authorized(key)
 
     # ---- Through the queue: claims, reopens, closes, what settles.
 
     async def claim(self, claim: Claim) -> ClaimOutcome:
         key = (claim.call_id, 1)
         try:
-            fate = self._machine.enter(flush=True)
+            fate = self._begin(claim.call_id, flush=True)
             outcome = await super().claim(claim)
-            self._machine.leave(fate)
+            self._end(fate)
         except StorageUnavailable:
             self._doubtful.add(key)
             raise
@@ -142,9 +198,9 @@ class FakeGateway(MemoryBook):
     ) -> Claimed | Fenced:
         key = (call_id, epoch + 1)
         try:
-            fate = self._machine.enter(flush=True)
+            fate = self._begin(call_id, flush=True)
             outcome = await super().reopen(call_id, epoch=epoch, now_ms=now_ms, is_plain=is_plain)
-            self._machine.leave(fate)
+            self._end(fate)
         except StorageUnavailable:
             if key not in self._reopened:
                 self._doubtful.add(key)
@@ -157,26 +213,33 @@ class FakeGateway(MemoryBook):
 
     async def close(self, close: Close) -> Closed | Fenced:
         try:
-            fate = self._machine.enter(flush=False)
+            fate = self._begin(close.call_id, flush=False)
             outcome = await super().close(close)
-            self._machine.leave(fate)
+            self._end(fate)
         except StorageUnavailable:
-            self._late[close.call_id] = close  # still open: written when the database is back
+            has_answer = close.after is CallState.CONSUMED and close.upstream_status is not None
+            # Still open: written when the database is back.
+            self._late[close.call_id] = Dropped(close.epoch, close) if has_answer else close
             raise
         self._open.discard((close.call_id, close.epoch))
         return outcome
 
     def finish(self, finish: Finish) -> None:
         if not self._machine.is_away:
-            self._machine.enter(flush=False)
+            fate = self._begin(finish.call_id, flush=False)
             super().finish(finish)
+            self._end(fate)
 
     async def settle(
         self, close: Close, *, attempt: SettlementAttempt | None, digest: bytes | None
     ) -> Closed | Fenced | LaneTaken:
-        fate = self._machine.enter(flush=True)
-        outcome = await super().settle(close, attempt=attempt, digest=digest)
-        self._machine.leave(fate)
+        try:
+            fate = self._begin(close.call_id, flush=True)
+            outcome = await super().settle(close, attempt=attempt, digest=digest)
+            self._end(fate)
+        except StorageUnavailable:
+            self._late[close.call_id] = Dropped(close.epoch, close)
+            raise
         if isinstance(outcome, Fenced):
             self._open.discard((close.call_id, close.epoch))
         return outcome
@@ -184,11 +247,16 @@ class FakeGateway(MemoryBook):
     async def conclude(
         self, call_id: CallId, *, epoch: int, transfer: SettledTransfer | None, is_adrift: bool, now_ms: int
     ) -> CallState | None:
-        fate = self._machine.enter(flush=True)
-        outcome = await super().conclude(
-            call_id, epoch=epoch, transfer=transfer, is_adrift=is_adrift, now_ms=now_ms
-        )
-        self._machine.leave(fate)
+        try:
+            fate = self._begin(call_id, flush=True)
+            outcome = await super().conclude(
+                call_id, epoch=epoch, transfer=transfer, is_adrift=is_adrift, now_ms=now_ms
+            )
+            self._end(fate)
+        except StorageUnavailable:
+            if not is_adrift:
+                self._late[call_id] = Dropped(epoch, None)
+            raise
         self._open.discard((call_id, epoch))
         return outcome
 
@@ -213,10 +281,7 @@ class FakeGateway(MemoryBook):
 
     async def recover(self, *, now_ms: int) -> int:
         self._machine.enter(flush=True)
-        late, self._late = self._late, {}
-        for close in late.values():
-            await super().close(close)
-            self._open.discard((close.call_id, close.epoch))
+        self._write_late()
         moved = 0
         for call in list(self._rows.calls.values()):
             if call.owner_id == self.owner_id and (call.claim.call_id, call.epoch) not in self._open:

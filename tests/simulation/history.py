@@ -81,12 +81,22 @@ class History(Misfortunes):
         await self._end()
         return self.story
 
+    def _check_dropped(self) -> None:
+        if self._laws is not None:
+            for call_id in self.machine.rows.calls:
+                is_wrong = self._laws.is_paid_for_nothing(call_id)
+                need(not is_wrong, "an answer that was dropped is charged", call_id)
+
     async def _end(self) -> None:
         """All faults are over. In the end each call has an outcome, or is held for a reason that its payer can read."""
         self._wildness = 0.0
         await self._come_back()
         self._gateways += self._stalled
         self._stalled.clear()
+        for gateway in self._gateways:
+            await gateway.recover(now_ms=self.machine.now_ms)  # it writes what is late
+            self._check("recover")
+        self._check_dropped()
         for gateway in list(self._gateways):
             await self._bury(gateway)
         self.machine.now_ms += 2 * LEASE_MS

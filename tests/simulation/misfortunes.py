@@ -195,6 +195,10 @@ class Misfortunes(Carriage):
         self._gateways.remove(gateway)
         self._trips = [trip for trip in self._trips if trip.gateway is not gateway]
         await self.machine.kill(gateway)
+        # What was late died with it: whether a close was committed whose acknowledgement was lost, is not known any more.
+        for call_id, call in self.machine.rows.calls.items() if self.machine.rows is not None else ():
+            if call.owner_id == gateway.owner_id:
+                self.truth.facts[call_id].dropped_epoch = 0
         self._tell("kill", gateway=gateway.owner_id)
 
     async def _kill(self) -> None:

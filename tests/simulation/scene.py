@@ -1,7 +1,7 @@
 """The scene of one history: its seed, its world, who is in it, and what was told. Nothing happens here."""
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tests.simulation.fake_books import House
@@ -15,7 +15,7 @@ from tollway.ledger.kept_answers import StoredAnswer
 from tollway.limits import DEFAULT_LIMITS
 from tollway.testing.book_samples import NOW_MS, USDC
 
-LIMITS = DEFAULT_LIMITS
+LIMITS = replace(DEFAULT_LIMITS, close_patience_s=0.0)  # time goes by in steps here
 LEASE_MS = int(LIMITS.owner_lease_s * 1000)
 HOLD_MS = LIMITS.unknown_hold_s * 1000
 EXPIRY_SLACK_S = 60

@@ -163,6 +163,7 @@ class SqliteGateway:
             limits=house.limits,
             unfinal_max_nano=house.unfinal_max_nano,
             boot_mark=lambda _: f"life-{machine.life}",
+            close_retry_s=1e6,  # what is late is written with the next batch only, as the twin does
         )
         self.gas = GasStore(machine)  # type: ignore[arg-type]  # as above
         sealer = Sealer(b"\x07" * 32, entropy=bytes)

@@ -64,6 +64,8 @@ class Fact:
     is_shown: bool = False  # and its caller saw it
     is_cut: bool = False  # but not to its end
     is_lost_close: bool = False  # a power cut took a close of it
+    late_epoch: int = 0  # the end of that run could not be written at once
+    dropped_epoch: int = 0  # an answer that costs came in that one, and its end could not be written
     is_decided: bool = False  # by the provider
     since_ms: int = 0  # when it became unknown
 
@@ -160,7 +162,13 @@ class Laws:
         need(call.epoch == call.attempts, "attempts are not the epochs", call_id)
         if call.epoch > epoch:
             need(after is CallState.FORWARDING and cause == "reopen", "an epoch grew without a run", call_id)
-        need(state in _BEFORE.get(cause, ()), f"nothing moves a call from {state} by {cause}", call_id)
+        is_late = state is CallState.FORWARDING and epoch in (fact.late_epoch, fact.dropped_epoch)
+        is_dropped = (state, after) == (CallState.CONSUMED, CallState.UNKNOWN) and fact.dropped_epoch == epoch
+        need(
+            is_late or is_dropped or state in _BEFORE.get(cause, ()),
+            f"nothing moves a call from {state} by {cause}",
+            call_id,
+        )
         ways = MOVES[state]
         is_way = after in ways or (after is CallState.REORGED and CallState.CONSUMED in ways)
         need(is_way or after is state, f"no way from {state} to {after} ({cause})", call_id)
@@ -229,16 +237,26 @@ class Laws:
 
     def _check_none_waits(self, call_id: CallId) -> None:
         """Nobody pays a safe request anew while the last one of its kind waits to run again."""
-        claim = self._rows.calls[call_id].claim
+        own = self._rows.calls[call_id]
+        claim = own.claim
         last = None
         for key, call in self._rows.calls.items():  # in the order of their claims
             is_same = (call.claim.payment_id, call.claim.digest) == (claim.payment_id, claim.digest)
             is_cut = call.state is CallState.CONSUMED and call.cut == "cut"
             is_open = is_cut or call.state in (CallState.FORWARDING, CallState.UNKNOWN)
+            is_open = is_open or self.is_paid_for_nothing(key)
             if key != call_id and is_same and is_open:
                 last = call
         waits = last is not None and last.state is not CallState.FORWARDING
+        if last is not None and last.owner_id == own.owner_id:  # another gateway may not know yet
+            waits = waits or self._truth.facts[last.claim.call_id].dropped_epoch == last.epoch
         need(not waits, "the same request was charged anew while its call waited", call_id)
+
+    def is_paid_for_nothing(self, call_id: CallId) -> bool:
+        """It is charged, its gateway has dropped the answer, and the same request does not run again."""
+        call, fact = self._rows.calls[call_id], self._truth.facts[call_id]
+        is_charged = call.state is CallState.CONSUMED and call.cut != "cut"
+        return is_charged and fact.dropped_epoch == call.epoch and not (fact.is_shown or fact.is_decided)
 
     def _check_key(self, request: Request, call_id: CallId) -> None:
         """One key of one wallet, one call; a released one is given up, and after its time a key is forgotten."""

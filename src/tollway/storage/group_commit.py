@@ -347,13 +347,9 @@ class GroupCommit:
                 said = "books_entry_refused" if is_own_fault else "books_entry_failed"
                 _log.error(said, call_id=waiting.entry.call_id, error=repr(exc))
                 if is_own_fault:
-                    waiting.ends_s = 0.0  # another try would get the same answer
-                self._fail(
-                    waiting,
-                    StorageUnavailable(),
-                    is_doubtful=not is_own_fault,
-                    is_alone=failure is None,
-                )
+                    self._refuse(waiting)
+                else:
+                    self._fail(waiting, StorageUnavailable(), is_alone=failure is None)
         return failure
 
     async def _write_part(self, part: _Part) -> Exception | None:
@@ -472,6 +468,14 @@ class GroupCommit:
             _note(self.doubtful, key, at_most=DOUBTFUL_MAX)
         if waiting.future is not None and not waiting.future.done():
             waiting.future.set_exception(failure)
+
+    def _refuse(self, waiting: _Waiting) -> None:
+        """The database refuses the entry itself: another try would get the same answer. Recovery ends the call."""
+        entry, waiting.ends_s = waiting.entry, 0.0
+        self._fail(waiting, StorageUnavailable(), is_doubtful=False, is_alone=True)
+        if self._late.get(entry.call_id) is waiting and waiting.entry is entry:
+            del self._late[entry.call_id]
+            self._forget(entry)
 
     def _put_off(self, waiting: _Waiting, failure: StorageUnavailable, *, is_alone: bool) -> None:
         """The end of a call, which is still open: tried until it is written. Its caller waits as long as patience lasts; then

@@ -1,0 +1,50 @@
+"""PostgreSQL is restarted, or its standby takes over, between the upstream's heads and the closes of their calls. Answers
+wait for the new server; those that cannot are dropped, and their callers have one repeat. Nobody pays twice, or for nothing.
+"""
+
+from typing import Any
+
+import pytest
+from tollway_torture_postgres_pair import run_pair
+
+from tollway.storage.database import connect_database
+from tollway.testing.gated_books import until
+from tollway.testing.gated_gateways import Crowd, opened_gateways
+from tollway.testing.low_ports import find_low_port
+
+pytestmark = [pytest.mark.postgres, pytest.mark.timeout(300)]
+
+BACK_S = 60.0
+
+
+@pytest.mark.parametrize("patience_s", [BACK_S, 0.0], ids=["waits", "drops"])
+@pytest.mark.parametrize("how", ["restart", "failover"])
+async def test_a_server_that_is_replaced_between_head_and_close_costs_nobody_an_answer(
+    torture: Any, how: str, patience_s: float
+) -> None:
+    async with run_pair(find_low_port) as pair:
+        await pair.replicate()
+        database = connect_database(pair.url)
+
+        async def trouble() -> None:
+            await until(gateways[0].book._batches.has_late)  # the first try has failed
+            if how == "restart":
+                await pair.primary.start()
+            else:
+                pair.promote()
+
+        try:
+            async with opened_gateways(
+                database, ["one", "two"], close_patience_s=patience_s, retry_s=0.1
+            ) as gateways:
+                crowd = Crowd(gateways=gateways)
+                await crowd.gather()
+                end = pair.primary.stop if how == "restart" else pair.primary.kill
+                answers = await crowd.suffer(trouble, before=end)
+                await crowd.write_late()
+                dropped = await crowd.come_again(answers, at=1)
+                assert (dropped == 0) is (patience_s > 0)
+                await crowd.check(dropped=dropped)
+                torture.tell(calls=len(answers), dropped=dropped)
+        finally:
+            await database.close()
