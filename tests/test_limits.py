@@ -108,6 +108,7 @@ HELD_BY = {
     "payee_memory_s": "payments/test_terms.py::test_a_payee_counts_from_a_day_before_the_block",
     "payee_slack_s": "payments/test_verdict.py::test_not_older_than_its_payee_by_more_than_a_minute",
     "claim_batch_max": "contracts/test_book_batches.py::test_a_batch_carries_so_many_at_most",
+    "close_patience_s": "contracts/test_dropped_answers.py::test_patience_with_a_close_has_an_end",
     "unknown_hold_s": "contracts/test_book.py::test_an_unknown_call_gives_its_price_back_after_its_time",
     "attempts_max": "contracts/test_book.py::test_a_call_is_attempted_three_times_at_most",
     "answer_bytes_max": "contracts/test_answers.py::test_an_answer_that_is_too_large_alone_is_not_kept",

@@ -6,16 +6,28 @@ request gets at once, after the sweeper, and after the hold.
 """
 
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import asyncpg
 import pytest
 
+from tollway.errors import StorageUnavailable
 from tollway.ledger.call import CallState
+from tollway.ledger.open_calls import CallOpen
 from tollway.limits import DEFAULT_LIMITS
 from tollway.storage.database import Database, connect_database
 from tollway.testing.asgi_exchange import Exchange
+from tollway.testing.book_samples import (
+    NOW_MS,
+    attempt_of,
+    authorization_of,
+    authorized_claim,
+    claim_on,
+    close_of,
+)
+from tollway.testing.gated_books import Desk
 from tollway.testing.gated_gateways import Crowd, Fault, GatedGateway, opened_gateways
 from tollway.testing.small_gateway import SmallGateway
 from tollway.testing.small_payer import SmallPayer, earned, has_terms, served, transfers
@@ -364,6 +376,83 @@ async def test_patience_with_a_close_has_an_end(database: Database) -> None:
         await scene.lose()
         assert (await scene.ask()).status == 200
         await scene.check_paid_once()
+
+
+# ---------------------------------------------------------------------- what is late, and what comes meanwhile
+
+
+@asynccontextmanager
+async def opened_desk(database: Database) -> AsyncIterator[Desk]:
+    desk = Desk(database)
+    yield desk
+    desk.come_back()
+    await desk.close()
+    assert (await desk.book.audit()).wrong == ()
+
+
+async def lose_close(desk: Desk, claim: Any) -> None:
+    await desk.book.claim(claim)
+    desk.gate.is_away = True
+    with pytest.raises(StorageUnavailable):
+        await desk.book.close(close_of(claim))
+    desk.come_back()
+
+
+async def test_a_claim_beside_a_late_close_finds_it_written(database: Database) -> None:
+    """The payment has a rest, so nothing but the batch of the claim itself looks for the call."""
+    async with opened_desk(database) as desk:
+        payment = await desk.pay(10)
+        claim = claim_on(payment, 1)
+        await lose_close(desk, claim)
+        again = await desk.book.claim(claim_on(payment, 1, digest=claim.digest))
+        assert isinstance(again, CallOpen)
+        assert (again.call.call_id, again.call.state) == (claim.call_id, CallState.UNKNOWN)
+
+
+async def test_what_its_provider_has_decided_is_not_dropped_later(database: Database) -> None:
+    """The drop was committed, and its acknowledgement lost; its provider decides before it is tried again."""
+    async with opened_desk(database) as desk:
+        payment = await desk.pay(10)
+        claim = claim_on(payment)
+        await lose_close(desk, claim)
+        desk.gate.fail_after = desk.go_away
+        await desk.book._batches.write_late()
+        desk.come_back()
+        assert await desk.book.resolve(claim.call_id, CallState.CONSUMED, now_ms=NOW_MS)
+        await desk.book._batches.write_late()
+        assert await desk.book.find_repeat(payment.id, claim.digest) is None
+        assert (await desk.book.find_call(claim.call_id)).state is CallState.CONSUMED
+
+
+async def test_a_settlement_that_came_too_late_moves_nothing(database: Database) -> None:
+    async with opened_desk(database) as desk:
+        claim = authorized_claim(authorization_of(4))
+        await desk.book.claim(claim)
+        desk.gate.is_away = True
+        close = close_of(claim, CallState.SETTLING)
+        with pytest.raises(StorageUnavailable):
+            await desk.book.settle(close, attempt=attempt_of(claim, 0), digest=None)
+        desk.come_back()
+        await desk.book._batches.write_late()
+        assert await desk.book.attempts_of(claim.call_id) == ()
+        assert (await desk.book.find_authorized(claim.authorization.key)).state is CallState.UNKNOWN
+
+
+async def test_a_lost_call_is_not_shown_as_it_was_while_nothing_can_be_written(database: Database) -> None:
+    """A full disk can still be read: a repeat is told to come back, not that the call is charged."""
+    async with opened_desk(database) as desk:
+        claim = claim_on(await desk.pay(10), idempotency_key="k")
+        await desk.book.claim(claim)
+        desk.gate.fail_after = desk.go_away
+        with pytest.raises(StorageUnavailable):
+            await desk.book.close(close_of(claim))
+        desk.come_back()
+        desk.gate.fail_before = lambda: True
+        with pytest.raises(StorageUnavailable):
+            await desk.book.find_keyed(claim.payer, "k", since_ms=0)
+        desk.gate.fail_before = lambda: False
+        found = await desk.book.find_keyed(claim.payer, "k", since_ms=0)
+        assert (found.state, found.is_lost) == (CallState.CONSUMED, True)
 
 
 # ---------------------------------------------------------------------- a real server, whose sessions end

@@ -12,6 +12,8 @@ WATCHER, FINALITY = "chain/watcher.py", "storage/finality_store.py"
 VERDICT, AUTHORIZED, TILL = "payments/verdict.py", "payments/authorization_verdict.py", "payments/till.py"
 NO_PAYMENT = "payments/test_verdict.py::test_refuses_with_a_reason"
 ELSEWHERE = "payments/test_verdict.py::test_refuses_what_did_not_succeed_or_is_elsewhere"
+GROUP_COMMIT, DROPPED = "storage/group_commit.py", "contracts/test_dropped_answers.py"
+AT_ONCE = "test_at_the_same_gateway_a_dropped_answer_is_paid_once_or_not_at_all"
 REFUSALS = "payments/test_authorization_verdict.py::test_refusals"
 REPLAYS, PUBLIC = "gateway/replays.py", "gateway/test_public_authorizations.py"
 OWN_CLOCK = "payments/test_authorization_verdict.py::test_our_own_clock"
@@ -494,6 +496,86 @@ PAYMENT_GUARDS = (
         "            await self._refuse_held(endpoint, provider)\n",
         "",
         test="web/test_listing_routes.py::test_an_origin_that_another_wallet_has_proved_cannot_be_published",
+    ),
+    guard(
+        "P16",
+        "the close of a dropped answer charges nobody",
+        GROUP_COMMIT,
+        "            return Drop(call_id=entry.call_id, epoch=entry.epoch, close=entry)\n",
+        "            return entry\n",
+        test=f"{DROPPED}::{AT_ONCE}[sqlite-tx GET lost-heard]",
+    ),
+    guard(
+        "P16",
+        "a settlement that was not written moves nothing later",
+        GROUP_COMMIT,
+        "            return Drop(call_id=entry.call_id, epoch=entry.close.epoch, close=entry.close)\n",
+        "            return entry\n",
+        test=f"{DROPPED}::test_a_settlement_that_came_too_late_moves_nothing[sqlite]",
+    ),
+    guard(
+        "P16",
+        "a committed close of a dropped answer leaves one repeat",
+        "ledger/settled.py",
+        "    if state is not CallState.CONSUMED:\n",
+        "    if True:\n",
+        test=f"{DROPPED}::{AT_ONCE}[sqlite-tx GET landed-heard]",
+    ),
+    guard(
+        "P16",
+        "a claim is decided after what is late is written",
+        GROUP_COMMIT,
+        "        batch = self._take_late() if self._late else []\n",
+        "        batch = self._take_late() if self._late and not self._queue else []\n",
+        test=f"{DROPPED}::test_a_claim_beside_a_late_close_finds_it_written[sqlite]",
+    ),
+    guard(
+        "P16",
+        "a payment without rest is looked up after what is late is written",
+        "storage/book_store.py",
+        "        if self._batches.has_late():  # perhaps",
+        "        if False:  # perhaps",
+        test=f"{DROPPED}::{AT_ONCE}[sqlite-tx GET lost-heard]",
+    ),
+    guard(
+        "P16",
+        "a call is looked up after its end is written",
+        "storage/book_store.py",
+        "        if found is None or not self._batches.is_late(found.call_id):\n",
+        "        if True:\n",
+        test=f"{DROPPED}::{AT_ONCE}[sqlite-tx GET key lost-heard]",
+    ),
+    guard(
+        "P16",
+        "a close is tried again before its answer is dropped",
+        GROUP_COMMIT,
+        "now_s + (self._patience_s if _has_answer(waiting.entry) else 0.0)",
+        "now_s",
+        test=f"{DROPPED}::test_a_close_is_tried_again_before_its_answer_is_dropped[sqlite-tx-1-lost]",
+    ),
+    guard(
+        "P16",
+        "a keyed call that is known to be lost is not waited for",
+        "gateway/replays.py",
+        "        if earlier.is_lost:\n            return False\n",
+        "",
+        test=f"{DROPPED}::{AT_ONCE}[sqlite-x402 GET key conclude lost-heard]",
+    ),
+    guard(
+        "P16",
+        "a call whose money has moved is not settled again",
+        "gateway/forward.py",
+        "ticket.settling and ticket.transaction is None:",
+        "ticket.settling and ticket.claimed.before is not CallState.CONSUMED:",
+        test=f"{DROPPED}::{AT_ONCE}[sqlite-x402 POST key conclude landed-heard]",
+    ),
+    guard(
+        "P16",
+        "a provider's decision is not taken for a close whose answer was dropped",
+        "storage/posting.py",
+        "        if after is None or (call.state is CallState.CONSUMED and not is_ours):\n",
+        "        if after is None:\n",
+        test=f"{DROPPED}::test_what_its_provider_has_decided_is_not_dropped_later[sqlite]",
     ),
     guard(
         "I7",
