@@ -24,6 +24,7 @@ from tollway.ledger.authorization import (
     SettledTransfer,
     SettlementAttempt,
 )
+from tollway.ledger.block_finality import UnfinalBlock
 from tollway.ledger.book import (
     AuditReport,
     Claim,

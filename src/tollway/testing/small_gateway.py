@@ -89,12 +89,7 @@ class SmallGateway:
         self.buyer = Buyer.named("buyer")
         self._numbers = itertools.count(1_000_000 if before and is_beside else 1)
         self.ticks_ms = 0
-        self.dialer = Dialer(
-            limits=limits,
-            allow_private=True,
-            lookup=lambda host, port: ["127.0.0.1"],
-            ticks_ms=lambda: self.ticks_ms,
-        )
+        self.dialer = self._make_dialer()
         self.meters = Meters(limits=limits, rates=rates or Rates())
         self._open_desk()
         self.rules: dict[ChainId, ChainRules] = {CHAIN: RULES}
@@ -112,12 +107,7 @@ class SmallGateway:
         self.signer = UpstreamSigner.derive([b"\x07" * 32])
         self.passage = self._make_passage()
         self.settling: SmallSettlement = SmallSettlement(
-            RULES,
-            stores=stores,
-            limits=limits,
-            now_ms=self._clock,
-            host="gw.example.com",
-            street=street,
+            RULES, stores=stores, limits=limits, now_ms=self._clock, host="gw.example.com", street=street
         )
         self.cashier = Cashier(
             book=self.book,
@@ -134,6 +124,14 @@ class SmallGateway:
         )
         self.gateway = self._make_gateway(is_bound_required, only_verified)
         self._open_door()
+
+    def _make_dialer(self) -> Dialer:
+        return Dialer(
+            limits=self.limits,
+            allow_private=True,
+            lookup=lambda host, port: ["127.0.0.1"],
+            ticks_ms=lambda: self.ticks_ms,
+        )
 
     def _open_desk(self) -> None:
         """What proves wallets: `desk` gives out nonces and sessions."""
