@@ -364,6 +364,31 @@ async def test_unfinal_value_of_any_size_is_summed_exactly(books: Any) -> None:
 # Moves
 
 
+async def test_a_call_that_succeeded_has_an_end_before_its_answer_has_streamed(book: Any) -> None:
+    """Its gateway may die before the finish is written; then the moment of the head is what is known of its end."""
+    claim = claim_on(await paid(book, 10))
+    await book.claim(claim)
+    await book.close(close_of(claim))
+    assert (await book.find_call(claim.call_id)).completed_ms == NOW_MS
+    book.finish(finish_of(claim, completed_ms=NOW_MS + 90))
+    await book.claim(claim_on(None))  # behind it
+    assert (await book.find_call(claim.call_id)).completed_ms == NOW_MS + 90
+
+
+async def test_a_call_that_was_cut_and_repeated_has_an_end_when_its_provider_decides(book: Any) -> None:
+    """It keeps the status of its first run, so it says that it succeeded."""
+    claim = claim_on(await paid(book, 10))
+    await book.claim(claim)
+    await book.close(close_of(claim))
+    book.finish(finish_of(claim, is_cut=True))
+    await book.claim(claim_on(None))  # behind it
+    assert isinstance(await book.reopen(claim.call_id, epoch=1, now_ms=NOW_MS), Claimed)
+    await book.close(close_of(claim, CallState.UNKNOWN, epoch=2))
+    assert await book.resolve(claim.call_id, CallState.CONSUMED, now_ms=NOW_MS + 7) is True
+    record = await book.find_call(claim.call_id)
+    assert (record.state, record.completed_ms) == (CallState.CONSUMED, NOW_MS + 7)
+
+
 @pytest.mark.parametrize("after", [CallState.CONSUMED, CallState.RELEASED, CallState.UNKNOWN])
 async def test_a_close_moves_the_call_and_only_a_release_gives_back(book: Any, after: CallState) -> None:
     payment = await paid(book, 10)

@@ -8,13 +8,22 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection
 
-from tollway.ledger.book import POSTPONED_MS_MAX, Closed
+from tollway.ledger.book import POSTPONED_MS_MAX, Claimed, Closed
 from tollway.ledger.call import CallState
 from tollway.limits import DEFAULT_LIMITS
 from tollway.payments.sweeper import REST_MAX_MS
 from tollway.storage.book_store import BookStore
 from tollway.storage.database import Database, connect_database
-from tollway.testing.book_samples import NOW_MS, claim_on, close_of, new_payment
+from tollway.testing.book_samples import (
+    NOW_MS,
+    authorization_of,
+    authorized_claim,
+    claim_on,
+    close_of,
+    finish_of,
+    new_payment,
+    transfer_in,
+)
 
 HOUR = 3_600_000
 HOLD_MS = DEFAULT_LIMITS.unknown_hold_s * 1000
@@ -131,6 +140,29 @@ async def test_a_hold_lasts_as_long_whosoever_clock_is_wrong(database: Database,
         clocks.pass_time(4)
         await wrong.recover()
         assert [await state_of(right, one) for one in held] == [CallState.RELEASED] * 2
+
+
+@pytest.mark.parametrize("skew_ms", [0, HOUR, -HOUR])
+async def test_a_call_is_written_in_the_time_of_the_database(database: Database, skew_ms: int) -> None:
+    """Its beginning, its end and the end of its settlement, whatever the clock of its gateway says."""
+    async with open_stage(database) as stage:
+        gateway = await stage.enter("one", skew_ms=skew_ms)
+        (payment,) = await gateway.book.record_payments([new_payment(10)], now_ms=gateway.now_ms())
+        paid = claim_on(payment, created_ms=gateway.now_ms())
+        settled = authorized_claim(authorization_of(), created_ms=gateway.now_ms())
+        for one in (paid, settled):
+            assert isinstance(await gateway.book.claim(one), Claimed)
+        await gateway.book.close(close_of(paid))
+        await gateway.book.settle(close_of(settled, CallState.SETTLING), attempt=None, digest=None)
+        stage.clocks.pass_time(40)
+        gateway.book.finish(finish_of(paid, completed_ms=gateway.now_ms()))
+        await gateway.book.conclude(
+            settled.call_id, epoch=1, transfer=transfer_in(), is_adrift=False, now_ms=gateway.now_ms()
+        )
+        for one in (paid, settled):
+            record = await gateway.book.find_call(one.call_id)
+            assert (record.created_ms, record.completed_ms) == (NOW_MS, NOW_MS + 40)
+        assert record.latency_ms == 12 + 40  # of the head, and of the wait for the money
 
 
 @pytest.mark.parametrize("jumps_ms", [(HOUR,), (-HOUR, HOUR), (HOUR, -HOUR, HOUR)])

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tollway.errors import StorageUnavailable
 from tollway.identifiers import Address
 from tollway.ledger.book import POSTPONED_MS_MAX, Claimed, Closed, Exhausted, Fenced
 from tollway.ledger.call import CallState, PaymentState, Rail
@@ -297,6 +298,39 @@ async def test_authorisations_in_one_transaction_add_up(book: Any) -> None:
     assert (payment.value_units, payment.taken_units, payment.calls) == (9, 9, 3)
     assert len(await book.spending_calls(payment.id, limit=9)) == 3
     await assert_balanced(book)
+
+
+@pytest.mark.parametrize("is_credit", [False, True])
+async def test_authorisations_that_add_up_to_more_than_64_bits_are_refused(
+    book: Any, is_credit: bool
+) -> None:
+    """2^62 + 2^62: an integer out of range on PostgreSQL, a float on SQLite. `is_credit`: no call takes what has moved."""
+    first, beyond, small = [
+        await settling(book, units, None, balance_units=2**64, method="POST") for units in (2**62, 2**62, 5)
+    ]
+    if is_credit:
+        for claim in (first, beyond, small):
+            await book.set_adrift(claim.call_id, epoch=1)
+    end = CallState.RELEASED if is_credit else CallState.CONSUMED
+    assert await conclude(book, first, is_adrift=is_credit) is end
+    both = (conclude(book, one, is_adrift=is_credit) for one in (beyond, small))
+    outcomes = await asyncio.gather(*both, return_exceptions=True)
+    assert (type(outcomes[0]), outcomes[1]) == (StorageUnavailable, end)
+    (payment,) = await book.find_payments(tx_hash("settled"))
+    assert (payment.value_units, payment.taken_units) == (2**62 + 5, 0 if is_credit else 2**62 + 5)
+    assert type(payment.value_units) is int
+    assert await state(book, beyond) is CallState.SETTLING
+    await assert_balanced(book)
+
+
+async def test_a_call_that_succeeded_has_an_end_before_its_answer_has_streamed(book: Any) -> None:
+    """Its gateway may die before the finish is written."""
+    claim = await settling(book)
+    assert await conclude(book, claim, now_ms=NOW_MS + 7) is CallState.CONSUMED
+    assert (await book.find_call(claim.call_id)).completed_ms == NOW_MS + 7
+    book.finish(finish_of(claim, completed_ms=NOW_MS + 90))
+    await book.claim(claim_on(None))  # behind it
+    assert (await book.find_call(claim.call_id)).completed_ms == NOW_MS + 90
 
 
 async def test_the_same_transaction_on_another_chain_or_purse_is_another_payment(book: Any) -> None:

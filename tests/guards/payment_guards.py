@@ -23,6 +23,38 @@ NEVER_SOLD = "gateway/test_opening.py::test_a_version_that_would_have_refused_th
 
 PAYMENT_GUARDS = (
     guard(
+        "P1",
+        "a balance that 64 bits do not hold is refused",
+        "storage/payment_store.py",
+        ".where(columns.id == payment_id, columns.value_units <= UNITS_MAX - units)",
+        ".where(columns.id == payment_id)",
+        test="contracts/test_settling.py::test_authorisations_that_add_up_to_more_than_64_bits_are_refused",
+    ),
+    guard(
+        "P10",
+        "the clock of the batch decides what an authorisation holds",
+        "ledger/claims.py",
+        "price_units, now_s = claim.price_units, self._now_ms // 1000",
+        "price_units, now_s = claim.price_units, claim.created_ms // 1000",
+        test="ledger/test_claims.py::test_the_clock_of_the_batch_decides_and_not_that_of_the_gateway_that_received_the_call",
+    ),
+    guard(
+        "P10",
+        "calls are written in the time of the database",
+        "storage/book_store.py",
+        "ahead_ms=self._time.translate(0),",
+        "ahead_ms=0,",
+        test="contracts/test_clock_jumps.py::test_a_call_is_written_in_the_time_of_the_database",
+    ),
+    guard(
+        "P1",
+        "a call that succeeded has an end although its gateway died",
+        "storage/posting.py",
+        "is_ended = close.after in (CallState.RELEASED, CallState.CONSUMED)",
+        "is_ended = close.after is CallState.RELEASED",
+        test="contracts/test_book.py::test_a_call_that_succeeded_has_an_end_before_its_answer_has_streamed",
+    ),
+    guard(
         "P2",
         "only its payer shows a payment",
         VERDICT,

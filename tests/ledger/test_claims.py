@@ -30,11 +30,12 @@ from tollway.ledger.claims import (
     purses_short,
     sum_unfinal,
 )
-from tollway.ledger.covers import KnownAuthorization
+from tollway.ledger.covers import EXPIRY_SLACK_S, KnownAuthorization
 from tollway.ledger.keyed_calls import KeyedCall, KeyName, KeyTaken
 from tollway.ledger.open_calls import CallOpen, OpenCall, RequestName
 from tollway.testing.book_samples import (
     CHAIN,
+    NOW_MS,
     PAYEE,
     PAYER,
     USDC,
@@ -72,6 +73,7 @@ def decide(
     repeats: Any = None,
     debts: Any = None,
     unfinal_max_nano: Any = None,
+    now_ms: int = NOW_MS,
     authorizations: Any = (),
 ) -> Any:
     return decide_claims(
@@ -83,6 +85,7 @@ def decide(
         debts=debts or {},
         unfinal_max_nano=unfinal_max_nano or {},
         unfinal_units=sum_unfinal(payments),
+        now_ms=now_ms,
         authorizations=authorizations,
     )
 
@@ -310,6 +313,28 @@ def test_what_is_about_to_move_counts_as_not_final(price: int, is_granted: bool)
     assert isinstance(decision.outcome, Claimed) is is_granted
 
 
+@pytest.mark.parametrize("received_ms", [0, NOW_MS, 2 * NOW_MS])
+@pytest.mark.parametrize(("now_s", "is_granted"), [(-1, False), (0, True)])
+def test_the_clock_of_the_batch_decides_and_not_that_of_the_gateway_that_received_the_call(
+    received_ms: int, now_s: int, is_granted: bool
+) -> None:
+    """An unknown call holds its balance until its authorisation has expired; a gateway whose clock is ahead, or a body
+    that took long, changes nothing about that."""
+    valid_before = NOW_MS // 1000
+    unknown = KnownAuthorization(
+        key=authorization_of().key,
+        call_id=claim_on(None).call_id,
+        state=CallState.UNKNOWN,
+        price_units=4,
+        settled_block=None,
+        valid_before=valid_before,
+    )
+    claim = authorized_claim(authorization_of(4), balance_units=7, created_ms=received_ms)
+    now_ms = (valid_before + EXPIRY_SLACK_S + now_s) * 1000
+    (decision,), _ = decide([claim], authorizations=[unknown], now_ms=now_ms)
+    assert isinstance(decision.outcome, Claimed) is is_granted
+
+
 def test_claims_by_payment_and_by_authorisation_in_one_batch_do_not_touch_each_other() -> None:
     shown = payment(1, 10)
     claims = [claim_on(shown, 10), authorized_claim(authorization_of(10), balance_units=10)]
@@ -354,7 +379,7 @@ def test_of_two_claims_under_one_key_in_a_batch_the_first_that_is_granted_takes_
     outcomes = [one.outcome for one in decisions]
     assert isinstance(outcomes[0], Exhausted)
     assert isinstance(outcomes[1], Claimed)
-    assert outcomes[2] == KeyTaken(call=named(first))
+    assert outcomes[2] == KeyTaken(call=replace(named(first), moved_ms=NOW_MS))
     assert all(isinstance(outcome, Claimed) for outcome in outcomes[3:])
     assert [debit.taken_units for debit in debits] == [4]
 

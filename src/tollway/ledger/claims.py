@@ -78,6 +78,7 @@ def decide_claims(
     debts: Mapping[Purse, int],
     unfinal_max_nano: Mapping[str, int],
     unfinal_units: Mapping[Wallet, int],
+    now_ms: int,
     authorizations: Iterable[KnownAuthorization] = (),
 ) -> tuple[tuple[Decision, ...], tuple[Debit, ...]]:
     """Decides each claim as if the ones before it were already written.
@@ -88,11 +89,21 @@ def decide_claims(
     `debts`: what the payers of these claims owe.
     `unfinal_max_nano`: by currency, what one payer may have spent of one asset before it is final; a currency that is
     not named has no maximum. `unfinal_units`: what is taken from all unfinal payments of each of `limited_wallets`.
+    `now_ms`: the time of the batch, by the clock that all gateways share; the clock of the gateway that received a call
+    decides nothing.
     `authorizations`: those that are claimed, as far as they are known, and all of their wallets that run, settle, may
     run again, or moved after the block of their cover.
     """
     desk = _Desk(
-        payments, nonces, keys, repeats, debts, unfinal_max_nano, unfinal_units, Covers(authorizations)
+        payments,
+        nonces,
+        keys,
+        repeats,
+        debts,
+        unfinal_max_nano,
+        unfinal_units,
+        now_ms,
+        Covers(authorizations),
     )
     decisions = tuple(desk.decide(claim) for claim in claims)
     return decisions, desk.debits()
@@ -256,6 +267,7 @@ class _Desk:
         debts: Mapping[Purse, int],
         unfinal_max_nano: Mapping[str, int],
         unfinal_units: Mapping[Wallet, int],
+        now_ms: int,
         covers: Covers,
     ) -> None:
         self._covers = covers
@@ -266,6 +278,7 @@ class _Desk:
         self._debts = debts
         self._unfinal_max_nano = unfinal_max_nano
         self._unfinal_units = dict(unfinal_units)
+        self._now_ms = now_ms
         self._purses: dict[Purse, list[_Balance]] = {}
         self._touched: dict[int, _Balance] = {}
         for balance in self._balances.values():
@@ -292,7 +305,7 @@ class _Desk:
     def _note_running(self, claim: Claim, name: KeyName | None) -> None:
         """For the claims behind it, it is there already."""
         if name is not None:
-            self._keys[name] = _keyed_call(claim)
+            self._keys[name] = _keyed_call(claim, self._now_ms)
         if claim.payment_id is not None:
             self._repeats.pop(RequestName(claim.payment_id, claim.digest), None)
 
@@ -315,7 +328,7 @@ class _Desk:
         return self._grant(claim, shown, parts)
 
     def _decide_authorized(self, claim: Claim, authorization: Authorization) -> Decision:
-        price_units, now_s = claim.price_units, claim.created_ms // 1000
+        price_units, now_s = claim.price_units, self._now_ms // 1000
         refusal = self._covers.refuse(authorization, cover=claim.cover, price_units=price_units, now_s=now_s)
         if isinstance(refusal, AuthorizationTaken):
             return _refused(claim, refusal)
@@ -391,7 +404,7 @@ class _Desk:
 
     def _is_beyond_unfinal_authorized(self, claim: Claim, wallet: Wallet) -> bool:
         """What its authorisation moves will not be final at once; nor what those before it are about to move."""
-        moving_units = self._covers.running_units(wallet, now_s=claim.created_ms // 1000)
+        moving_units = self._covers.running_units(wallet, now_s=self._now_ms // 1000)
         unfinal_units = self._unfinal_units.get(wallet, 0) + moving_units
         return self._is_too_much(claim, unfinal_units + claim.price_units)
 
@@ -420,7 +433,7 @@ class _Desk:
         return _granted(claim, parts, rest_units=shown.rest_units, rail=rail)
 
 
-def _keyed_call(claim: Claim) -> KeyedCall:
+def _keyed_call(claim: Claim, now_ms: int) -> KeyedCall:
     """As it will stand in the books."""
     return KeyedCall(
         call_id=claim.call_id,
@@ -431,7 +444,7 @@ def _keyed_call(claim: Claim) -> KeyedCall:
         price=claim.price,
         price_units=claim.price_units,
         payment_id=claim.payment_id,
-        moved_ms=claim.created_ms,
+        moved_ms=now_ms,
         authorization=None if claim.authorization is None else claim.authorization.key,
     )
 

@@ -234,8 +234,9 @@ class BookStore(BookReader):
     async def conclude(
         self, call_id: CallId, *, epoch: int, transfer: SettledTransfer | None, is_adrift: bool, now_ms: int
     ) -> CallState | None:
+        shared_ms = self._time.translate(now_ms)
         outcome = await self._batches.submit(
-            Conclude(call_id=call_id, epoch=epoch, transfer=transfer, is_adrift=is_adrift, now_ms=now_ms)
+            Conclude(call_id=call_id, epoch=epoch, transfer=transfer, is_adrift=is_adrift, now_ms=shared_ms)
         )
         assert outcome is None or isinstance(outcome, CallState)
         return outcome
@@ -482,6 +483,7 @@ class BookStore(BookReader):
             attempts_max=self._limits.attempts_max,
             unfinal_max_nano=self._unfinal_max_nano,
             answered_since_ms=self._answered_since_ms(),
+            ahead_ms=self._time.translate(0),
         )
 
     async def _write(self, work: Work[T], *, flush: bool = True, is_long: bool = False) -> T:

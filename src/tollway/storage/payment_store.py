@@ -26,10 +26,12 @@ from tollway.ledger.call import CallState, NewPayment, Payment, PaymentState, is
 from tollway.ledger.claims import Purse, check_units, purse_of
 from tollway.ledger.covers import Wallet
 from tollway.ledger.parts import held_after, share_among_debts
+from tollway.money import UNITS_MAX
 from tollway.storage.book_page import BookPage, LockedCall
 from tollway.storage.book_rows import parse_payment
 from tollway.storage.book_tables import call_table, payment_table, topup_table
 from tollway.storage.finality_store import NEVER_MS
+from tollway.storage.outage import ValueRefused
 from tollway.storage.statements import Prepared, Within
 
 CHUNK = 1_000
@@ -292,12 +294,13 @@ def raise_payment(
     is_by_authorization: bool = True,
 ) -> None:
     """By what another authorisation moved in it, or by what nodes had kept back of it. Its row is locked. A payment that
-    is gone is shown without its value, and keeps it in its row."""
+    is gone is shown without its value, and keeps it in its row. Raises `ValueRefused`, and nothing is written, where the
+    balance would be more than a signed 64-bit column holds: SQLite would write a float."""
     columns, payment = payment_table.c, page.payments[payment_id]
     is_authorized = payment.is_authorized or is_by_authorization
-    connection.execute(
+    raised = connection.execute(
         update(payment_table)
-        .where(columns.id == payment_id)
+        .where(columns.id == payment_id, columns.value_units <= UNITS_MAX - units)
         .values(
             value_units=columns.value_units + units,
             calls=columns.calls + calls,
@@ -305,6 +308,8 @@ def raise_payment(
             checked_ms=NEVER_MS,
         )
     )
+    if raised.rowcount != 1:
+        raise ValueRefused("the balance of a payment is at most 2^63 - 1")
     if payment.state is not PaymentState.GONE:
         payment = replace(payment, value_units=payment.value_units + units)
     page.payments[payment_id] = replace(payment, calls=payment.calls + calls, is_authorized=is_authorized)

@@ -78,14 +78,17 @@ Outcome = ClaimOutcome | Closed | Fenced | Reopened | LaneTaken | CallState | No
 class Posting:
     """The circumstances under which a batch is written. `purses`: those whose siblings are locked too.
 
-    `answered_since_ms`: answers stored after that are still kept. `others`: calls whose next run, should it be there on
-    a retry, is not for whoever asks in this batch. `retried`: calls whose end may have been committed by an earlier batch."""
+    `now_ms`: by the clock that all gateways share; `ahead_ms`: how far it is ahead of this gateway's own, by which calls
+    are received and finished. `answered_since_ms`: answers stored after that are still kept. `others`: calls whose next
+    run, should it be there on a retry, is not for whoever asks in this batch. `retried`: calls whose end may have been
+    committed by an earlier batch."""
 
     owner_id: str
     now_ms: int
     attempts_max: int
     unfinal_max_nano: Mapping[str, int]
     answered_since_ms: int
+    ahead_ms: int = 0
     is_retry: bool = False
     others: frozenset[CallId] = frozenset()
     retried: frozenset[CallId] = frozenset()
@@ -222,7 +225,9 @@ class _Post:
         now_ms = self._posting.now_ms
         if close.after is CallState.CONSUMED and close.upstream_status is None:
             return {"completed_ms": now_ms}
-        completed = {"completed_ms": now_ms} if close.after is CallState.RELEASED else {}
+        # Of an answer that streams yet, the moment of its head: its finish may never be written, and tells its end.
+        is_ended = close.after in (CallState.RELEASED, CallState.CONSUMED)
+        completed = {"completed_ms": now_ms} if is_ended else {}
         return {
             "http_status": close.http_status,
             "upstream_status": close.upstream_status,
@@ -319,6 +324,7 @@ class _Post:
             debts=find_debts(self._connection, {claim.payer for claim in claims if claim.payer is not None}),
             unfinal_max_nano=self._posting.unfinal_max_nano,
             unfinal_units=unfinal_units,
+            now_ms=self._posting.now_ms,
             authorizations=known,
         )
         self._page.write_debits(debits)
@@ -380,13 +386,14 @@ class _Post:
             "attempts": 1,
             "cut": "",
             "clock_releases": True,
-            "created_ms": claim.created_ms,
+            "created_ms": claim.created_ms + self._posting.ahead_ms,
             "moved_ms": self._posting.now_ms,
         }
 
     def _finish(self, finishes: Sequence[Finish]) -> None:
         if finishes:
-            _FINISH.run(self._connection, [_finish_row(finish) for finish in finishes])
+            rows = [_finish_row(finish, ahead_ms=self._posting.ahead_ms) for finish in finishes]
+            _FINISH.run(self._connection, rows)
 
 
 def _in_purse(purse: Purse) -> ColumnElement[bool]:
@@ -433,13 +440,13 @@ _OPEN_CALLS = Prepared(
 )
 
 
-def _finish_row(finish: Finish) -> dict[str, object]:
+def _finish_row(finish: Finish, *, ahead_ms: int) -> dict[str, object]:
     return {
         "at_id": finish.call_id,
         "at_epoch": finish.epoch,
         "delivery": finish.delivery.value,
         "request_bytes": finish.request_bytes,
         "response_bytes": finish.response_bytes,
-        "completed_ms": finish.completed_ms,
+        "completed_ms": finish.completed_ms + ahead_ms,
         "is_cut": finish.is_cut,
     }

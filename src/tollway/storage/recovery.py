@@ -208,7 +208,7 @@ def resolve(connection: Connection, call_id: CallId, after: CallState, *, now_ms
         return False
     if after is CallState.CONSUMED and call.is_unpaid:
         return False
-    page.move(call, after, moved_ms=now_ms)
+    page.move(call, after, moved_ms=now_ms, completed_ms=now_ms)
     page.write()
     return True
 

@@ -158,9 +158,7 @@ class Settling:
                 "to_block": None if transfer is None else transfer.block_number,
             }
         )
-        told: dict[str, object] = {"moved_ms": conclude.now_ms}
-        if conclude.is_adrift or ending in (Ending.CREDIT, Ending.VOID):
-            told["completed_ms"] = conclude.now_ms
+        told: dict[str, object] = {"moved_ms": conclude.now_ms, "completed_ms": conclude.now_ms}
         if not conclude.is_adrift:  # its caller has waited for the money, too
             told["latency_ms"] = (call.latency_ms or 0) + max(0, conclude.now_ms - call.moved_ms)
         if transfer is None or held.payment_id is None:

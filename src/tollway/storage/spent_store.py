@@ -81,6 +81,7 @@ def _find_spent_on(
         debts=find_debts(connection, payers),
         unfinal_max_nano={},
         unfinal_units={},
+        now_ms=0,  # no authorisation is decided here
     )
     held_units = sum(find_held(connection, {payment.id for payment in payments}).values())
     told: dict[CallId, Exhausted | NonceUsed] = {}

@@ -111,6 +111,7 @@ class MemoryBook(MemoryFinality):
             debts=debts_of(self._rows.calls.values()),
             unfinal_max_nano=self._unfinal_max_nano,
             unfinal_units=sum_unfinal(self._rows.payments.values()),
+            now_ms=self._now_ms(),
             authorizations=known_authorizations(self._rows),
         )
         if isinstance(decision.outcome, Exhausted) and claim.payment_id is not None:
@@ -153,7 +154,7 @@ class MemoryBook(MemoryFinality):
         goes_back = close.after is CallState.CONSUMED and close.upstream_status is None
         if not goes_back:
             call.close, call.error = close, close.error
-        if close.after is CallState.RELEASED or goes_back:
+        if close.after in (CallState.RELEASED, CallState.CONSUMED):
             call.completed_ms = self._now_ms()
         return Closed(rest_units=self._rest_of(call))
 
@@ -184,6 +185,7 @@ class MemoryBook(MemoryFinality):
             debts=debts_of(calls),
             unfinal_max_nano={},
             unfinal_units={},
+            now_ms=self._now_ms(),
         )
         if isinstance(decision.outcome, Exhausted) and claim.payment_id is not None:
             return replace(decision.outcome, held_units=held_of(calls, claim.payment_id))
@@ -215,6 +217,7 @@ class MemoryBook(MemoryFinality):
         if after is CallState.CONSUMED and is_unpaid(call):
             return False
         self._move(call, after)
+        call.completed_ms = now_ms
         return True
 
     async def renew_ownership(self, *, now_ms: int) -> None:

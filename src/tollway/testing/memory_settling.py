@@ -17,6 +17,7 @@ from tollway.ledger.call import CallState, Delivery, Interruption, Payment, Paym
 from tollway.ledger.gas import LaneTaken
 from tollway.ledger.settled import Ending, judge_dropped, judge_ending
 from tollway.limits import DEFAULT_LIMITS, Limits
+from tollway.money import UNITS_MAX
 from tollway.testing.memory_moves import MemoryMoves
 from tollway.testing.memory_rows import (
     MemoryAttempt,
@@ -148,6 +149,8 @@ class MemorySettling(MemoryMoves):
             return None
         if not self._is_due(call, held, is_adrift=is_adrift):
             return None
+        if transfer is not None:
+            self._check_sum(call, transfer)
         held.is_adrift = False
         if not is_adrift and call.close is not None:
             waited_ms = max(0, now_ms - call.moved_ms)
@@ -165,8 +168,7 @@ class MemorySettling(MemoryMoves):
         else:
             held.transfer, held.settled_block = transfer.tx_hash, transfer.block_number
             self._book_transfer(call, transfer, ending, now_ms=now_ms)
-        if is_adrift or call.state is CallState.RELEASED:
-            call.completed_ms = now_ms
+        call.completed_ms = now_ms
         return call.state
 
     async def set_adrift(self, call_id: CallId, *, epoch: int) -> bool:
@@ -244,6 +246,14 @@ class MemorySettling(MemoryMoves):
         self._move(call, CallState.CONSUMED)
         if ending is Ending.LOST:
             call.cut = "cut"
+
+    def _check_sum(self, call: MemoryCall, transfer: SettledTransfer) -> None:
+        """Raises `StorageUnavailable` where the payment would be worth more than 2^63 - 1."""
+        settled = (*purse_of_claim(call.claim), transfer.tx_hash)
+        for old in self._rows.payments.values():
+            named = (old.chain_id, old.asset, old.payer, old.payee, old.tx_hash)
+            if named == settled and old.value_units + call.claim.price_units > UNITS_MAX:
+                raise StorageUnavailable
 
     def _add_settled(
         self, call: MemoryCall, transfer: SettledTransfer, *, is_bought: bool, now_ms: int
