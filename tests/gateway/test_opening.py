@@ -124,6 +124,11 @@ def test_knows_what_each_version_of_the_terms_asks_the_current_one_first(
         ("HEAD", {"other_paths": "refuse", "described": (("GET", "/v1/cities/{name}"),)}, True),
         ("POST", {"other_paths": "refuse", "described": (("GET", "/v1/cities/{name}"),)}, False),
         ("GET", {"other_paths": "refuse", "described": (("GET", "/v1/cities"),)}, False),
+        (
+            "HEAD",  # that version took no GET, so the document of its time described nothing that it served
+            {"other_paths": "refuse", "methods": ("HEAD",), "described": (("GET", "/v1/cities/{name}"),)},
+            False,
+        ),
         ("GET", {"described": (("GET", "/v1/cities"),)}, True),
     ],
 )

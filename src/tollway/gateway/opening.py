@@ -16,6 +16,7 @@ from tollway.gateway.target import READ_TWICE, match_operation, other_readings
 from tollway.outbound.policy import Endpoint, EndpointRefused, parse_endpoint
 from tollway.payments.terms import Tariff
 from tollway.registry.listing import Listing, Operation, Shelf, Terms
+from tollway.registry.offered_operations import takes_method
 from tollway.registry.path_reading import normal_path, only_of_method, pick
 from tollway.registry.revision_memory import RevisionMemory
 
@@ -106,7 +107,8 @@ class Openings:
         if found is None:
             found = self._old_descriptions.keep(listing, place, DescribedOperations())
             for method, path in version.described:
-                found.add(method=method, path=path, value=True)
+                if takes_method(version.methods, method):  # as the document of the current version is read
+                    found.add(method=method, path=path, value=True)
         return found
 
     def _find_wait_s(self, listing: Listing) -> int | None:
