@@ -34,7 +34,7 @@ Headers = Sequence[tuple[str, str]]
 
 @pytest.fixture
 async def gate() -> AsyncIterator[SmallGateway]:
-    async with open_gateway(settle_wait_s=0.05) as small:
+    async with open_gateway(settle_wait_s=0.05, body_rate_grace_s=0.2) as small:
         await small.publish()
         yield small
 
@@ -173,6 +173,19 @@ async def test_before_anything_was_sent_a_call_without_an_outcome_runs_again_fro
     gate.upstream.answer = plain()
     assert (await gate.ask("GET", TARGET, shown, client=ELSEWHERE)).status == 200
     assert (served(gate), earned(gate)) == (2, PRICE)
+
+
+@pytest.mark.parametrize(("proof", "length"), [([], 10_000), ([("Signature-Input", "sig=()")], 10_000_000)])
+async def test_a_stranger_is_refused_before_the_body_is_read(
+    gate: SmallGateway, payer: SmallPayer, proof: Headers, length: int
+) -> None:
+    """No body opens it without a proof of the wallet, nor one that is too long for such a proof."""
+    shown = await buy_undecided(gate, payer, method="POST", chunks=[b"{}"])
+    await come_back(gate)
+    exchange = gate.open(
+        "POST", TARGET, [*shown, *proof], is_open=True, length=length, client=ELSEWHERE
+    )  # of a body that never comes
+    await check_opens_nothing(gate, await gate.run(exchange))
 
 
 # ---- What opens it from elsewhere.

@@ -498,6 +498,14 @@ PAYMENT_GUARDS = (
     ),
     guard(
         "X1",
+        "a public authorisation with nothing beside it is answered before its body",
+        "gateway/replays.py",
+        "        if known.call.is_public and not self._may_be_entitled(call, presented, known.call, key):\n",
+        "        if False:\n",
+        test="gateway/test_public_authorizations.py::test_a_stranger_is_refused_before_the_body_is_read",
+    ),
+    guard(
+        "X1",
         "an authorisation that meets no requirement is answered before its body",
         "gateway/serve.py",
         "            if declined is not None:\n                return declined\n        sale",

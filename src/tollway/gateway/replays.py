@@ -153,7 +153,7 @@ class Replays:
         under the claim that it has."""
         if shown.known is None:
             return None
-        told = self.answer_unread(shown.presented, shown.known, key=shown.key)
+        told = self.answer_unread(shown.call, shown.presented, shown.known, key=shown.key)
         if told is not None:
             return told
         known = shown.known.call
@@ -177,12 +177,18 @@ class Replays:
             return None
         return self._say_used(known)
 
-    def answer_unread(self, presented: Presented, known: Known, *, key: str | None) -> Declined | None:
-        """What an authorisation of the books gets without its proof, or with another challenge or key than it was claimed
-        with: the same whatever the body is. None: the body decides."""
+    def answer_unread(
+        self, call: IncomingCall, presented: Presented, known: Known, *, key: str | None
+    ) -> Declined | None:
+        """What an authorisation of the books gets without its proof, with another challenge or key than it was claimed with,
+        or, once it is public, with nothing beside it: the same whatever the body is. None: the body decides."""
         if not known.is_proven:
             return self.say_known(known)
-        return None if _is_same_proof(presented, known.call, key=key) else self._say_used(known.call)
+        if not _is_same_proof(presented, known.call, key=key):
+            return self._say_used(known.call)
+        if known.call.is_public and not self._may_be_entitled(call, presented, known.call, key):
+            return Declined(problem=authorization_public(known.call.call_id, known.call.state))
+        return None
 
     async def is_entitled(self, shown: Shown) -> bool:
         """Whether the call shows something that no chain shows: the challenge or the idempotency key that the authorisation
@@ -191,12 +197,24 @@ class Replays:
         if shown.known is None or not shown.known.is_proven:
             return False
         known = shown.known.call
-        if _shows_secret(shown, known):
-            return True
-        nonce, client_address = known.authorization.nonce, shown.call.client_address
-        if self._networks.is_same(known.client_network, nonce, client_address):
+        if self._shows_more(shown.call, shown.presented, known, shown.key):
             return True
         return await self._is_proved_by(known.authorization.payer, shown)
+
+    def _may_be_entitled(
+        self, call: IncomingCall, presented: Presented, known: AuthorizedCall, key: str | None
+    ) -> bool:
+        """False where no body makes `is_entitled` true: there is no wallet proof, or the body is too long for one."""
+        is_short = (call.body.length or 0) <= self._limits.bound_body_bytes_max
+        return self._shows_more(call, presented, known, key) or (is_short and _has_wallet_proof(call))
+
+    def _shows_more(
+        self, call: IncomingCall, presented: Presented, known: AuthorizedCall, key: str | None
+    ) -> bool:
+        """The challenge or the idempotency key of the claim, or its client network."""
+        return _shows_secret(presented, known, key) or self._networks.is_same(
+            known.client_network, known.authorization.nonce, call.client_address
+        )
 
     async def _is_proved_by(self, payer: Address, shown: Shown) -> bool:
         """A proof that does not hold counts as none: the authorisation itself is good, and so is no reason for a 401."""
@@ -337,18 +355,21 @@ def _is_same_proof(presented: Presented, known: AuthorizedCall, *, key: str | No
     )
 
 
-def _shows_secret(shown: Shown, known: AuthorizedCall) -> bool:
+def _shows_secret(presented: Presented, known: AuthorizedCall, key: str | None) -> bool:
     claimed = known.authorization
-    if claimed.dialect is Dialect.MPP and shown.presented.challenge_id == claimed.challenge_id:
+    if claimed.dialect is Dialect.MPP and presented.challenge_id == claimed.challenge_id:
         return True
-    return known.idempotency_key is not None and shown.key == known.idempotency_key
+    return known.idempotency_key is not None and key == known.idempotency_key
+
+
+def _has_wallet_proof(call: IncomingCall) -> bool:
+    return any(call.find_header(name) is not None for name in _WALLET_PROOFS)
 
 
 def _read_signed(call: IncomingCall, cargo: Cargo) -> SignedRequest | None:
     """The call as its caller may have signed it. None where it carries no wallet proof, or its body was too long to keep:
     then its digest cannot be compared."""
-    is_signed = any(call.find_header(name) is not None for name in _WALLET_PROOFS)
-    if not is_signed or not isinstance(cargo.content, bytes | None) or cargo.is_spent:
+    if not _has_wallet_proof(call) or not isinstance(cargo.content, bytes | None) or cargo.is_spent:
         return None
     return SignedRequest(
         method=call.method,

@@ -45,8 +45,8 @@ class Shown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unread:
-    """One call that shows an authorisation of the books without its proof. `told`: its answer, for which the body is not
-    read."""
+    """One call that shows an authorisation of the books without its proof, or without more than what is public. `told`: its
+    answer, for which the body is not read."""
 
     presented: Presented
     known: Known

@@ -170,7 +170,7 @@ class Gateway:
         known = await self._cashier.find_known(presented)
         if known is None or check_size(call.body, self._limits) is not None:
             return presented
-        told = self._cashier.replays.answer_unread(presented, known, key=_find_key(call, presented))
+        told = self._cashier.replays.answer_unread(call, presented, known, key=_find_key(call, presented))
         if told is not None:
             return Unread(presented=presented, known=known, told=told)
         cargo = await load_compared(call.body, limits=self._limits)
