@@ -95,7 +95,7 @@ class Limits:
         300  # to the control plane, per wallet. Per address: five wallets' share
     )
     nonces_per_minute: int = 60  # sign-in nonces per client address
-    failed_calls_per_window: int = 20  # per wallet and per address, on one listing
+    failed_calls_per_window: int = 20  # per wallet and per address, on one listing. Over all: five times
     failed_calls_window_s: int = 600
     failed_calls_wait_s: float = 10.0  # for a call in flight to end, where too many are beside failed ones
     shared_rates_deadline_s: float = (

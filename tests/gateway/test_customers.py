@@ -136,6 +136,28 @@ async def test_failures_count_for_the_wallet_and_the_address_at_one_listing(
     assert (await asks(desk) is not None) == is_refused
 
 
+@pytest.mark.parametrize(
+    ("asked", "payer", "is_refused"),
+    [
+        (call(), PAYER, True),
+        (call(), OTHER, True),  # from the same address
+        (call("198.51.100.9"), PAYER, True),  # the same wallet
+        (call("198.51.100.9"), OTHER, False),
+    ],
+)
+async def test_failures_count_for_the_wallet_and_the_address_over_all_listings(
+    asked: IncomingCall, payer: Address, is_refused: bool
+) -> None:
+    """Each leaves a row, and listings cost nothing to make: five times as many as at one."""
+    desk = customers()
+    for number in range(9):
+        note(desk, told("released"), listing=replace(LISTING, id=ListingId(f"api_{number}")))
+    assert await check(desk, asked, payer=payer) is None
+    note(desk, told("held"), listing=replace(LISTING, id=ListingId("api_9")))
+    problem = await check(desk, asked, payer=payer)
+    assert code_of(problem) == (Code.FAILED_CALL_BUDGET_EXHAUSTED if is_refused else None)
+
+
 async def test_a_listings_rate_is_counted_by_payer_when_all_else_is_well() -> None:
     limited = replace(LISTING, rate_limit=RateLimit(calls=1, per_s=60))
     desk = customers()

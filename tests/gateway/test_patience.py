@@ -294,6 +294,19 @@ async def test_what_is_not_settled_at_one_listing_counts_at_the_next(
     assert served(gate) == 20
 
 
+async def test_failing_calls_on_credit_are_bounded_over_all_listings(gate: SmallGateway) -> None:
+    """One payment, listings of one's own that fail, and a row for each call."""
+    proof = gate.plain_proof((await gate.pay(PRICE)).tx_hash)
+    gate.upstream.answer = plain(status=500)
+    for number in range(7):
+        name = f"api_{number}"
+        await gate.publish(name)
+        for _ in range(17):
+            last = await gate.ask("GET", TARGET, proof, listing=name)
+    assert served(gate) == 100
+    assert (last.status, last.problem["code"]) == (429, "failed_call_budget_exhausted")
+
+
 def spend(payer: SmallPayer) -> Any:
     async def answer(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
         payer.fund(-payer.balance)

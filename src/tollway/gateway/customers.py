@@ -11,7 +11,7 @@ from typing import Self
 from tollway.errors import Code, Problem, describe_rate
 from tollway.gateway.exchange import Abandoned, Declined, IncomingCall, Outcome
 from tollway.gateway.meters import Meters
-from tollway.gateway.patience import Patience
+from tollway.gateway.patience import Patience, over_all_listings
 from tollway.gateway.refusals import BLOCKED, check_price_max
 from tollway.identifiers import Address
 from tollway.limits import Limits
@@ -94,7 +94,7 @@ class Visit:
         problem = check_price_max(self._call, price, asset)
         if problem is not None:
             return problem
-        keys = (*self._name_here(payer), *self._name_anywhere(payer))
+        keys = (*self._name_counted(payer), *self._name_anywhere(payer))
         wait_s = await self._desk.patience.enter(keys)
         if wait_s is not None:
             return self._say_exhausted(wait_s)
@@ -108,19 +108,25 @@ class Visit:
         if b"idempotency-replayed" in told:
             return  # another call's answer
         state = told.get(b"tollway-payment-state")
-        here, anywhere, patience = self._name_here(payer), self._name_anywhere(payer), self._desk.patience
+        counted, anywhere, patience = (
+            self._name_counted(payer),
+            self._name_anywhere(payer),
+            self._desk.patience,
+        )
         if state == b"charged":
-            patience.note_paid((*here, *anywhere))
+            patience.note_paid((*counted, *anywhere))
         elif isinstance(outcome, Abandoned) or state in (b"released", b"held"):
-            patience.note_failed(here)
+            patience.note_failed(counted)
             if isinstance(outcome, Declined) and outcome.problem.code in _UNSETTLED:
                 patience.note_failed(anywhere)
 
-    def _name_here(self, payer: Address) -> tuple[str, ...]:
-        """Whose failures count together. Never those of a listing alone: one caller's failures would close it for all
-        the others."""
-        listing_id, crowd = self._listing.id, name_crowd(self._call.client_address)
-        return f"wallet:{payer.hex()}:{listing_id}", f"address:{crowd}:{listing_id}"
+    def _name_counted(self, payer: Address) -> tuple[str, ...]:
+        """Whose failures count together, at this listing and over all of them: each leaves a row, and listings cost nothing
+        to make. Never those of a listing alone: one caller's failures would close it for all the others."""
+        wallet, address = f"wallet:{payer.hex()}", f"address:{name_crowd(self._call.client_address)}"
+        listing_id = self._listing.id
+        here = f"{wallet}:{listing_id}", f"{address}:{listing_id}"
+        return *here, over_all_listings(wallet), over_all_listings(address)
 
     def _name_anywhere(self, payer: Address) -> tuple[str, ...]:
         return (f"settled:{payer.hex()}",) if self._is_settled_here else ()

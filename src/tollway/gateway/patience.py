@@ -5,7 +5,7 @@ twentieth of a failure once one call has failed, and as half of one once ten hav
 in flight as the limits per address and per origin allow, however slow the API is. Each call that was paid lately takes
 one in flight out of the count. A call that comes while too much counts waits for another to end, for a moment, before it
 is refused. Failures are counted with those at other gateways, where these share their rates; calls in flight are counted
-here alone. Never about money.
+here alone. A key made by `over_all_listings` has five times the budget. Never about money.
 """
 
 import asyncio
@@ -13,13 +13,21 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from limits import RateLimitItemPerSecond
+from limits import RateLimitItem, RateLimitItemPerSecond
 
 from tollway.limits import Limits
 from tollway.rates import Rates, Room
 
 KEYS_MAX = 100_000
 RETRY_S = 1  # after waiting in vain for a call to end
+LISTINGS_PER_CALLER = 5
+"""The budget of a caller over all listings is that of so many listings."""
+_OVER_ALL = "all:"
+
+
+def over_all_listings(caller: str) -> str:
+    """The key of a caller whose failures at every listing count together."""
+    return _OVER_ALL + caller
 
 
 @dataclass(slots=True)
@@ -48,6 +56,11 @@ class Patience:
         self._failed = RateLimitItemPerSecond(
             limits.failed_calls_per_window, limits.failed_calls_window_s, namespace="failed"
         )
+        self._failed_over_all = RateLimitItemPerSecond(
+            limits.failed_calls_per_window * LISTINGS_PER_CALLER,
+            limits.failed_calls_window_s,
+            namespace="failed",
+        )
         # Only a key that failed here lately is worth asking the limiter about: most never have, and a call that is
         # paid asks no server. Whoever failed elsewhere is known for it after the first failure here.
         self._failing: OrderedDict[str, int] = OrderedDict()  # its last failure, in ms
@@ -58,7 +71,8 @@ class Patience:
         and it counts for nothing. Waits at most `failed_calls_wait_s` for others to end."""
         until = asyncio.get_running_loop().time() + self._limits.failed_calls_wait_s
         while True:
-            rooms = {key: await self._rates.look(self._failed, key) for key in keys if self._is_failing(key)}
+            failing = [key for key in keys if self._is_failing(key)]
+            rooms = {key: await self._rates.look(self._item_of(key), key) for key in failing}
             waits = [room.wait_s for room in rooms.values() if room.wait_s is not None]
             if waits:
                 return max(waits)  # until calls are accepted again
@@ -88,9 +102,12 @@ class Patience:
         for key in keys:
             self._failing[key] = self._now_ms()
             self._failing.move_to_end(key)
-            self._rates.note(self._failed, key)
+            self._rates.note(self._item_of(key), key)
         while len(self._failing) > KEYS_MAX:
             self._failing.popitem(last=False)
+
+    def _item_of(self, key: str) -> RateLimitItem:
+        return self._failed_over_all if key.startswith(_OVER_ALL) else self._failed
 
     def _is_failing(self, key: str) -> bool:
         failed_ms = self._failing.get(key)
@@ -105,7 +122,7 @@ class Patience:
         """Whether failed + counted x failed / budget has reached the budget, in integers. `counted`: the calls in flight,
         less one for each that was paid lately."""
         standing = self._stand(key)
-        budget = self._limits.failed_calls_per_window
+        budget = self._item_of(key).amount
         failed = budget - room.left
         counted = max(standing.running - standing.paid - standing.paid_before, 0)
         return failed * (budget + counted) >= budget * budget

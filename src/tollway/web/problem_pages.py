@@ -160,7 +160,7 @@ PAGES: Mapping[Code, Page] = MappingProxyType(
         ),
         Code.RATE_LIMITED: _page("Too many requests.", "Wait as long as Retry-After says."),
         Code.FAILED_CALL_BUDGET_EXHAUSTED: _page(
-            "Too many of your calls to this listing ended without being billed.",
+            "Too many of your calls to this listing, or to all listings together, ended without being billed.",
             "Wait as long as Retry-After says. Your payments stay yours.",
         ),
         Code.INTERNAL_ERROR: _page(
