@@ -6,16 +6,20 @@ from collections.abc import Callable
 
 import httpx
 import pytest
+from rich.text import Text
 
 from tollway.cli.showing import (
     describe_answer,
     is_for_people,
+    open_console,
     print_answer,
     print_calls,
     print_failure,
+    print_found,
     print_json,
     print_listings,
     print_members,
+    print_text,
 )
 from tollway.client import CallHeld, CallResponse, GatewayRefused, PaymentRefused
 from tollway.client.reply import PaymentInfo
@@ -100,6 +104,35 @@ def test_untrusted_text_reaches_no_terminal_with_its_tricks(
     told = capsys.readouterr()
     assert set("\x1b\x07\u202e").isdisjoint(told.out + told.err)
     assert told.out
+
+
+def test_a_console_lets_nothing_through(capsys: pytest.CaptureFixture[str]) -> None:
+    for is_error in (False, True):
+        open_console(is_error=is_error).print(Text(TRICKS), Text(f"[red]{TRICKS}"))
+    print_text(TRICKS)
+    print_text(TRICKS, is_error=True)
+    told = capsys.readouterr()
+    assert set("\x1b\x07\u202e").isdisjoint(told.out + told.err)
+    assert "[red]a" in told.out
+    assert "[red]a" in told.err
+
+
+@pytest.mark.parametrize(
+    ("quality", "told"),
+    [
+        ({"successRate30d": 0.9981, "calls30d": 12_034, "p50Ms": 120}, "99.81 % of 12034, 120 ms"),
+        ({"successRate30d": 1, "calls30d": 3, "p50Ms": None}, "100 % of 3"),
+        ({"successRate30d": "1e999999999", "calls30d": 3}, "not measured"),
+        ({"successRate30d": 1e300, "calls30d": 3}, "not measured"),
+        ({"successRate30d": 0.5, "calls30d": TRICKS}, "not measured"),
+        (TRICKS, "not measured"),
+    ],
+)
+def test_quality_is_numbers_or_not_measured(
+    quality: object, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    print_found({"apis": [{"id": "api_1"}]}, [{"quality": quality}])
+    assert told in " ".join(capsys.readouterr().out.split())
 
 
 def test_json_is_for_programs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,8 +6,9 @@ import pytest
 
 from tollway.client import control
 from tollway.client.control import ControlRequest, read_document
-from tollway.client.failures import GatewayRefused
+from tollway.client.failures import AnswerMalformed, GatewayRefused
 
+SHOW = control.show("api_1")
 HASH = "0x" + "AB" * 32
 
 
@@ -52,7 +53,7 @@ def test_what_is_no_hash_is_asked_of_nobody() -> None:
 
 @pytest.mark.parametrize(("status", "content"), [(200, b'{"total":1}'), (204, b""), (201, b"{}")])
 def test_success_is_its_document(status: int, content: bytes) -> None:
-    assert read_document(status, content) == ({"total": 1} if status == 200 else {})
+    assert read_document(SHOW, status, content) == ({"total": 1} if status == 200 else {})
 
 
 @pytest.mark.parametrize(
@@ -61,14 +62,32 @@ def test_success_is_its_document(status: int, content: bytes) -> None:
         (403, b'{"code":"not_provider","detail":"no"}', "not_provider"),
         (302, b"{}", "unknown"),
         (502, b"<html>", "unknown"),
-        (200, b"[]", "unknown"),
-        (200, b"no", "unknown"),
+        (403, b'{"code":["x"],"detail":7}', "unknown"),
+        (403, b'{"code":"Not a code","detail":null}', "unknown"),
     ],
 )
 def test_everything_else_is_a_refusal_with_its_code(status: int, content: bytes, code: str) -> None:
     with pytest.raises(GatewayRefused) as refused:
-        read_document(status, content)
+        read_document(SHOW, status, content)
     assert (refused.value.status, refused.value.code) == (status, code)
+
+
+@pytest.mark.parametrize(
+    "content", [b"[]", b"no", b'{"a":NaN}', b'{"a":1e400}', b'{"a":' + b"9" * 5_000 + b"}"]
+)
+def test_a_success_that_is_no_object_of_json_is_malformed(content: bytes) -> None:
+    with pytest.raises(AnswerMalformed) as failed:
+        read_document(SHOW, 200, content)
+    assert failed.value.code == "answer_malformed"
+
+
+@pytest.mark.parametrize("entries", [b"null", b"{}", b'"x"', b"[1]", b"[{}, null]"])
+def test_a_page_without_its_list_is_malformed(entries: bytes) -> None:
+    for wish, name in ((control.list_apis({}), b"apis"), (control.history({}), b"calls")):
+        assert read_document(wish, 200, b'{"%s":[{}]}' % name)
+        for content in (b'{"%s":%s}' % (name, entries), b"{}"):
+            with pytest.raises(AnswerMalformed, match=name.decode()):
+                read_document(wish, 200, content)
 
 
 def test_deep_nesting_is_a_refusal_even_when_python_would_follow_it_into_a_crash() -> None:
@@ -76,7 +95,7 @@ def test_deep_nesting_is_a_refusal_even_when_python_would_follow_it_into_a_crash
     sys.setrecursionlimit(100_000)  # what importing py_ecc (below eth-account) does to the whole process
     try:
         for bomb in (b"[" * 500_000, b'{"a":' * 500_000, b"[" * 100_000 + b"]" * 100_000):
-            with pytest.raises(GatewayRefused):
-                read_document(200, bomb)
+            with pytest.raises(AnswerMalformed):
+                read_document(SHOW, 200, bomb)
     finally:
         sys.setrecursionlimit(before)

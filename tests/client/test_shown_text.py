@@ -1,8 +1,18 @@
 """Text of strangers without its tricks."""
 
+import json
+
 import pytest
 
-from tollway.client.shown_text import NESTING_MAX, plain, plain_document, plain_line
+from tollway.client.shown_text import (
+    NESTING_MAX,
+    bound_document,
+    format_json,
+    plain,
+    plain_document,
+    plain_line,
+    show,
+)
 
 
 @pytest.mark.parametrize(
@@ -59,3 +69,53 @@ def test_what_is_nested_too_deep_is_left_out() -> None:
     while isinstance(shown, list):
         depth, shown = depth + 1, shown[0]
     assert (depth, shown) == (NESTING_MAX, None)
+
+
+TRICKS = "a\x1b[2J\u202eb\x07\x7f\x9b\u2066\U000e0041\ufe0f\u2028\u00a0\ud800"
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_json_is_the_same_value_and_harmless_on_a_terminal(indent: int | None) -> None:
+    document = {TRICKS: [TRICKS, 1, 0.5, None, True, {"n": "ä 東京"}], "plain": "x\ny\t"}
+    text = format_json(document, indent=indent)
+    assert json.loads(text) == document
+    assert "ä 東京" in text
+    assert all(character.isprintable() or character == "\n" for character in text)
+    assert plain(text) == text
+
+
+def test_what_json_has_no_word_for_is_null() -> None:
+    odd = {"a": float("nan"), "b": [float("inf"), -float("inf"), 10**5_000], "c": 7}
+    assert json.loads(format_json(odd)) == {"a": None, "b": [None, None, None], "c": 7}
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (None, ""),
+        (7, "7"),
+        (0.5, "0.5"),
+        (True, "true"),
+        ("a\x1bb", "a\ufffdb"),
+        ({"a": ["\x1b"]}, '{"a":["\\u001b"]}'),
+        (float("nan"), "null"),
+        ([10**5_000], "[null]"),
+        ("x" * 5_000, "x" * 3_999 + "…"),
+    ],
+)
+def test_a_value_is_shown_whatever_its_type(value: object, shown: str) -> None:
+    assert show(value) == shown
+
+
+def test_a_document_is_bounded_and_says_so() -> None:
+    assert bound_document({"a": ["x", 1, None], "n": float("nan")}, characters_max=1_000) == (
+        {"a": ["x", 1, None], "n": None},
+        False,
+    )
+    bomb: object = "x"
+    for _ in range(10_000):
+        bomb = [bomb]
+    for value in (bomb, ["x"] * 5_000, {str(number): number for number in range(5_000)}, "\x1b" * 5_000):
+        kept, is_cut = bound_document(value, characters_max=1_000)
+        assert is_cut
+        assert len(json.dumps(kept, ensure_ascii=False)) < 2_000

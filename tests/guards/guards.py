@@ -12,6 +12,7 @@ from tests.guards.passage_guards import PASSAGE_GUARDS
 from tests.guards.payment_guards import PAYMENT_GUARDS
 from tests.guards.rate_guards import RATE_GUARDS
 from tests.guards.setting_guards import SETTING_GUARDS
+from tests.guards.shown_guards import SHOWN_GUARDS
 from tests.guards.signature_guards import SIGNATURE_GUARDS
 from tests.guards.text_guards import TEXT_GUARDS
 
@@ -30,4 +31,5 @@ GUARDS = (
     *SIGNATURE_GUARDS,
     *RATE_GUARDS,
     *CALLER_GUARDS,
+    *SHOWN_GUARDS,
 )

@@ -6,6 +6,8 @@ Importing this loads nothing: the commands take a second to load, and Ctrl-C in 
 
 import io
 import sys
+import traceback
+from types import TracebackType
 
 INTERRUPTED = 130
 
@@ -17,6 +19,7 @@ def main() -> None:
             stream.reconfigure(
                 errors="backslashreplace"
             )  # what a terminal has no character for is shown all the same
+    sys.excepthook = _print_traceback
     try:
         if sys.argv[1:2] == ["serve"]:
             from tollway.cli.operator_line import app
@@ -28,3 +31,12 @@ def main() -> None:
         app()
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
+
+
+def _print_traceback(kind: type[BaseException], exc: BaseException, trace: TracebackType | None, /) -> None:
+    """As the interpreter does, without what a gateway may have hidden in a message."""
+    from tollway.client.shown_text import (
+        plain,
+    )  # loads the client, which only a command that fails may not have
+
+    sys.stderr.write(plain("".join(traceback.format_exception(kind, exc, trace))))

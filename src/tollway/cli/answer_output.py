@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-from tollway.cli.showing import describe_answer, is_for_people, print_answer, print_json
+from tollway.cli.showing import describe_answer, is_for_people, print_answer, print_json, print_text
 from tollway.client import CallerFailure, CallResponse
 
 
@@ -24,7 +24,8 @@ class AnswerNotWritten(CallerFailure):
 
 
 class AnswerOutput:
-    """One answer, written once. `output` None: shown as text or JSON; `-`: its bytes to stdout; else a file, which keeps
+    """One answer, written once. `output` None: shown as text or JSON; `-`: its bytes to stdout, or
+    to a terminal its text; else a file, which keeps
     what it holds until the answer is whole. Raises ValueError on entry for a file that cannot be written."""
 
     def __init__(self, output: str | None, *, as_json: bool) -> None:
@@ -84,6 +85,8 @@ class AnswerOutput:
             if self._new_file is not None and self._target is not None:
                 os.replace(self._new_file, self._target)
                 self._new_file = None
+        elif self._output == "-" and sys.stdout.isatty():
+            print_text(answer.content.decode(answer.encoding or "utf-8", "replace"))
         elif self._output == "-":
             sys.stdout.buffer.write(answer.content)
             sys.stdout.buffer.flush()

@@ -5,9 +5,9 @@ to stdout; one line on stderr says what may be spent.
 """
 
 import asyncio
+import logging
 import os
 import signal
-import sys
 from typing import Annotated
 
 import typer
@@ -27,8 +27,10 @@ from tollway.cli.caller_options import (
     explained,
     split_nodes,
 )
+from tollway.cli.showing import print_text
 from tollway.cli.told import has_key
 from tollway.client import AsyncTollwayClient
+from tollway.client.shown_text import plain
 
 INTERRUPTED = 130
 WAIT_S = 45.0
@@ -83,10 +85,24 @@ def serve_mcp(
             chains=tuple(chain or ()),
         )
         client = session.open_async(is_signing=is_signing)
-        sys.stderr.write(f"tollway mcp: {_tell_terms(client)}\n")
+        print_text(f"tollway mcp: {_tell_terms(client)}", is_error=True)
+        _log_plain()
         # Reading stdin cannot be broken off, so a wish to stop would wait for the next line. What matters is on disk.
         signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
         asyncio.run(_serve(client))
+
+
+class _PlainFormatter(logging.Formatter):
+    """Tracebacks quote what a gateway wrote."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return plain(super().format(record))
+
+
+def _log_plain() -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(_PlainFormatter("%(levelname)s %(name)s: %(message)s"))
+    logging.getLogger().addHandler(handler)
 
 
 async def _serve(client: AsyncTollwayClient) -> None:

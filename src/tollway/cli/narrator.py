@@ -10,6 +10,7 @@ from pydantic_core import from_json
 from rich.console import Console
 from rich.text import Text
 
+from tollway.client.shown_text import plain
 from tollway.sandbox.scenes import Exchange, Paid, Remark, Scene, Step
 
 VALUE_CHARACTERS_MAX = 84
@@ -58,7 +59,7 @@ class Narrator:
 
     def line(self, text: str = "", *, style: str = "") -> None:
         # No markup and no wrapping: the text is shown as it is, and a copied command stays one line.
-        self._console.print(Text(text, style=style), soft_wrap=True, highlight=False)
+        self._console.print(Text(plain(text), style=style), soft_wrap=True, highlight=False)
 
     def _headline(self, step: Step) -> None:
         self.line()

@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol, TextIO
 
 import typer
 
@@ -371,15 +371,22 @@ def _complain(problems: list[str], code: str, *, as_json: bool) -> None:
     if as_json or not sys.stderr.isatty():
         print(json.dumps({"error": {"code": code, "problems": problems}}), file=sys.stderr)
         return
-    for problem in problems:
-        print(f"error: {problem}", file=sys.stderr)
+    _print_lines([f"error: {problem}" for problem in problems], file=sys.stderr)
 
 
 def show(answer: Mapping[str, Any], lines: list[str], as_json: bool) -> None:
     if as_json or not sys.stdout.isatty():
         print(json.dumps(answer, indent=2))
     else:
-        print("\n".join(lines))
+        _print_lines(lines, file=sys.stdout)
+
+
+def _print_lines(lines: list[str], *, file: TextIO) -> None:
+    """Without what a chain node or a listing may have hidden in them."""
+    from tollway.client.shown_text import plain  # loads the client, which `tollway serve` has no use for
+
+    for line in lines:
+        print(plain(line), file=file)
 
 
 def _parse(parse: Callable[[str], Any], text: str) -> Any:

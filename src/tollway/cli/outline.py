@@ -7,10 +7,10 @@ its own name: no line of theirs can look like a line of ours.
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rich.console import Console
 from rich.text import Text
 
-from tollway.client.shown_text import plain, plain_line
+from tollway.cli.showing import open_console
+from tollway.client.shown_text import plain_line, show
 
 DEPTH_MAX = 16
 SCHEMA_DEPTH_MAX = 3
@@ -27,7 +27,7 @@ _SCHEMA_NAMES = frozenset({"inputSchema", "schema"})
 
 
 def print_outline(document: Mapping[str, Any]) -> None:
-    console = Console()
+    console = open_console()
     for line in outline(document):
         console.print(line, soft_wrap=True)
     console.print(Text("The machine form has more: --json", style="dim"))
@@ -138,4 +138,4 @@ def _in_short(value: object) -> str:
 def _scalar(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return "none" if value is None else plain(str(value))
+    return "none" if value is None else show(value)

@@ -1,23 +1,25 @@
 """How the commands of providers and callers show things: tables for people, JSON for programs.
 
-What providers and upstreams wrote is untrusted: it reaches a terminal without control characters and without markup.
+What a gateway, provider or node wrote is untrusted, numbers and symbols too. Everything that these commands print goes
+through `print_text`, `print_json` or a console of `open_console`, which let no control character, bidi control or markup of
+theirs through, whatever the caller forgot.
 """
 
 import base64
-import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from tollway.client import CallerFailure, CallHeld, CallResponse, GatewayRefused, PaymentQuote, PaymentRefused
 from tollway.client.fee_limit import format_fee
-from tollway.client.shown_text import plain, plain_line
+from tollway.client.shown_text import format_json, plain, plain_line, show
 from tollway.client.steps import SignedAuthorization, Transfer
 from tollway.client.whole_answer import read_json
 from tollway.client.x402_offer import Receipt
@@ -34,8 +36,38 @@ def is_for_people(*, as_json: bool) -> bool:
     return sys.stdout.isatty() and not as_json
 
 
-def print_json(document: object) -> None:
-    sys.stdout.write(json.dumps(document, ensure_ascii=False, indent=2) + "\n")
+class _Shown:
+    """A renderable whose segments are plain, whatever it holds."""
+
+    def __init__(self, inner: ConsoleRenderable) -> None:
+        self._inner = inner
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        for text, style, control in console.render(self._inner, options):
+            yield Segment(text if control else plain(text), style, control)
+
+
+class _ShowPlain(RenderHook):
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        return [_Shown(renderable) for renderable in renderables]
+
+
+def open_console(*, is_error: bool = False, soft_wrap: bool = False) -> Console:
+    """Stdout, or stderr. Nothing that is printed on it brings a control character to the terminal."""
+    console = Console(stderr=is_error, soft_wrap=soft_wrap)
+    console.push_render_hook(_ShowPlain())
+    return console
+
+
+def print_text(text: str, *, is_error: bool = False) -> None:
+    """Lines as they are, but for what a terminal must not be given."""
+    (sys.stderr if is_error else sys.stdout).write(plain(text) + "\n")
+
+
+def print_json(document: object, *, is_error: bool = False) -> None:
+    """On one line on stderr. What a terminal must not be given is escaped: the value stays the same."""
+    text = format_json(document, indent=None if is_error else 2)
+    (sys.stderr if is_error else sys.stdout).write(text + "\n")
 
 
 def print_listings(page: Document) -> None:
@@ -43,12 +75,16 @@ def print_listings(page: Document) -> None:
     table = Table(box=None, pad_edge=False)
     for heading in ("id", "name", "price", "provider", "description"):
         table.add_column(heading, no_wrap=heading in ("id", "price"))
-    for api in page.get("apis", ()):
-        price = f"{api.get('pricePerRequest')} {api.get('currency')}"
-        words = (api.get("id"), api.get("name"), price, api.get("provider"), api.get("description") or "")
-        table.add_row(*_plain_texts(words))
-    Console().print(table)
-    Console().print(Text(f"page {page.get('page', 1)}, {page.get('total', 0)} in all", style="dim"))
+    for api in _parts(page.get("apis")):
+        words = (
+            api.get("id"),
+            api.get("name"),
+            _tell_price(api),
+            api.get("provider"),
+            api.get("description"),
+        )
+        table.add_row(*_cells(words))
+    _print_page(table, f"page {show(page.get('page', 1))}, {show(page.get('total', 0))} in all")
 
 
 def print_found(page: Document, details: Sequence[Document]) -> None:
@@ -56,34 +92,30 @@ def print_found(page: Document, details: Sequence[Document]) -> None:
     table = Table(box=None, pad_edge=False)
     for heading in ("id", "name", "price", "networks", "quality", "verified", "found in"):
         table.add_column(heading, no_wrap=heading in ("id", "price"), overflow="fold")
-    for api, more in zip(page.get("apis", ()), details, strict=False):
+    for api, more in zip(_parts(page.get("apis")), details, strict=False):
         words = (
             api.get("id"),
-            plain_line(str(api.get("name") or "")),
-            f"{api.get('pricePerRequest')} {api.get('currency')}",
-            "\n".join(str(network) for network in more.get("networks") or ()),
+            plain_line(show(api.get("name"))),
+            _tell_price(api),
+            "\n".join(show(network) for network in _entries(more.get("networks"))),
             _tell_quality(more.get("quality")),
             "yes" if more.get("verified") is True else "no",
-            ", ".join(str(field) for field in api.get("match") or ()),
+            ", ".join(show(field) for field in _entries(api.get("match"))),
         )
-        table.add_row(*_plain_texts(words))
-    Console().print(table)
-    more_than = "more than " if page.get("totalIsLowerBound") else ""
-    Console().print(
-        Text(f"page {page.get('page', 1)}, {more_than}{page.get('total', 0)} in all", style="dim")
-    )
+        table.add_row(*_cells(words))
+    more_than = "more than " if page.get("totalIsLowerBound") is True else ""
+    _print_page(table, f"page {show(page.get('page', 1))}, {more_than}{show(page.get('total', 0))} in all")
 
 
 def _tell_quality(quality: object) -> str:
     """`99.81 % of 12034, 120 ms`: successes of the paid calls of 30 days, and their median latency."""
-    if not isinstance(quality, Mapping) or quality.get("successRate30d") is None:
+    if not isinstance(quality, Mapping):
         return "not measured"
-    try:
-        percent = Decimal(str(quality["successRate30d"])) * 100
-    except InvalidOperation:
+    rate, calls, latency_ms = (quality.get(name) for name in ("successRate30d", "calls30d", "p50Ms"))
+    if not isinstance(rate, int | float) or not 0 <= rate <= 1 or not isinstance(calls, int):
         return "not measured"
-    told = f"{percent.normalize():f} % of {quality.get('calls30d')}"
-    return told if quality.get("p50Ms") is None else f"{told}, {quality['p50Ms']} ms"
+    told = f"{(Decimal(str(rate)) * 100).normalize():f} % of {calls}"
+    return f"{told}, {latency_ms} ms" if isinstance(latency_ms, int | float) else told
 
 
 def print_calls(page: Document) -> None:
@@ -91,20 +123,25 @@ def print_calls(page: Document) -> None:
     table = Table(box=None, pad_edge=False)
     for heading in ("time", "api", "request", "status", "price", "payment", "call"):
         table.add_column(heading)
-    for call in page.get("calls", ()):
-        payment = call.get("payment") or {}
+    for call in _parts(page.get("calls")):
+        payment = call.get("payment")
         words = (
             call.get("createdAt"),
             call.get("apiName"),
-            f"{call.get('method')} {call.get('path')}",
-            f"{call.get('status')} {call.get('httpStatus') or ''}",
-            f"{call.get('price')} {call.get('currency')}",
-            payment.get("state"),
+            f"{show(call.get('method'))} {show(call.get('path'))}",
+            f"{show(call.get('status'))} {show(call.get('httpStatus'))}",
+            f"{show(call.get('price'))} {show(call.get('currency'))}",
+            payment.get("state") if isinstance(payment, Mapping) else None,
             call.get("id"),
         )
-        table.add_row(*_plain_texts(words))
-    Console().print(table)
-    Console().print(Text(f"{page.get('total', 0)} in all", style="dim"))
+        table.add_row(*_cells(words))
+    _print_page(table, f"{show(page.get('total', 0))} in all")
+
+
+def _print_page(table: Table, foot: str) -> None:
+    console = open_console()
+    console.print(table)
+    console.print(Text(plain_line(foot), style="dim"))
 
 
 def print_members(document: Document) -> None:
@@ -113,9 +150,8 @@ def print_members(document: Document) -> None:
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in document.items():
-        shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        table.add_row(*_plain_texts((name, shown)))
-    Console().print(table)
+        table.add_row(*_cells((name, "null" if value is None else value)))
+    open_console().print(table)
 
 
 def print_document(document: Document, *, as_json: bool) -> None:
@@ -133,11 +169,9 @@ def print_answer(answer: CallResponse) -> None:
         text = answer.content[:SHOWN_BYTES_MAX].decode(answer.encoding or "utf-8", "replace")
         rest_bytes = len(answer.content) - SHOWN_BYTES_MAX
         more = f"\n({rest_bytes} bytes more; -o FILE keeps them)" if rest_bytes > 0 else ""
-        sys.stdout.write(f"{plain(text)}{more}\n")
+        print_text(f"{text}{more}")
     elif answer.content:
-        sys.stdout.write(
-            f"({len(answer.content)} bytes of {plain(kind) or 'unknown type'}; -o FILE keeps them)\n"
-        )
+        print_text(f"({len(answer.content)} bytes of {show(kind) or 'unknown type'}; -o FILE keeps them)")
     payment = answer.payment
     words = [f"HTTP {answer.status_code}", f"payment {payment.state}"]
     words += [f"price {payment.price}"] if payment.price else []
@@ -146,7 +180,7 @@ def print_answer(answer: CallResponse) -> None:
     words += [f"network fee at most {payment.fee_max}"] if payment.fee_max else []
     words += [f"paid by {payment.transaction}"] if payment.transaction else []
     words += [f"call {payment.call_id}"] if payment.call_id else []
-    Console(stderr=True).print(Text(plain(" · ".join(words)), style="dim"))
+    open_console(is_error=True).print(Text(plain_line(" · ".join(words)), style="dim"))
 
 
 def describe_answer(answer: CallResponse) -> dict[str, Any]:
@@ -216,20 +250,20 @@ def describe_authorization(signed: SignedAuthorization) -> dict[str, str | None]
 
 def print_quote(quote: PaymentQuote) -> None:
     """On stderr, before the payment is signed."""
-    Console(stderr=True).print(Text(plain(quote.describe()), style="dim"))
+    open_console(is_error=True).print(Text(plain_line(quote.describe()), style="dim"))
 
 
 def print_failure(failure: Exception, *, as_json: bool) -> None:
     """On stderr: a sentence for people, an object for programs."""
     described = _describe_failure(failure)
     if is_for_people(as_json=as_json):
-        console = Console(stderr=True)
-        console.print(Text(plain(str(described["detail"])), style="red"))
+        console = open_console(is_error=True)
+        console.print(Text(show(described["detail"]), style="red"))
         for name in ("transaction", "callUrl", "reason"):
             if described.get(name):
-                console.print(Text(plain(f"{name}: {described[name]}"), style="dim"))
+                console.print(Text(plain_line(f"{name}: {show(described[name])}"), style="dim"))
     else:
-        sys.stderr.write(json.dumps({"error": described}, ensure_ascii=False) + "\n")
+        print_json({"error": described}, is_error=True)
 
 
 def _describe_failure(failure: Exception) -> dict[str, Any]:
@@ -252,5 +286,18 @@ def _camel(name: str) -> str:
     return first + "".join(word.capitalize() for word in rest)
 
 
-def _plain_texts(words: Sequence[object] | Iterable[object]) -> list[Text]:
-    return [Text(plain("" if word is None else str(word))) for word in words]
+def _tell_price(api: Document) -> str:
+    return f"{show(api.get('pricePerRequest'))} {show(api.get('currency'))}"
+
+
+def _entries(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _parts(value: object) -> list[Document]:
+    """The objects of a list; nothing of what is no list."""
+    return [entry for entry in _entries(value) if isinstance(entry, Mapping)]
+
+
+def _cells(values: Iterable[object]) -> list[Text]:
+    return [Text(show(value)) for value in values]

@@ -4,7 +4,6 @@ Nothing but protocol is ever written to stdout: while it serves, the SDK points 
 loads the MCP SDK, so nothing that does not serve imports it.
 """
 
-import json
 import logging
 from typing import Any
 
@@ -26,6 +25,7 @@ from mcp_types import Tool as ShownTool
 from tollway import __version__
 from tollway.client import AsyncTollwayClient
 from tollway.client.agent_tools import AgentTools
+from tollway.client.shown_text import format_json
 from tollway.client.tool_answers import ToolAnswer
 from tollway.client.tool_schemas import TOOLS, Tool, find_tool
 
@@ -97,7 +97,7 @@ def _show_tool(tool: Tool) -> ShownTool:
 def _show_answer(answer: ToolAnswer) -> CallToolResult:
     """The same JSON twice: as text for those that read text, structured for the others."""
     document = dict(answer.document)
-    text = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
+    text = format_json(document)
     return CallToolResult(
         content=[TextContent(text=text)], structured_content=document, is_error=answer.is_error
     )

@@ -37,6 +37,7 @@ from tollway.cli.showing import (
     print_document,
     print_json,
     print_listings,
+    print_text,
 )
 from tollway.cli.told import has_key, read_content, read_draft, read_headers
 from tollway.client import CallerFailure, create_key_file
@@ -248,11 +249,11 @@ def list_payments(
             payments, authorizations = client.payments(), client.authorizations()
         for payment in payments if is_for_people(as_json=as_json) else ():
             rest = format_decimal(payment.rest, decimals=payment.asset.decimals)
-            typer.echo(
+            print_text(
                 f"{payment.tx_hash}  {payment.describe()}  left {rest}  {payment.state}  to {payment.pay_to}"
             )
         for signed in authorizations if is_for_people(as_json=as_json) else ():
-            typer.echo(f"{signed.name()}  {signed.describe()}  x402 {signed.state}  to {signed.pay_to}")
+            print_text(f"{signed.name()}  {signed.describe()}  x402 {signed.state}  to {signed.pay_to}")
         if not is_for_people(as_json=as_json):
             described = [describe_payment(payment) for payment in payments]
             print_json([*described, *(describe_authorization(signed) for signed in authorizations)])

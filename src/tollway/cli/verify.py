@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from tollway.cli.caller_options import (
@@ -16,8 +15,8 @@ from tollway.cli.caller_options import (
     KeyFile,
     explained,
 )
-from tollway.cli.showing import is_for_people, print_json
-from tollway.client.shown_text import plain_line
+from tollway.cli.showing import is_for_people, open_console, print_json
+from tollway.client.shown_text import plain_line, show
 
 
 def register(app: typer.Typer) -> None:
@@ -40,7 +39,7 @@ def verify(
         with session.open(is_signing=not look_only) as client:
             told = client.ownership(api_id) if look_only else client.check_ownership(api_id)
     if is_for_people(as_json=as_json):
-        console = Console(soft_wrap=True)
+        console = open_console(soft_wrap=True)
         for line in describe_ownership(told):
             console.print(Text(line))
     else:
@@ -88,4 +87,4 @@ def _part(told: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _word(told: Mapping[str, Any], name: str) -> str:
-    return plain_line(str(told.get(name)))
+    return plain_line(show(told.get(name)))

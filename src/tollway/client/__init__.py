@@ -7,6 +7,7 @@ with TollwayClient("http://127.0.0.1:8402", wallet=Wallet.from_environment(os.en
 
 from tollway.client.client import AsyncTollwayClient, TollwayClient
 from tollway.client.failures import (
+    AnswerMalformed,
     AnswerUnreadable,
     BudgetExhausted,
     CallerFailure,
@@ -28,6 +29,7 @@ from tollway.client.transfer import Patience
 from tollway.client.wallet import KeyUnusable, Wallet, create_key_file
 
 __all__ = [
+    "AnswerMalformed",
     "AnswerUnreadable",
     "AsyncTollwayClient",
     "BudgetExhausted",

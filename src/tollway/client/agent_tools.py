@@ -17,8 +17,16 @@ from tollway.client.client import AsyncTollwayClient
 from tollway.client.failures import CallerFailure
 from tollway.client.quote import ATTO_DECIMALS, Cap
 from tollway.client.reply import CallResponse, is_from_gateway
-from tollway.client.shown_text import plain, plain_document, plain_line
-from tollway.client.tool_answers import UNTRUSTED, ToolAnswer, describe_answer, explain
+from tollway.client.shown_text import bound_document, plain_line, show
+from tollway.client.tool_answers import (
+    DOCUMENT_CHARACTERS_MAX,
+    UNTRUSTED,
+    ToolAnswer,
+    describe_answer,
+    explain,
+    read_id,
+    read_price,
+)
 from tollway.client.tool_schemas import SEARCH_LIMIT_MAX, Tool, find_complaint
 from tollway.errors import StorageUnavailable
 from tollway.money import format_decimal
@@ -28,6 +36,8 @@ LOOKUPS_AT_ONCE_MAX = 8
 SEARCH_LIMIT = 10
 HISTORY_LIMIT = 10
 NAME_CHARACTERS_MAX, DESCRIPTION_CHARACTERS_MAX = 120, 400
+WORD_CHARACTERS_MAX, WORDS_MAX = 64, 20
+"""Of a tag, a network, a state; and how many of them."""
 
 DEFAULT_FEE = "ten times the payment or 0.05 dollars, and never more than the maximum of the network"
 
@@ -87,15 +97,11 @@ class AgentTools:
         filters.setdefault("limit", SEARCH_LIMIT)
         words = arguments.get("query")
         page = await self.client.search(words if isinstance(words, str) else None, **filters)
-        apis = page.get("apis")
-        items = apis[:SEARCH_LIMIT_MAX] if isinstance(apis, list) else []
-        listed = [item for item in items if isinstance(item, dict)]
+        items = [item for item in page["apis"] if read_id(item.get("id")) is not None][:SEARCH_LIMIT_MAX]
         async with asyncio.TaskGroup() as group:
-            lookups = [group.create_task(self._look_up(str(item.get("id")))) for item in listed]
-        found = [_describe_found(item, lookup.result()) for item, lookup in zip(listed, lookups, strict=True)]
-        counts = ("total", "totalIsLowerBound", "page", "limit")
-        told: dict[str, object] = {name: page[name] for name in counts if name in page}
-        return ToolAnswer({"notice": UNTRUSTED, "apis": found, **told})
+            lookups = [group.create_task(self._look_up(str(item["id"]))) for item in items]
+        found = [_describe_found(item, lookup.result()) for item, lookup in zip(items, lookups, strict=True)]
+        return ToolAnswer({"notice": UNTRUSTED, "apis": found, **_read_counts(page)})
 
     async def _look_up(self, api_id: str) -> Mapping[str, object]:
         """The details of a listing; nothing where there are none any more."""
@@ -112,7 +118,7 @@ class AgentTools:
         payment = told.get("payment")
         if isinstance(payment, dict):  # the steps of paying are for others: here `call_api` takes them
             told["payment"] = {name: value for name, value in payment.items() if name != "rails"}
-        return ToolAnswer({"notice": UNTRUSTED, "api": plain_document(told)})
+        return _hand_on(told, name="api")
 
     # ---- Calling.
 
@@ -139,8 +145,7 @@ class AgentTools:
             found = await self.client.find_call(call_id)
         else:
             found = await self.client.history(**{"limit": HISTORY_LIMIT, **arguments})
-        document = plain_document(found)
-        return ToolAnswer({"notice": UNTRUSTED, **(document if isinstance(document, dict) else {})})
+        return _hand_on(found)
 
     async def _tell_status(self, _: Arguments) -> ToolAnswer:
         spending = await asyncio.to_thread(self.client.spending)
@@ -151,29 +156,69 @@ class AgentTools:
                 "wallet": None if address is None else str(address),
                 "limits": _tell_limits(self.client),
                 "spent": {
-                    "session": {symbol: _tell(atto) for symbol, atto in spending.session.items()},
-                    "total": {symbol: _tell(atto) for symbol, atto in spending.total.items()},
+                    "session": {show(symbol): _tell(atto) for symbol, atto in spending.session.items()},
+                    "total": {show(symbol): _tell(atto) for symbol, atto in spending.total.items()},
                 },
             }
         )
 
 
+def _hand_on(document: Mapping[str, object], *, name: str | None = None) -> ToolAnswer:
+    """A document of the gateway, of a bounded size, under `name` or as it is. No member of it takes the place of ours."""
+    bounded, is_cut = bound_document(document, characters_max=DOCUMENT_CHARACTERS_MAX)
+    assert isinstance(bounded, dict)
+    members = {name: bounded} if name is not None else bounded
+    theirs = {key: value for key, value in members.items() if key not in ("notice", "isCut")}
+    return ToolAnswer({"notice": UNTRUSTED, **theirs, **({"isCut": True} if is_cut else {})})
+
+
+def _read_counts(page: Mapping[str, object]) -> dict[str, object]:
+    numbers = {name: _read_number(page.get(name)) for name in ("total", "page", "limit")}
+    told: dict[str, object] = {name: number for name, number in numbers.items() if isinstance(number, int)}
+    if page.get("totalIsLowerBound") is True:
+        told["totalIsLowerBound"] = True
+    return told
+
+
 def _describe_found(item: Mapping[str, object], details: Mapping[str, object]) -> Mapping[str, object]:
-    """What is needed to choose. Texts are cut and cleaned; everything else is what the gateway says."""
+    """What is needed to choose, each of its type: what is of another one is left out."""
+    quality, is_verified, status = (details.get(name) for name in ("quality", "verified", "status"))
     told = {
-        "apiId": item.get("id"),
+        "apiId": read_id(item.get("id")),
         "name": _cut(item.get("name"), NAME_CHARACTERS_MAX),
         "description": _cut(item.get("description"), DESCRIPTION_CHARACTERS_MAX),
-        "price": plain(f"{item.get('pricePerRequest')} {item.get('currency')}"),
-        "match": item.get("match"),
-        **{name: details.get(name) for name in ("networks", "tags", "quality", "verified", "status")},
+        "price": read_price(f"{item.get('pricePerRequest')} {item.get('currency')}"),
+        "match": _read_words(item.get("match")),
+        "networks": _read_words(details.get("networks")),
+        "tags": _read_words(details.get("tags")),
+        "quality": _read_quality(quality) if isinstance(quality, Mapping) else None,
+        "verified": is_verified if isinstance(is_verified, bool) else None,
+        "status": _cut(status, WORD_CHARACTERS_MAX) if isinstance(status, str) else None,
     }
-    return {name: plain_document(value) for name, value in told.items() if value is not None}
+    return {name: value for name, value in told.items() if value is not None}
+
+
+def _read_quality(quality: Mapping[str, object]) -> Mapping[str, int | float]:
+    names = ("calls30d", "successRate30d", "p50Ms", "p95Ms")
+    numbers = {name: _read_number(quality.get(name)) for name in names}
+    return {name: number for name, number in numbers.items() if number is not None}
+
+
+def _read_number(value: object) -> int | float | None:
+    """A finite number from 0 to 2^53, which every reader of JSON reads alike."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return value if 0 <= value <= 2**53 else None
+
+
+def _read_words(value: object) -> list[str] | None:
+    if not isinstance(value, list):
+        return None
+    return [_cut(word, WORD_CHARACTERS_MAX) for word in value[:WORDS_MAX] if isinstance(word, str)]
 
 
 def _cut(text: object, most: int) -> str:
-    line = plain_line(str(text or ""))
-    return line if len(line) <= most else line[: most - 1] + "…"
+    return show(plain_line(show(text)), characters_max=most)
 
 
 def _read_options(arguments: Arguments, limit: Cap) -> CallOptions:

@@ -197,7 +197,7 @@ class TollwayClient(CallerBase, ControlPlane):
                 content = self._read(response, bytes_max=ANSWER_BYTES_MAX)
         except (httpx.TransportError, TooLong) as exc:
             raise unreachable(exc, transaction=None) from exc
-        return control.read_document(response.status_code, content)
+        return control.read_document(wish, response.status_code, content)
 
 
 class AsyncTollwayClient(CallerBase, AsyncControlPlane):
@@ -348,4 +348,4 @@ class AsyncTollwayClient(CallerBase, AsyncControlPlane):
                 content = await self._read(response, bytes_max=ANSWER_BYTES_MAX)
         except (httpx.TransportError, TooLong) as exc:
             raise unreachable(exc, transaction=None) from exc
-        return control.read_document(response.status_code, content)
+        return control.read_document(wish, response.status_code, content)

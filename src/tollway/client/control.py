@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from pydantic_core import from_json
-
-from tollway.client.failures import GatewayRefused
+from tollway.client.failures import AnswerMalformed, GatewayRefused
 from tollway.client.steps import Headers
+from tollway.client.whole_answer import read_json
 from tollway.errors import Code
 from tollway.identifiers import TxHash
 
@@ -22,13 +21,15 @@ NOT_FOUND = 404
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlRequest:
-    """`path` under the API prefix, already encoded, with its query. `is_signed`: by the wallet (ERC-8128)."""
+    """`path` under the API prefix, already encoded, with its query. `is_signed`: by the wallet (ERC-8128). `entries`: the
+    member of the answer that is a list of objects."""
 
     method: str
     path: str
     headers: Headers = ()
     body: bytes = field(default=b"", repr=False)
     is_signed: bool = False
+    entries: str | None = None
 
 
 def publish(draft: Mapping[str, object], *, dry_run: bool = False) -> ControlRequest:
@@ -56,7 +57,7 @@ def check_ownership(api_id: str) -> ControlRequest:
 
 
 def list_apis(query: Mapping[str, object]) -> ControlRequest:
-    return ControlRequest(method="GET", path="/apis" + _query(query))
+    return ControlRequest(method="GET", path="/apis" + _query(query), entries="apis")
 
 
 def search(words: str | None, query: Mapping[str, object]) -> ControlRequest:
@@ -79,7 +80,7 @@ def show(api_id: str) -> ControlRequest:
 
 
 def history(query: Mapping[str, object]) -> ControlRequest:
-    return ControlRequest(method="GET", path="/history" + _query(query), is_signed=True)
+    return ControlRequest(method="GET", path="/history" + _query(query), is_signed=True, entries="calls")
 
 
 def find_call(call_id: str) -> ControlRequest:
@@ -91,17 +92,24 @@ def find_payment(tx_hash: str) -> ControlRequest:
     return ControlRequest(method="GET", path=f"/payments/{TxHash.parse(tx_hash)}", is_signed=True)
 
 
-def read_document(status: int, content: bytes) -> Document:
-    """The JSON object of an answer; `{}` for an empty one. Raises `GatewayRefused` for everything but success."""
+def read_document(wish: ControlRequest, status: int, content: bytes) -> Document:
+    """The JSON object of an answer; `{}` for an empty one. Raises `GatewayRefused` for everything but success, and
+    `AnswerMalformed` for a success that is not the document that was asked for."""
+    is_success = 200 <= status <= 299
     try:
-        document = from_json(content) if content else {}  # see client/reply.py
+        document = read_json(content) if content else {}
     except ValueError:
         document = None
+    if not is_success:
+        if not isinstance(document, dict):
+            document = {"detail": f"The gateway answered {status} with something that is not a JSON object."}
+        raise GatewayRefused(status, document)
     if not isinstance(document, dict):
-        document = {"detail": f"The gateway answered {status} with something that is not a JSON object."}
-        raise GatewayRefused(status, document)
-    if not 200 <= status <= 299:
-        raise GatewayRefused(status, document)
+        raise AnswerMalformed(f"The gateway answered {status} with something that is not a JSON object.")
+    if wish.entries is not None:
+        entries = document.get(wish.entries)
+        if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+            raise AnswerMalformed(f"The gateway's answer has no list `{wish.entries}` of objects.")
     return document
 
 

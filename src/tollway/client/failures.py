@@ -2,6 +2,7 @@
 
     CallerFailure
     ├── GatewayRefused        the gateway said no (its code and problem document)
+    ├── AnswerMalformed       the gateway's answer is not the document that was asked for
     ├── GatewayUnreachable    no answer came; `is_sent` tells whether it may have been served
     ├── AnswerUnreadable      the answer came, and its content coding is not what it says
     ├── NotPaid               nothing was spent
@@ -16,9 +17,13 @@
 `code` is stable. `is_retryable`: the same request later can succeed, without another payment.
 """
 
+import re
 from collections.abc import Mapping
 
 from tollway.identifiers import TxHash
+
+DETAIL_CHARACTERS_MAX = 4_000
+_CODE = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
 
 class CallerFailure(Exception):
@@ -34,14 +39,24 @@ class CallerFailure(Exception):
 
 
 class GatewayRefused(CallerFailure):
-    """The gateway answered with a problem. `problem` is its document (RFC 9457)."""
+    """The gateway answered with a problem. `problem` is its document (RFC 9457). A code that is none is `unknown`."""
 
     def __init__(self, status: int, problem: Mapping[str, object]) -> None:
-        super().__init__(str(problem.get("detail") or f"The gateway answered {status}."))
+        detail, code = problem.get("detail"), problem.get("code")
+        is_detail = isinstance(detail, str) and detail != ""
+        super().__init__(
+            str(detail)[:DETAIL_CHARACTERS_MAX] if is_detail else f"The gateway answered {status}."
+        )
         self.status = status
         self.problem = problem
-        self.code = str(problem.get("code") or "unknown")
+        self.code = code if isinstance(code, str) and _CODE.fullmatch(code) else "unknown"
         self.is_retryable = problem.get("retryable") is True
+
+
+class AnswerMalformed(CallerFailure):
+    """The gateway's answer is not the document that was asked for: no JSON object, or without a member that it must have."""
+
+    code = "answer_malformed"
 
 
 class GatewayUnreachable(CallerFailure):

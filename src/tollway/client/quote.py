@@ -60,7 +60,7 @@ def _read_offer(option: Mapping[str, object]) -> Offer | None:
         amount = read_amount(option.get("amount"))
         decimals, confirmations = option["decimals"], option.get("confirmations", 1)
         symbol = str(option["symbol"])
-        if type(decimals) is not int or type(confirmations) is not int or not _SYMBOL.fullmatch(symbol):
+        if type(decimals) is not int or type(confirmations) is not int or not is_symbol(symbol):
             return None
         if not 0 <= decimals <= 36 or not 1 <= confirmations <= CONFIRMATIONS_MAX:
             return None
@@ -76,6 +76,11 @@ def _read_offer(option: Mapping[str, object]) -> Offer | None:
         )
     except (KeyError, ValueError):
         return None
+
+
+def is_symbol(text: str) -> bool:
+    """Whether a currency may be called so: 1 to 16 letters, digits, dots and dashes, a letter first."""
+    return _SYMBOL.fullmatch(text) is not None
 
 
 def read_amount(text: object) -> int:

@@ -98,6 +98,7 @@ TOOLS = (
             headers={
                 "type": "object",
                 "maxProperties": 20,
+                "propertyNames": {"pattern": "^[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}$"},
                 "additionalProperties": {"type": "string", "maxLength": 4_000},
                 "description": "Request headers of the API's own.",
             },

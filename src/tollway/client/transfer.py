@@ -16,7 +16,7 @@ from tollway.client.failures import (
 )
 from tollway.client.fee_limit import GAS_MAX, Fee, limit_fee
 from tollway.client.finality import is_finally_reverted, parse_quantity, store_in_budget
-from tollway.client.quote import KNOWN_ASSETS, Cap, Offer
+from tollway.client.quote import KNOWN_ASSETS, Cap, Offer, is_symbol
 from tollway.client.steps import (
     AskNode,
     Flow,
@@ -114,7 +114,7 @@ def _ask_token(chain_id: ChainId, token: Address) -> Flow[Asset | None]:
 
 
 def _decode_symbol(answer: bytes) -> str | None:
-    """An ABI string, or the bytes32 of old tokens."""
+    """An ABI string, or the bytes32 of old tokens. None: it is no symbol, whatever else it is."""
     raw = answer.rstrip(b"\0")
     if len(answer) >= 64 and int.from_bytes(answer[:32], "big") == 32:
         length = int.from_bytes(answer[32:64], "big")
@@ -122,9 +122,10 @@ def _decode_symbol(answer: bytes) -> str | None:
             return None
         raw = answer[64 : 64 + length]
     try:
-        return raw.decode("ascii") or None
+        symbol = raw.decode("ascii")
     except UnicodeDecodeError:
         return None
+    return symbol if is_symbol(symbol) else None
 
 
 def fetch_balance(asset: Asset, holder: Address) -> Flow[int]:
