@@ -217,6 +217,22 @@ LIMIT_GUARDS = (
     ),
     guard(
         "P7",
+        "a contract wallet that buys nothing pays for its questions",
+        "payments/payers.py",
+        " or self._unclaimed.get(key, 0) >= UNCLAIMED_MAX",
+        "",
+        test="payments/test_till.py::TestMeter::test_a_contract_wallet_that_buys_nothing_is_asked_so_often_and_no_more",
+    ),
+    guard(
+        "P7",
+        "the questions of a contract wallet that buys nothing are not given back",
+        "payments/payers.py",
+        "                showing.charge.keep()\n",
+        "                pass\n",
+        test="payments/test_till.py::TestMeter::test_a_contract_wallet_that_buys_nothing_is_asked_so_often_and_no_more",
+    ),
+    guard(
+        "P7",
         "a look-up that no chain answered has a limit of its own",
         METERS,
         "        wait_s = self._unresolved.find_wait(keys)\n",

@@ -639,6 +639,28 @@ class TestMeter:
         ]
         assert [code for code, _ in told].count(Code.RATE_LIMITED) == 1
 
+    async def test_a_contract_wallet_that_buys_nothing_is_asked_so_often_and_no_more(self, stall) -> None:
+        stall.meter = Meters(limits=DEFAULT_LIMITS, rates=Rates())
+        stall.till = stall.make_till()
+        wallet = stall.deploy_wallet(stall.caller)
+        proof = stall.proof(stall.mine(stall.transfer(wallet)))
+        told = [await stall.tender(proof) for _ in range(500)]
+        assert stall.chain.asked["call_contract", MAIN] == 300 + DEFAULT_LIMITS.lookups_per_minute
+        assert (told[-1].code, told[-1].payment_state) == (Code.RATE_LIMITED, "none")
+        payment = told[0][0].payment
+        stall.till.note_spent(payment)
+        assert [isinstance(await stall.tender(proof), tuple) for _ in range(3)] == [True, False, False]
+
+    async def test_a_contract_wallet_that_buys_is_never_limited(self, stall) -> None:
+        stall.meter = Meters(limits=DEFAULT_LIMITS, rates=Rates())
+        stall.till = stall.make_till()
+        wallet = stall.deploy_wallet(stall.caller)
+        proof = stall.proof(stall.mine(stall.transfer(wallet)))
+        for _ in range(10):
+            found = [await stall.tender(proof) for _ in range(200)]  # at once
+            for (tender,) in found:
+                stall.till.note_spent(tender.payment)
+
     async def test_over_the_limit_nothing_is_asked_and_known_money_still_works(self, stall) -> None:
         known, unknown = stall.pay(), stall.pay()
         await stall.tender(stall.proof(known))

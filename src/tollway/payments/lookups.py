@@ -20,6 +20,7 @@ class Charge:
         self._client_address = client_address
         self._signer = signer
         self._is_taken = False
+        self._is_kept = False
         self._lock = asyncio.Lock()  # several networks are asked at once for one charge
 
     async def take(self) -> None:
@@ -43,10 +44,14 @@ class Charge:
         self._is_taken = True
 
     def give_back(self) -> None:
-        """The look-up found a valid payment, so it does not count: the limit is for junk."""
-        if self._is_taken:
+        """The look-up found a valid payment, so it does not count, unless it is kept: the limit is for junk."""
+        if self._is_taken and not self._is_kept:
             self._is_taken = False
             self._meter.give_back(client_address=self._client_address, signer=self._signer)
+
+    def keep(self) -> None:
+        """It counts, whatever it finds."""
+        self._is_kept = True
 
     def note_unresolved(self) -> None:
         """The chain, or the books, did not answer."""

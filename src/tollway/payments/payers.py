@@ -16,6 +16,9 @@ from tollway.payments.proof import Proof
 
 CONTRACT_PAYERS_MAX = 4
 WALLETS_KEPT = 10_000
+UNCLAIMED_MAX = 300
+"""So many questions to one contract wallet beyond those of its claims cost no look-up. More than one client address may have
+in flight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +79,9 @@ class Payers:
         self._judge = judge
         # Contract wallets that said yes lately pay no look-up charge: their calls would all cost one.
         self._wallets: OrderedDict[tuple[ChainId, Address], None] = OrderedDict()
+        # How often each was asked, less two for each claim. A wallet that only says yes, and buys nothing, would have its
+        # chain asked without a limit.
+        self._unclaimed: OrderedDict[tuple[ChainId, Address], int] = OrderedDict()
 
     async def find_signers(
         self, showing: Showing, chain_id: ChainId, payers: Iterable[Address]
@@ -90,6 +96,20 @@ class Payers:
                 return (payer,)
         return ()
 
+    def note_spent(self, chain_id: ChainId, payer: Address) -> None:
+        """A payment of this wallet has bought something."""
+        count = self._unclaimed.get((chain_id, payer))
+        if count is not None:
+            self._unclaimed[(chain_id, payer)] = max(0, count - 2)
+
+    def _count_unclaimed(self, key: tuple[ChainId, Address]) -> int:
+        """One more. At the maximum it stays one above, so that a claim ends it."""
+        count = self._unclaimed[key] = min(self._unclaimed.get(key, 0), UNCLAIMED_MAX) + 1
+        self._unclaimed.move_to_end(key)
+        if len(self._unclaimed) > WALLETS_KEPT:
+            self._unclaimed.popitem(last=False)
+        return count
+
     async def _is_contract_signer(self, showing: Showing, chain_id: ChainId, payer: Address) -> bool:
         key = (chain_id, payer)
         if key in showing.answers:
@@ -98,6 +118,8 @@ class Payers:
             return False
         showing.answers[key] = answer = await self._ask(showing, chain_id, payer)
         if answer:
+            if self._count_unclaimed(key) > UNCLAIMED_MAX:
+                showing.charge.keep()
             self._wallets[key] = None
             self._wallets.move_to_end(key)
             if len(self._wallets) > WALLETS_KEPT:
@@ -109,7 +131,8 @@ class Payers:
     async def _ask(self, showing: Showing, chain_id: ChainId, payer: Address) -> bool:
         signature = showing.proof.signature
         for digest in showing.digests(chain_id):
-            if (chain_id, payer) not in self._wallets:
+            key = (chain_id, payer)
+            if key not in self._wallets or self._unclaimed.get(key, 0) >= UNCLAIMED_MAX:
                 await showing.charge.take()
             if await self._judge.is_signed_by(payer, digest, signature, (chain_id,)):
                 return True

@@ -155,6 +155,7 @@ class Till:
 
     def note_spent(self, payment: Payment) -> None:
         """A payment has bought something: of the remembered ones it is the last to be dropped."""
+        self._payers.note_spent(payment.chain_id, payment.payer)
         if payment.tx_hash in self._known:
             self._known.move_to_end(payment.tx_hash)
 
