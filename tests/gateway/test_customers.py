@@ -194,6 +194,34 @@ async def test_an_address_makes_five_listings_free_calls_over_all_of_them() -> N
     assert await desk.check_free(call("198.51.100.9"), LISTING) is None
 
 
+async def test_a_free_call_that_is_refused_counts_for_no_other_rate() -> None:
+    meters, rate = Meters(limits=LIMITS, rates=Rates()), RateLimit(calls=4, per_s=3_600)
+    desk = Customers(meters, limits=LIMITS, is_blocked=lambda wallet: False, now_ms=lambda: NOW_MS)
+    limited = replace(LISTING, rate_limit=rate)
+    told = [code_of(await desk.check_free(call(), limited)) for _ in range(10)]
+    assert told == [
+        None,
+        None,
+        *[Code.RATE_LIMITED] * 8,
+    ]  # by the rate of the address, which allows two a minute
+    waits = [await meters.charge_free_listing(rate, LISTING.id, call().client_address) for _ in range(3)]
+    assert [wait_s is None for wait_s in waits] == [True, True, False]
+
+
+async def test_a_free_call_that_is_refused_over_all_listings_counts_at_none() -> None:
+    meters, rate = Meters(limits=LIMITS, rates=Rates()), RateLimit(calls=1, per_s=3_600)
+    desk = Customers(meters, limits=LIMITS, is_blocked=lambda wallet: False, now_ms=lambda: NOW_MS)
+    for number in range(10):
+        assert await desk.check_free(call(), replace(LISTING, id=ListingId(f"api_{number}"))) is None
+    for _ in range(5):
+        problem = await desk.check_free(call(), replace(LISTING, rate_limit=rate))
+        assert problem is not None
+        assert problem.members["rateLimit"]["policy"] == "free-calls-address"  # type: ignore[index] # JSON
+    client = call().client_address
+    waits = [await meters.charge_free_call(client, LISTING.id) for _ in range(3)]
+    assert [wait_s is None for wait_s in waits] == [True, True, False]
+
+
 async def test_a_providers_own_rate_holds_for_free_calls_by_address() -> None:
     desk, limited = customers(), replace(LISTING, rate_limit=RateLimit(calls=1, per_s=3_600))
     assert await desk.check_free(call("2001:db8::1"), limited) is None

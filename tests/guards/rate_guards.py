@@ -53,6 +53,14 @@ RATE_GUARDS = (
     ),
     guard(
         "X5",
+        "a free call that the address's rate refuses does not count for the provider's",
+        CUSTOMERS,
+        "            meters.give_back_free_listing(rate, listing.id, call.client_address)\n            most = self._desk",
+        "            most = self._desk",
+        test="gateway/test_customers.py::test_a_free_call_that_is_refused_counts_for_no_other_rate",
+    ),
+    guard(
+        "X5",
         "a window takes little memory",
         "own_windows.py",
         "        if self.grains and ",

@@ -49,7 +49,7 @@ class Customers:
         return Visit(self._desk, call, listing, is_settled_here=is_settled_here)
 
     async def check_free(self, call: IncomingCall, listing: Listing) -> Problem | None:
-        """Why this address may not make this free call now. A pass counts: against the listing's own rate, against the
+        """Why this address may not make this free call now. Only a pass counts: against the listing's own rate, against the
         address's rate at this listing, and against its rate over all listings."""
         meters, rate = self._desk.meters, listing.rate_limit
         if rate is not None:
@@ -58,10 +58,13 @@ class Customers:
                 return _say_too_often(rate, wait_s, payment_state="none")
         wait_s = await meters.charge_free_call(call.client_address, listing.id)
         if wait_s is not None:
+            meters.give_back_free_listing(rate, listing.id, call.client_address)
             most = self._desk.limits.free_calls_per_minute
             return _say_too_many_free("free-calls", most, wait_s, where="of one API")
         wait_s = await meters.charge_free_address(call.client_address)
         if wait_s is not None:
+            meters.give_back_free_listing(rate, listing.id, call.client_address)
+            meters.give_back_free_call(call.client_address, listing.id)
             most = meters.free_calls_of_address_max
             return _say_too_many_free("free-calls-address", most, wait_s, where="of all APIs together")
         return None

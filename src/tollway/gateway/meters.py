@@ -59,6 +59,16 @@ class Meters:
         """Over all listings: each free call writes a row, and listings cost nothing to make."""
         return await self.rates.hit(self._free_of_address, name_crowd(client_address))
 
+    def give_back_free_call(self, client_address: str, listing_id: ListingId) -> None:
+        self.rates.give_back(self._free, name_crowd(client_address), listing_id)
+
+    def give_back_free_listing(
+        self, rate: RateLimit | None, listing_id: ListingId, client_address: str
+    ) -> None:
+        """`rate` None: the listing has none."""
+        if rate is not None:
+            self.rates.give_back(_item_of(rate), listing_id, f"address:{name_crowd(client_address)}")
+
     async def charge_listing(self, rate: RateLimit, listing_id: ListingId, payer: Address) -> int | None:
         return await self.rates.hit(_item_of(rate), listing_id, str(payer))
 
