@@ -890,3 +890,19 @@ async def test_one_node_alone_brings_nothing_large_back(by_value) -> None:
     await by_value.check()
     found = await by_value.read(payment)
     assert (found.state, found.value_units) == (PaymentState.UNFINAL, 10)
+
+
+async def test_a_payment_that_is_held_in_a_block_with_an_unread_one_is_freed(by_value) -> None:
+    by_value.watcher = by_value.make_by_value(disputed_looks_max=1)
+    block = by_value.chain.mine(CHAIN, *map(by_value.transaction, ("tx", "other")))
+    payment = await by_value.record("tx", at=block)
+    await by_value.check()  # reads its receipt
+    by_value.chain.disputed_heights.add(payment.block_number)
+    await by_value.check()
+    assert not await spendable(by_value, payment)
+    by_value.chain.disputed_heights.clear()
+    await by_value.record("other", at=block)
+    by_value.chain.bury(CHAIN, 5)
+    await by_value.check(3)
+    assert await by_value.state(payment) is PaymentState.FINAL
+    assert await spendable(by_value, payment)

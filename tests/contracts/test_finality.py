@@ -216,3 +216,28 @@ async def test_blocks_are_found_by_jumps_along_an_index(sqlite_url: str, open_da
     assert "ix_payment_gone (chain_id=? AND gone_ms>?" in plans[3]
     assert "ix_payment_held (chain_id=?" in plans[4]
     assert not any("SCAN payment" in plan or "SCAN other" in plan for plan in plans)
+
+
+async def test_what_is_held_by_dispute_is_not_final_before_it_is_freed(books: Any) -> None:
+    """No look frees what is final."""
+    book = await books.gateway("one")
+    held, other = await pay(book, "a"), await pay(book, "b")
+    await book.hold_disputed([held.id])
+    (block,) = await book.unfinal_blocks(CHAIN, after=None, limit=9)
+    assert await book.finish_block(block, is_read_only=False, now_ms=NOW_MS) == 1
+    assert [(await read(book, one)).state for one in (held, other)] == [
+        PaymentState.UNFINAL,
+        PaymentState.FINAL,
+    ]
+    assert await book.free_disputed([held.id]) == 1
+    assert await book.finish_block(block, is_read_only=False, now_ms=NOW_MS) == 1
+    assert isinstance(await book.claim(claim_on(held)), Claimed)
+
+
+async def test_what_left_its_chain_while_held_by_dispute_comes_back_spendable(book: Any) -> None:
+    payment = await pay(book, "a")
+    await book.hold_disputed([payment.id])
+    await book.mark_gone(payment.id, now_ms=NOW_MS)
+    back = await pay(book, "a", 9, is_final=True)
+    assert (back.state, back.is_held) == (PaymentState.FINAL, False)
+    assert isinstance(await book.claim(claim_on(back)), Claimed)

@@ -45,7 +45,8 @@ class Finality(Protocol):
         ...
 
     async def finish_block(self, block: UnfinalBlock, *, is_read_only: bool, now_ms: int) -> int:
-        """`unfinal` -> `final` for all payments of that block, in one statement. Returns how many.
+        """`unfinal` -> `final` for all payments of that block, in one statement. Returns how many. What is held because
+        nodes disagree stays `unfinal` until `free_disputed`: it would be held for ever.
 
         `is_read_only`: only those whose receipts were read again. Written, not flushed: what is lost is found again."""
         ...

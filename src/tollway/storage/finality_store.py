@@ -16,8 +16,8 @@ from sqlalchemy import (
     ScalarSelect,
     Select,
     bindparam,
-    exists,
     literal_column,
+    or_,
     select,
     text,
     tuple_,
@@ -28,7 +28,8 @@ from tollway.identifiers import ChainId
 from tollway.ledger.block_finality import UnfinalBlock
 from tollway.ledger.call import Payment, PaymentState
 from tollway.storage.book_rows import parse_payment
-from tollway.storage.book_tables import GONE, HELD, UNFINAL, payment_table, restore_table
+from tollway.storage.book_tables import GONE, HELD, UNFINAL, payment_table
+from tollway.storage.operator_notes import IS_RESTORED
 
 GONE_RECHECK_MS = 86_400_000
 """For a day after a transaction left the chain it is looked for again."""
@@ -39,7 +40,6 @@ _IDS_MAX = 1_000
 """Rows named in one statement; both drivers have a maximum of parameters."""
 _BEFORE_ALL = (-1, b"")
 _other = payment_table.alias("other")
-_IS_RESTORED = exists().where(restore_table.c.released_ms.is_(None))
 
 
 def unfinal_blocks(
@@ -119,7 +119,11 @@ def gone_payments(
 
 
 def finish_block(connection: Connection, *, block: UnfinalBlock, is_read_only: bool, now_ms: int) -> int:
-    of_block = select(_other.c.id).where(text("other.state = 'unfinal'"), *_in_block(_other.c, block))
+    # What is held by a dispute is freed while it is unfinal, or never.
+    is_free = or_(~_other.c.is_held, IS_RESTORED)
+    of_block = select(_other.c.id).where(
+        text("other.state = 'unfinal'"), *_in_block(_other.c, block), is_free
+    )
     if is_read_only:
         of_block = of_block.where(_other.c.checked_ms > NEVER_MS)
     final = {"state": PaymentState.FINAL.value, "checked_ms": now_ms}
@@ -147,7 +151,7 @@ def hold_disputed(connection: Connection, *, payment_ids: Sequence[int]) -> int:
 
 def held_unfinal(connection: Connection, *, chain_id: ChainId, limit: int) -> tuple[Payment, ...]:
     columns = payment_table.c
-    query = select(payment_table).where(text(HELD), columns.chain_id == chain_id, ~_IS_RESTORED)
+    query = select(payment_table).where(text(HELD), columns.chain_id == chain_id, ~IS_RESTORED)
     return _read(connection, query.order_by(columns.id).limit(limit))
 
 
@@ -160,7 +164,7 @@ def free_disputed(connection: Connection, *, payment_ids: Sequence[int]) -> int:
         rows = select(columns.id).where(columns.id.in_(ids), columns.is_held).order_by(columns.id)
         locked = connection.execute(rows.with_for_update()).scalars().all()
         if locked:
-            freeing = update(payment_table).where(columns.id.in_(locked), ~_IS_RESTORED)
+            freeing = update(payment_table).where(columns.id.in_(locked), ~IS_RESTORED)
             freed += connection.execute(freeing.values(is_held=False)).rowcount
     return freed
 

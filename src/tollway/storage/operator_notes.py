@@ -20,6 +20,8 @@ GAP_MS = 60_000
 """Between two notes of readiness further apart than this, no gateway was ready."""
 
 _ROW = 1  # the one row of a table that has one
+IS_RESTORED = exists().where(restore_table.c.released_ms.is_(None))
+"""Balances are held after a restore that the operator has not released yet."""
 _HELD_BEFORE = select(func.max(restore_table.c.noted_ms)).where(restore_table.c.released_ms.is_(None))
 
 

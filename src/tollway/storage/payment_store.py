@@ -31,6 +31,7 @@ from tollway.storage.book_page import BookPage, LockedCall
 from tollway.storage.book_rows import parse_payment
 from tollway.storage.book_tables import call_table, payment_table, topup_table
 from tollway.storage.finality_store import NEVER_MS
+from tollway.storage.operator_notes import IS_RESTORED
 from tollway.storage.outage import ValueRefused
 from tollway.storage.statements import Prepared, Within
 
@@ -253,7 +254,7 @@ def insert_payment(
 
 def come_back(connection: Connection, payment: Payment, new: NewPayment, now_ms: int) -> Payment:
     """Running calls may still hold something of it, so its value is never set below that. What authorisations were
-    for is known from their calls, not from the logs."""
+    for is known from their calls, not from the logs. Its row is locked."""
     check_units(new.value_units)
     value_units = new.value_units
     if payment.is_authorized:
@@ -261,6 +262,8 @@ def come_back(connection: Connection, payment: Payment, new: NewPayment, now_ms:
         value_units = int(connection.execute(query).scalar_one())
     value_units = max(value_units, payment.taken_units)
     state = PaymentState.FINAL if new.is_final else PaymentState.UNFINAL
+    # A dispute about where it was holds it no longer; a restore waits for the lock of its row.
+    is_held = payment.is_held and bool(connection.execute(select(IS_RESTORED)).scalar_one())
     connection.execute(
         update(payment_table)
         .where(payment_table.c.id == payment.id)
@@ -272,12 +275,14 @@ def come_back(connection: Connection, payment: Payment, new: NewPayment, now_ms:
             block_time=new.block_time,
             gone_ms=None,
             checked_ms=NEVER_MS,
+            is_held=is_held,
         )
     )
     return replace(
         payment,
         state=state,
         value_units=value_units,
+        is_held=is_held,
         block_number=new.block_number,
         block_hash=new.block_hash,
         block_time=new.block_time,

@@ -62,6 +62,7 @@ class MemoryFinality(MemoryRelocation):
             payment
             for payment in self._in_block(block)
             if not is_read_only or self._rows.checked_ms[payment.id] > 0
+            if not payment.is_held or self._rows.restored_ms is not None
         ]
         for payment in finished:
             self._rows.payments[payment.id] = replace(payment, state=PaymentState.FINAL)

@@ -67,6 +67,7 @@ class MemoryRelocation(MemorySettling):
             block_number=transfer.block_number,
             block_hash=transfer.block_hash,
             block_time=transfer.block_time,
+            is_held=payment.is_held and self._rows.restored_ms is not None,
         )
         self._rows.checked_ms[payment_id] = 0
 
