@@ -277,3 +277,37 @@ async def test_a_claim_within_half_a_lease_is_granted(desk: Desk) -> None:
     desk.ticks_ms += HALF_LEASE_MS
     desk.gate.after.set()
     assert isinstance(await claim, Claimed)
+
+
+def fail_writes(desk: Desk, count: int) -> Any:
+    end = desk.gate.begun + count
+    return lambda: desk.gate.begun < end
+
+
+async def test_a_second_end_of_a_call_whose_end_is_late_does_not_keep_the_writer_busy(desk: Desk) -> None:
+    """It would wait behind the late one for as long as the database is away, and the writer would try without a pause."""
+    claim = claim_on(await desk.pay(10))
+    await desk.book.claim(claim)
+    unknown = close_of(claim, CallState.UNKNOWN, upstream_status=None)
+    desk.gate.fail_before = fail_writes(desk, 50)
+    begun = desk.gate.begun
+    for _ in range(2):
+        with pytest.raises(StorageUnavailable):
+            await desk.book.close(unknown)
+    assert desk.gate.begun - begun < 9
+    desk.gate.fail_before = lambda: False
+    await desk.book.recover(now_ms=NOW_MS)
+    assert await states(desk) == ["unknown"]
+
+
+async def test_the_books_close_while_a_second_end_waits_and_the_database_is_away(desk: Desk) -> None:
+    claim = claim_on(await desk.pay(10))
+    await desk.book.claim(claim)
+    unknown = close_of(claim, CallState.UNKNOWN, upstream_status=None)
+    desk.gate.fail_before = fail_writes(desk, 50)
+    begun = desk.gate.begun
+    ends = [start(desk.book.close(unknown)) for _ in range(2)]
+    desk.book.stop()
+    told = await asyncio.gather(*ends, return_exceptions=True)
+    assert [type(one) for one in told] == [StorageUnavailable, StorageUnavailable]
+    assert desk.gate.begun - begun < 9

@@ -272,6 +272,9 @@ class GroupCommit:
             waiting = self._queue.popleft()
             call_id = waiting.entry.call_id
             if call_id in later or (call_id in seen and not isinstance(waiting.entry, Finish)):
+                if call_id in self._late:  # which may stay so for as long as the database is away
+                    self._fail(waiting, StorageUnavailable(), is_doubtful=False)
+                    continue
                 later.add(call_id)
                 rest.append(waiting)
                 continue
