@@ -478,7 +478,10 @@ async def test_a_repeat_that_is_not_sent_goes_back_to_consumed_with_what_the_fir
     record = await book.find_call(claim.call_id)
     assert (record.state, record.upstream_status, record.error) == (CallState.CONSUMED, 200, None)
     assert record.completed_ms is not None
-    assert await book.reopen(claim.call_id, epoch=2, now_ms=NOW_MS) == Fenced()
+    again = await book.reopen(claim.call_id, epoch=2, now_ms=NOW_MS)
+    assert (again.epoch, again.before) == (3, CallState.CONSUMED)  # its answer is still to come
+    assert await book.close(close_of(claim, epoch=3)) == Closed(rest_units=6)
+    assert await book.reopen(claim.call_id, epoch=3, now_ms=NOW_MS) == Fenced()
     await assert_balanced(book)
 
 

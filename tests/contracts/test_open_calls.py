@@ -118,6 +118,24 @@ async def test_an_answer_that_its_upstream_cut_short_is_run_again_at_once_and_on
     assert isinstance(await book.claim(same(payment)), Claimed)
 
 
+async def test_a_repeat_of_a_cut_answer_that_gets_no_head_leaves_it_open(book: Any) -> None:
+    payment = await paid(book)
+    claim = same(payment)
+    await book.claim(claim)
+    await book.close(close_of(claim))
+    book.finish(finish_of(claim, is_cut=True))
+    for epoch in (1, 2):
+        told = await book.claim(same(payment))
+        assert isinstance(told, CallOpen)
+        assert (told.call.call_id, told.call.state) == (claim.call_id, CallState.CONSUMED)
+        again = await book.reopen(claim.call_id, epoch=epoch, now_ms=NOW_MS)
+        assert isinstance(again, Claimed)
+        await book.close(close_of(claim, epoch=again.epoch, upstream_status=None))
+    assert await book.find_repeat(payment.id, claim.digest) is None  # it has run three times
+    assert await book.reopen(claim.call_id, epoch=3, now_ms=NOW_MS) == Fenced()
+    assert isinstance(await book.claim(same(payment)), Claimed)
+
+
 async def test_a_race_at_two_gateways_for_one_open_call_reopens_it_once(books: Any, book: Any) -> None:
     both, payment = (book, await books.gateway("two")), await paid(book, 1_000)
     open_claim = await leave_open(book, payment)

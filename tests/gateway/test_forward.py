@@ -571,6 +571,32 @@ async def test_a_repeat_of_a_charged_call_that_gets_no_head_leaves_it_charged(ga
     assert await gate.rest_units(payment) == 0
 
 
+async def test_a_repeat_of_a_charged_call_that_gets_no_head_is_not_the_one_repeat(gate: SmallGateway) -> None:
+    """Else a caller pays for an answer that never comes. Three runs in all, as of a call without an outcome."""
+    await gate.publish()
+    gate.upstream.answer = raw(CUT_ANSWERS["chunked"], close=True)
+    proof = gate.plain_proof((await gate.pay()).tx_hash)
+    await gate.ask(headers=proof)
+    gate.upstream.answer = hang_up
+    assert (await gate.ask(headers=proof)).status == 504
+    gate.upstream.answer = plain(b"rare")
+    again = await gate.ask(headers=proof)
+    assert (again.status, again.body) == (200, b"rare")
+    assert (await gate.ask(headers=proof)).status == 409
+    assert await states(gate) == [CallState.CONSUMED]
+
+
+async def test_a_charged_call_runs_three_times_at_most(gate: SmallGateway) -> None:
+    await gate.publish()
+    gate.upstream.answer = raw(CUT_ANSWERS["chunked"], close=True)
+    proof = gate.plain_proof((await gate.pay()).tx_hash)
+    await gate.ask(headers=proof)
+    gate.upstream.answer = hang_up
+    assert [(await gate.ask(headers=proof)).status for _ in range(3)] == [504, 504, 409]
+    assert len(gate.upstream.arrived) == 3
+    assert await states(gate) == [CallState.CONSUMED]
+
+
 async def test_a_cut_answer_to_a_post_is_not_repeated(gate: SmallGateway) -> None:
     await gate.publish()
     gate.upstream.answer = raw(CUT_ANSWERS["chunked"], close=True)

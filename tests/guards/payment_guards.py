@@ -726,9 +726,44 @@ PAYMENT_GUARDS = (
         "P13",
         "nodes that agree free nothing that a restore holds",
         FINALITY,
-        "columns.id.in_(locked), ~_IS_RESTORED)",
+        "columns.id.in_(locked), ~IS_RESTORED)",
         "columns.id.in_(locked))",
         test="contracts/test_finality.py::"
         "test_what_is_held_after_a_restore_is_freed_by_the_operator_alone[sqlite]",
+    ),
+    guard(
+        "P6",
+        "what is held by a dispute is not made final before it is freed",
+        FINALITY,
+        "*_in_block(_other.c, block), is_free\n",
+        "*_in_block(_other.c, block)\n",
+        test="contracts/test_finality.py::test_what_is_held_by_dispute_is_not_final_before_it_is_freed[sqlite]",
+    ),
+    guard(
+        "P6",
+        "what comes back to its chain is not held by a dispute about where it was",
+        "storage/payment_store.py",
+        "    is_held = payment.is_held and bool(",
+        "    is_held = payment.is_held or bool(",
+        test="contracts/test_finality.py::"
+        "test_what_left_its_chain_while_held_by_dispute_comes_back_spendable[sqlite]",
+    ),
+    guard(
+        "P16",
+        "a repeat that brings no answer is not the one repeat of a charged call",
+        "storage/posting.py",
+        '            told["cut"] = "cut"  # its repeat',
+        '            told["cut"] = "repeated"  # its repeat',
+        test="contracts/test_open_calls.py::"
+        "test_a_repeat_of_a_cut_answer_that_gets_no_head_leaves_it_open[sqlite]",
+    ),
+    guard(
+        "P16",
+        "a second end of a call does not wait behind one that cannot be written",
+        GROUP_COMMIT,
+        "                if call_id in self._late:  # which",
+        "                if not call_id:  # which",
+        test="contracts/test_batch_doubts.py::"
+        "test_a_second_end_of_a_call_whose_end_is_late_does_not_keep_the_writer_busy[sqlite]",
     ),
 )

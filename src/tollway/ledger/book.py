@@ -193,7 +193,7 @@ class Fenced:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finish:
     """What is known only when the answer has been streamed. Written lazily: a crash may lose it. `is_cut`: the upstream
-    broke its answer off, so the same request may be repeated once."""
+    broke its answer off, so the same request may be repeated until one more answer has begun."""
 
     call_id: CallId
     epoch: int
@@ -266,14 +266,15 @@ class Book(Relocations, Finality, Protocol):
         payments to that payee in that asset whose own rest is below the price, oldest first. Of any number of
         claims under one idempotency key of one wallet, one is granted, until its call is released or forgotten
         (`answer_ttl_s`). A safe method without a key is told of the newest call of the same request on that payment
-        when that one is `unknown`, or was cut short and not repeated yet (`CallOpen`).
+        when that one is `unknown`, or was cut short and no repeat has brought it again (`CallOpen`).
         """
         ...
 
     async def close(self, close: Close) -> Closed | Fenced:
         """Moves a call of this gateway out of `forwarding`. Written, not flushed, when it returns.
 
-        `released` gives the price back. The price stays taken in `unknown`. A close that has an upstream's answer behind it
+        `released` gives the price back. The price stays taken in `unknown`. A repeat of a consumed call that brought no head
+        goes back to `consumed`, and may run again while `attempts_max` allows it. A close that has an upstream's answer behind it
         is tried again for `close_patience_s`. When it raises `StorageUnavailable`, its caller must drop that answer: a
         close to `consumed` is then written as `judge_dropped` says, as soon as the store takes writes again, and before
         this gateway claims, reopens or looks up that call."""
@@ -285,7 +286,7 @@ class Book(Relocations, Finality, Protocol):
 
     async def find_repeat(self, payment_id: int, digest: bytes) -> OpenCall | None:
         """The newest call without an outcome (`forwarding` or `unknown`) of the same request on that payment, or
-        a consumed one whose answer the upstream cut short and that was not repeated yet."""
+        a consumed one whose answer the upstream cut short and that no repeat has brought again."""
         ...
 
     async def find_spent(self, claim: Claim) -> Exhausted | NonceUsed | None:

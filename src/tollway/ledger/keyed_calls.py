@@ -23,7 +23,7 @@ class KeyedCall:
     """The call that an idempotency key of its payer named. Its price is that of its claim, whatever is asked by now.
 
     `payment_id`: the payment that was shown for it; `authorization`: what was to pay it instead, or has. `has_answer`: it
-    is stored. `is_lost`: consumed, but its upstream cut the answer off, and it was not repeated yet. `is_delivered`: how
+    is stored. `is_lost`: consumed, but its upstream cut the answer off, and no repeat has brought it again. `is_delivered`: how
     its answer reached the caller is written; until then somebody may still be reading it. `moved_ms`: its last move.
     """
 

@@ -191,7 +191,11 @@ class _Post:
             return Closed(rest_units=self._rest_of(call)) if is_done else Fenced()
         if close.after is CallState.CONSUMED and call.is_unpaid:
             return Fenced()
-        self._page.move(call, close.after, moved_ms=self._posting.now_ms, **self._told_by(close))
+        told = self._told_by(close)
+        may_run_again = call.cut == "repeated" and call.attempts < self._posting.attempts_max
+        if close.after is CallState.CONSUMED and close.upstream_status is None and may_run_again:
+            told["cut"] = "cut"  # its repeat has brought no answer either
+        self._page.move(call, close.after, moved_ms=self._posting.now_ms, **told)
         return Closed(rest_units=self._rest_of(call))
 
     def _drop(self, drop: Drop, call: LockedCall | None) -> Closed | Fenced:

@@ -193,6 +193,8 @@ def settle(connection: Connection, stranded: Sequence[Stranded], *, now_ms: int)
             # What a power loss may have lost once stays in doubt, however often the call runs again.
             may_release = one.clock_releases and call.clock_releases
             told = {} if one.error is None else {"error": one.error.value}
+            if one.after is CallState.CONSUMED and call.cut == "repeated":
+                told["cut"] = "cut"  # nothing was sent for its repeat
             page.move(
                 call, one.after, moved_ms=now_ms, clock_releases=may_release, completed_ms=now_ms, **told
             )

@@ -156,6 +156,8 @@ class MemoryBook(MemoryFinality):
             call.close, call.error = close, close.error
         if close.after in (CallState.RELEASED, CallState.CONSUMED):
             call.completed_ms = self._now_ms()
+        if goes_back and call.cut == "repeated" and call.attempts < self._limits.attempts_max:
+            call.cut = "cut"
         return Closed(rest_units=self._rest_of(call))
 
     def finish(self, finish: Finish) -> None:
@@ -340,7 +342,7 @@ class MemoryBook(MemoryFinality):
             block_hash=new.block_hash,
             block_time=new.block_time,
             is_plain_ended=old is not None and old.is_plain_ended,
-            is_held=old is not None and old.is_held,
+            is_held=old is not None and old.is_held and self._rows.restored_ms is not None,
             calls=old.calls if old is not None else 0,
             is_authorized=old is not None and old.is_authorized,
         )
