@@ -23,6 +23,8 @@ from itertools import groupby
 from pathlib import Path
 from py_compile import PycInvalidationMode
 
+from tests.guards.moves import MOVES
+
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src"
 RUN_DEADLINE_S = 300
@@ -37,11 +39,26 @@ _FAILED = re.compile(r"^FAILED (.+?)(?: - (.*))?$", re.M)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edit:
-    """`path` is below `src/tollway`; `before` stands there exactly once."""
+    """`place`: where the text stands, as `module:function`, `module:Class.method` or `module:NAME` below `tollway` (`module` alone:
+    between them). `before` stands in that place exactly once. So an edit finds its text again when lines or files around it move;
+    a place that moves itself is named in `moves.py`."""
 
-    path: str
+    place: str
     before: str
     after: str
+
+    @property
+    def module(self) -> str:
+        return MOVES.get(self.place, self.place).partition(":")[0]
+
+    @property
+    def name(self) -> str:
+        """Within the module; empty for the module as a whole."""
+        return MOVES.get(self.place, self.place).partition(":")[2]
+
+    def find_file(self, package: Path) -> Path:
+        file = package.joinpath(*self.module.split("."))
+        return file.with_suffix(".py") if not file.is_dir() else file / "__init__.py"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,10 +103,46 @@ class Run:
 
 def mutate(edit: Edit, package: Path) -> str:
     """The text of that file with the edit. Raises ValueError when it does not apply."""
-    text = (package / edit.path).read_text(encoding="utf-8")
-    if text.count(edit.before) != 1:
-        raise ValueError(f"{edit.path}: the text to replace stands there {text.count(edit.before)} times")
-    return text.replace(edit.before, edit.after)
+    file = edit.find_file(package)
+    if not file.is_file():
+        raise ValueError(f"{edit.place}: there is no such module")
+    text = file.read_text(encoding="utf-8")
+    start, end = _find_span(text, edit)
+    count = text.count(edit.before, start, end)
+    if count != 1:
+        raise ValueError(f"{edit.place}: the text to replace stands there {count} times")
+    return text[:start] + text[start:end].replace(edit.before, edit.after) + text[end:]
+
+
+def _find_span(text: str, edit: Edit) -> tuple[int, int]:
+    """First and last place of the named function, class or constant in the text, decorators included."""
+    if not edit.name:
+        return 0, len(text)
+    body: Sequence[ast.stmt] = ast.parse(text).body
+    for step in edit.name.split("."):
+        found = [node for node in body if step in _list_names(node)]
+        if len(found) != 1:
+            raise ValueError(f"{edit.place}: the name stands there {len(found)} times")
+        node = found[0]
+        body = node.body if isinstance(node, ast.ClassDef) else ()
+    lines = text.splitlines(keepends=True)
+    first = min(node.lineno, *(mark.lineno for mark in getattr(node, "decorator_list", [])), node.lineno)
+    assert node.end_lineno is not None
+    return sum(map(len, lines[: first - 1])), sum(map(len, lines[: node.end_lineno]))
+
+
+def _list_names(node: ast.stmt) -> list[str]:
+    """What a statement defines: a function, a class, or constants."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return [node.name]
+    targets = (
+        node.targets
+        if isinstance(node, ast.Assign)
+        else [node.target]
+        if isinstance(node, ast.AnnAssign)
+        else []
+    )
+    return [target.id for target in targets if isinstance(target, ast.Name)]
 
 
 @cache
@@ -156,20 +209,21 @@ class Workshop:
     def judge(self, breakage: Breakage) -> Verdict:
         """Its test is known to pass without it."""
         package = self._source / "tollway"
-        originals = {edit.path: (package / edit.path).read_text(encoding="utf-8") for edit in breakage.edits}
+        files = [edit.find_file(package) for edit in breakage.edits]
+        originals = {file: file.read_text(encoding="utf-8") for file in files if file.is_file()}
         try:
-            for edit in breakage.edits:
+            for edit, file in zip(breakage.edits, files, strict=True):
                 changed = mutate(edit, package)
-                compile(changed, edit.path, "exec")
-                (package / edit.path).write_text(changed, encoding="utf-8")
+                compile(changed, edit.place, "exec")
+                file.write_text(changed, encoding="utf-8")
             run = self.run([breakage.test])
         except SyntaxError as exc:
             return Verdict(breakage=breakage, is_caught=False, said=f"{_MORE}: {exc}")
         except ValueError as exc:
             return Verdict(breakage=breakage, is_caught=False, said=str(exc))
         finally:
-            for path, text in originals.items():
-                (package / path).write_text(text, encoding="utf-8")
+            for file, text in originals.items():
+                file.write_text(text, encoding="utf-8")
         return _conclude(breakage, run)
 
 

@@ -14,7 +14,7 @@ class Guard(Breakage):
     threat: str
 
 
-def guard(threat: str, name: str, path: str, before: str, after: str, *, test: str) -> Guard:
-    """A guard that one edit takes away. `test` is below `tests/`."""
-    edit = Edit(path=path, before=before, after=after)
+def guard(threat: str, name: str, place: str, before: str, after: str, *, test: str) -> Guard:
+    """A guard that one edit takes away. `place`: see `Edit`. `test` is below `tests/`."""
+    edit = Edit(place=place, before=before, after=after)
     return Guard(threat=threat, name=name, edits=(edit,), test=f"tests/{test}")

@@ -22,7 +22,7 @@ def test_there_are_many_and_each_has_a_name_of_its_own() -> None:
 def test_a_guard_can_be_taken_away_and_its_test_exists(guard: Guard) -> None:
     for edit in guard.edits:
         changed = mutate(edit, SOURCE / "tollway")
-        compile(changed, edit.path, "exec")
+        compile(changed, edit.place, "exec")
     assert is_defined(guard.test)
 
 
@@ -32,11 +32,59 @@ def test_each_guard_stands_for_a_threat_of_the_model() -> None:
     assert {guard.threat for guard in GUARDS} <= threats
 
 
-def test_an_edit_that_does_not_apply_any_more_is_told(tmp_path: Path) -> None:
-    (tmp_path / "room.py").write_text("one = 1\none = 1\n")
-    for before in ("one = 1\n", "two"):
-        with pytest.raises(ValueError, match=r"room\.py"):
-            mutate(Edit(path="room.py", before=before, after=""), tmp_path)
+HOUSE = """\
+one = 1
+two: int = one
+
+@mark
+def three():
+    return one
+
+class Four:
+    five = one
+
+    async def six(self):
+        return one
+"""
+
+
+@pytest.mark.parametrize(
+    ("place", "changed"),
+    [
+        ("house:one", "{} = 1"),
+        ("house:two", "two: int = {}"),
+        ("house:three", "    return {}\n\nclass"),
+        ("house:Four.six", "        return {}"),
+        ("part:one", "{} = 2"),
+    ],
+)
+def test_an_edit_changes_its_place_only(tmp_path: Path, place: str, changed: str) -> None:
+    (tmp_path / "house.py").write_text(HOUSE)
+    (tmp_path / "part").mkdir()
+    (tmp_path / "part" / "__init__.py").write_text("one = 2\n")
+    text = mutate(Edit(place=place, before="one", after="ten"), tmp_path)
+    original = "one = 2\n" if place.startswith("part") else HOUSE
+    assert text == original.replace(changed.format("one"), changed.format("ten"))
+
+
+@pytest.mark.parametrize(
+    ("place", "before", "reason"),
+    [
+        ("house", "one", "5 times"),
+        ("house:Four", "one", "2 times"),
+        ("house:three", "two", "0 times"),
+        ("house:seven", "one", "the name stands there 0 times"),
+        ("house:Four.seven", "one", "the name stands there 0 times"),
+        ("house:three.four", "one", "the name stands there 0 times"),
+        ("elsewhere:one", "one", "no such module"),
+    ],
+)
+def test_an_edit_that_does_not_apply_any_more_is_told(
+    tmp_path: Path, place: str, before: str, reason: str
+) -> None:
+    (tmp_path / "house.py").write_text(HOUSE)
+    with pytest.raises(ValueError, match=f"{place}: .*{reason}"):
+        mutate(Edit(place=place, before=before, after=""), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +100,7 @@ def test_a_name_of_nothing_is_no_test(name: str) -> None:
     assert not is_defined(name)
 
 
-BEFORE, BREAKAGE = "def holds():\n    return True\n", Edit(path="room.py", before="True", after="False")
+BEFORE, BREAKAGE = "def holds():\n    return True\n", Edit(place="room:holds", before="True", after="False")
 
 
 @pytest.fixture
@@ -103,8 +151,8 @@ UNKNOWN_NAME = Run(code=1, output="FAILED test_room.py::test_it - NameError: nam
         ((GOOD, Run(code=124, output="it did not end")), BREAKAGE, "pytest ended with 124: it did not end"),
         ((GOOD, Run(code=-11, output="it does not hold")), BREAKAGE, None),
         ((GOOD, UNKNOWN_NAME), BREAKAGE, "the edit breaks more than the guard: NameError"),
-        ((GOOD,), Edit(path="room.py", before="True", after="("), "the edit breaks more than the guard"),
-        ((GOOD,), Edit(path="room.py", before="no such words", after=""), "stands there 0 times"),
+        ((GOOD,), Edit(place="room:holds", before="True", after="("), "the edit breaks more than the guard"),
+        ((GOOD,), Edit(place="room:holds", before="no such words", after=""), "stands there 0 times"),
         ((FAILING, FAILING), BREAKAGE, "without the breakage: AssertionError"),
         ((SKIPPED, SKIPPED), BREAKAGE, "without the breakage: skipped"),
         ((FAILING, GOOD, FAILING), BREAKAGE, None),
