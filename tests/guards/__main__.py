@@ -1,17 +1,20 @@
 """`python -m tests.guards [words]`: takes each guard away from a copy of the package and shows that its test fails.
 
-`words`: only guards whose threat, name or test holds one of them. Ends with 1 when a guard went unnoticed.
+`words`: only guards whose threat, name or test holds one of them. Without them the table is written to `build/guards.md` too.
+Ends with 1 when a guard went unnoticed.
 """
 
 import os
 import sys
 import time
 
-from tests.guards.breaking import Breakage, Verdict, judge_all
+from tests.guards.breaking import ROOT, Breakage, Verdict, judge_all
 from tests.guards.guard import Guard
 from tests.guards.guards import GUARDS
 
 SAID_LENGTH_MAX = 110
+TABLE = ROOT / "build" / "guards.md"
+HEADING = "| threat | guard | its test | without the guard | what the test said |\n|---|---|---|---|---|"
 
 
 def wanted(words: list[str]) -> list[Guard]:
@@ -22,14 +25,14 @@ def wanted(words: list[str]) -> list[Guard]:
     ]
 
 
-def show(verdict: Verdict) -> None:
-    """One row of a Markdown table."""
+def write_row(verdict: Verdict) -> str:
+    """Of a Markdown table."""
     guard = verdict.breakage
     assert isinstance(guard, Guard)
     said = verdict.said if not verdict.is_caught else verdict.said[:SAID_LENGTH_MAX]
     told = "fails" if verdict.is_caught else "**UNNOTICED**"
     words = " ".join(said.split()).replace("|", "\\|")
-    print(f"| {guard.threat} | {guard.name} | `{guard.test}` | {told} | {words} |", flush=True)
+    return f"| {guard.threat} | {guard.name} | `{guard.test}` | {told} | {words} |"
 
 
 def _place(verdict: Verdict) -> int:
@@ -40,8 +43,16 @@ def _place(verdict: Verdict) -> int:
 def main() -> int:
     started_s = time.monotonic()
     guards = wanted(sys.argv[1:])
-    print("| threat | guard | its test | without the guard | what the test said |\n|---|---|---|---|---|")
-    verdicts = judge_all(guards, workers=max(1, int(os.environ.get("WORKERS", "2"))), show=show)
+    print(HEADING)
+    verdicts = judge_all(
+        guards,
+        workers=max(1, int(os.environ.get("WORKERS", "2"))),
+        show=lambda verdict: print(write_row(verdict), flush=True),
+    )
+    if len(guards) == len(GUARDS):
+        TABLE.parent.mkdir(exist_ok=True)
+        rows = [write_row(verdict) for verdict in sorted(verdicts, key=_place)]
+        TABLE.write_text("\n".join([HEADING, *rows, ""]), encoding="utf-8")
     unnoticed = sorted((one for one in verdicts if not one.is_caught), key=_place)
     caught = len(verdicts) - len(unnoticed)
     print(
