@@ -263,12 +263,12 @@ async def test_a_transaction_shown_first_and_then_as_credit(
 @pytest.mark.parametrize("dialect", [V2, V1, MPP])
 async def test_a_signed_authorisation(served: Served, dialect: str) -> None:
     payer = HandPayer(street=served.street, gateway=served, api_id=served.api_id, signer=served.caller)
-    quote = await payer.quote("/quote/ETH")
-    shown = payer.show(quote, dialect)
+    quotes = [await payer.quote("/quote/ETH") for _ in range(20)]
+    shown = payer.show(quotes[0], dialect)
 
     async def ask() -> None:
         nonlocal shown
-        shown = payer.show(quote, dialect)  # each is for one call
+        shown = payer.show(quotes.pop(), dialect)  # each is for one call; of MPP so is its challenge
         await ask_ok(served, [shown])
 
     work = await served.count_alone(ask)
