@@ -87,6 +87,7 @@ TRADER_KEYS = frozenset(
         "PRIVATE_KEY",
         "STORE",
         "BUDGET",
+        "MAX_FEE",
         "MAX_PRICE",
         "RAIL",
         "SESSION_BUDGET",
