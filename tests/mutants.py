@@ -13,7 +13,7 @@ MUTANTS = (
         name="no unique key",
         edits=(
             Edit(
-                path="storage/migrations/versions/0001_books.py",
+                place="storage.migrations.versions.0001_books:_create_payment",
                 before='        sa.UniqueConstraint("tx_hash", "chain_id", "asset", "payer", "payee", name="uq_payment_transfer"),\n',
                 after="",
             ),
@@ -24,7 +24,7 @@ MUTANTS = (
         name="signature not checked",
         edits=(
             Edit(
-                path="payments/till.py",
+                place="payments.till:Till._match",
                 before="mine = [payment for payment in counting if payment.payer in showing.keys(payment.chain_id)]",
                 after="mine = list(counting)",
             ),
@@ -35,12 +35,12 @@ MUTANTS = (
         name="claim after forward",
         edits=(
             Edit(
-                path="outbound/dialer.py",
+                place="outbound.dialer:Dialer.send",
                 before="            await before_send()\n",
                 after="            pass\n",
             ),
             Edit(
-                path="outbound/dialer.py",
+                place="outbound.dialer:Dialer.send",
                 before="            head = await self._deliver(request, connection, progress, head_deadline_s)\n",
                 after=(
                     "            head = await self._deliver(request, connection, progress, head_deadline_s)\n"
@@ -54,7 +54,7 @@ MUTANTS = (
         name="timeout answered with 402",
         edits=(
             Edit(
-                path="web/problems.py",
+                place="web.problems:KINDS",
                 before="Code.UPSTREAM_TIMEOUT: _passing(504,",
                 after="Code.UPSTREAM_TIMEOUT: _passing(402,",
             ),
@@ -65,7 +65,7 @@ MUTANTS = (
         name="release without fence",
         edits=(
             Edit(
-                path="storage/posting.py",
+                place="storage.posting:_Post._close",
                 before=(
                     "        if call is None or call.owner_id != self._posting.owner_id"
                     " or call.epoch != close.epoch:\n"

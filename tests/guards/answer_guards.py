@@ -2,14 +2,11 @@
 
 from tests.guards.guard import guard
 
-REPLY, WHOLE, DEADLINE = "client/reply.py", "client/whole_answer.py", "client/deadline.py"
-OUTPUT, SHOWING = "cli/answer_output.py", "cli/showing.py"
-
 ANSWER_GUARDS = (
     guard(
         "C10",
         "only charsets of the web count",
-        REPLY,
+        "client.reply:CallResponse.charset_encoding",
         "return named if named is not None and named.strip().lower() in CHARSETS else None",
         "return named",
         test="client/test_client.py::test_text_never_fails_whatever_charset_a_provider_names",
@@ -17,7 +14,7 @@ ANSWER_GUARDS = (
     guard(
         "C10",
         "JSON that cannot be written is shown as text",
-        WHOLE,
+        "client.whole_answer:read_json",
         "    json.dumps(value, allow_nan=False)\n",
         "",
         test="cli/test_trade.py::test_no_paid_answer_fails_to_be_shown",
@@ -25,7 +22,7 @@ ANSWER_GUARDS = (
     guard(
         "C10",
         "an unwritable output is found before anything is sent",
-        OUTPUT,
+        "cli.answer_output:AnswerOutput.__enter__",
         "                self._open(Path(self._output).resolve())\n",
         "                pass\n",
         test="cli/test_trade.py::test_an_output_that_cannot_be_written_is_found_before_anything_is_sent",
@@ -33,7 +30,7 @@ ANSWER_GUARDS = (
     guard(
         "C10",
         "an answer that cannot be written is kept",
-        OUTPUT,
+        "cli.answer_output:AnswerOutput.write",
         "{_keep(answer.content)}",
         "",
         test="cli/test_trade.py::test_an_answer_that_cannot_be_written_is_kept_and_is_no_usage_error",
@@ -41,7 +38,7 @@ ANSWER_GUARDS = (
     guard(
         "C10",
         "all members of a gzip stream are read",
-        WHOLE,
+        "client.whole_answer:_inflate",
         "        if not content.startswith(_GZIP_MAGIC, start):\n",
         "        if True:\n",
         test="client/test_client.py::test_all_members_of_a_gzip_stream_are_read",
@@ -49,7 +46,7 @@ ANSWER_GUARDS = (
     guard(
         "C10",
         "a bad coding is an error of the client",
-        REPLY,
+        "client.reply:_readable",
         "    except httpx.DecodingError as exc:\n",
         "    except ZeroDivisionError as exc:\n",
         test="client/test_client.py::test_a_stream_that_is_not_what_its_coding_says_is_an_error_of_the_client",
@@ -57,7 +54,7 @@ ANSWER_GUARDS = (
     guard(
         "C11",
         "a coded problem is bounded",
-        WHOLE,
+        "client.whole_answer:decode_problem",
         '    coding = _find_coding(response)\n    if not coding:\n        return content\n    for name in ("content-encoding", "content-length"):\n',
         '    coding = ""\n    if not coding:\n        return content\n    for name in ("content-encoding", "content-length"):\n',
         test="client/test_client.py::test_a_coded_problem_is_bounded_and_never_fails",
@@ -65,7 +62,7 @@ ANSWER_GUARDS = (
     guard(
         "C11",
         "members together have a maximum",
-        WHOLE,
+        "client.whole_answer:_inflate",
         "            if len(inflated) > bytes_max:\n",
         "            if False:\n",
         test="client/test_client.py::test_members_together_have_the_maximum_of_an_answer",
@@ -73,7 +70,7 @@ ANSWER_GUARDS = (
     guard(
         "C11",
         "a document that the client fetches has a maximum",
-        DEADLINE,
+        "client.deadline:fetch_bounded",
         "            if len(body) > bytes_max:\n",
         "            if False:\n",
         test="client/test_deadline.py::test_a_fetch_has_a_deadline_and_a_maximum",
@@ -81,7 +78,7 @@ ANSWER_GUARDS = (
     guard(
         "C12",
         "a read of the synchronous client keeps to the deadline",
-        DEADLINE,
+        "client.deadline:_shorten",
         "    rest = remaining_s()\n    if rest == 0.0:\n        raise failure",
         "    rest = None\n    if rest == 0.0:\n        raise failure",
         test="client/test_deadline.py::test_deadlines_nest_and_the_earliest_counts",
@@ -89,7 +86,7 @@ ANSWER_GUARDS = (
     guard(
         "C12",
         "the asynchronous client is interrupted at the deadline",
-        DEADLINE,
+        "client.deadline:interrupted",
         "async with asyncio.timeout(remaining_s()):",
         "async with asyncio.timeout(None):",
         test="client/test_deadline.py::test_eight_hanging_calls_of_an_agent_end",

@@ -2,14 +2,13 @@
 
 from tests.guards.guard import guard
 
-BACKGROUND = "background.py"
 OUTLIVES = "test_background_outages.py::test_a_background_task_outlives_an_outage"
 
 BACKGROUND_GUARDS = (
     guard(
         "K9",
         "a failed run leaves no cancellation in its loop",
-        BACKGROUND,
+        "background:run_contained",
         "    async with asyncio.TaskGroup() as group:\n        task = group.create_task(_catch(job))\n    return _read(task)\n",
         "    return await _catch(job)\n",
         test="test_background.py::test_a_failed_run_leaves_nothing_behind_in_its_loop",
@@ -17,7 +16,7 @@ BACKGROUND_GUARDS = (
     guard(
         "K9",
         "a failed run does not end its background task",
-        BACKGROUND,
+        "background:BackgroundTask.repeat",
         "            await self.attempt(job)\n",
         "            await job()\n            self.note_success()\n",
         test=OUTLIVES,
@@ -25,7 +24,7 @@ BACKGROUND_GUARDS = (
     guard(
         "K9",
         "the look at gas goes on after an outage",
-        "payments/gas_tank.py",
+        "payments.gas_tank:GasTank.run",
         "            await self._task.attempt(self.refresh)\n",
         "            await self.refresh()\n",
         test="payments/test_gas_tank.py::test_the_look_at_gas_goes_on_after_an_outage",
@@ -33,7 +32,7 @@ BACKGROUND_GUARDS = (
     guard(
         "K9",
         "a background task that ends by itself is an error in the log",
-        BACKGROUND,
+        "background:BackgroundTask.supervise",
         "        self.has_ended = True\n        told",
         "        return\n        told",
         test="test_background.py::test_a_task_that_ends_by_itself_is_an_error",
@@ -41,7 +40,7 @@ BACKGROUND_GUARDS = (
     guard(
         "K9",
         "a background task that ended makes the gateway not ready",
-        "house.py",
+        "house:House.check_ready",
         "        is_running = not self.background.ended\n",
         "        is_running = True\n",
         test="test_background_outages.py::test_a_background_task_that_ended_is_on_readyz_and_in_the_metrics",
@@ -49,7 +48,7 @@ BACKGROUND_GUARDS = (
     guard(
         "K9",
         "doctor tells that a background task runs well no more",
-        "cli/doctor.py",
+        "cli.doctor:judge_background",
         "        if ages.get(task, 0) > max(",
         "        if False and ages.get(task, 0) > max(",
         test="cli/test_doctor.py::test_the_age_of_each_last_good_run_is_told",
@@ -57,7 +56,7 @@ BACKGROUND_GUARDS = (
     guard(
         "K9",
         "failures in a row are few lines in the log",
-        BACKGROUND,
+        "background:BackgroundTask.note_failure",
         "        if self.failures.bit_count() == 1:\n",
         "        if True:\n",
         test="test_background.py::test_failures_in_a_row_are_told_in_few_lines_without_a_traceback",

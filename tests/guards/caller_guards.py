@@ -8,7 +8,7 @@ CALLER_GUARDS = (
     guard(
         "C1",
         "a released authorisation counts in the budget",
-        "client/authorization_rows.py",
+        "client.authorization_rows:sum_spent",
         "state NOT IN ('expired', 'unsent')",
         "state NOT IN ('expired', 'unsent', 'released')",
         test=f"{HOSTILE}::test_the_budget_holds_what_the_gateway_disowns",
@@ -16,7 +16,7 @@ CALLER_GUARDS = (
     guard(
         "C1",
         "a session gives nothing back that was sent",
-        "client/desk.py",
+        "client.desk:Desk._settle_authorization",
         "if is_learnt and step.state is AuthorizationState.UNSENT:",
         "if step.state is not AuthorizationState.OPEN:",
         test=f"{HOSTILE}::test_the_limit_of_a_session_holds_and_is_never_given_back",
@@ -24,7 +24,7 @@ CALLER_GUARDS = (
     guard(
         "C1",
         "a second authorisation stays within the maximum of its call",
-        "client/authorizing.py",
+        "client.authorizing:make_authorization",
         "        if disowned and exceeds_call(offer.amount, asset, disowned, rules):\n",
         "        if False:\n",
         test=f"{HOSTILE}::test_a_second_signature_of_a_call_needs_room_within_the_maximum",
@@ -32,7 +32,7 @@ CALLER_GUARDS = (
     guard(
         "C1",
         "a transfer after an authorisation stays within the maximum of its call",
-        "client/checkout.py",
+        "client.checkout:pay_offer",
         "        if disowned and exceeds_call(amount, asset, disowned, rules):\n",
         "        if False:\n",
         test=f"{HOSTILE}::test_a_transaction_after_an_authorisation_needs_room_too",
@@ -40,7 +40,7 @@ CALLER_GUARDS = (
     guard(
         "C1",
         "a difference counts with the authorisation before it",
-        "client/checkout.py",
+        "client.checkout:_pay_difference",
         "(*paid, *disowned)",
         "paid",
         test="client/test_authorizing.py::test_a_difference_counts_with_the_authorisation_before_it",
@@ -48,7 +48,7 @@ CALLER_GUARDS = (
     guard(
         "C1",
         "what an earlier run left takes its part of the maximum",
-        "client/payer.py",
+        "client.payer:pay_flow",
         "    disowned: list[Unpaid] = [] if left is None else [left]\n",
         "    disowned: list[Unpaid] = []\n",
         test="client/test_authorizing.py::test_otherwise_it_takes_its_part_of_the_maximum_of_the_call",
@@ -56,7 +56,7 @@ CALLER_GUARDS = (
     guard(
         "C1",
         "an authorisation expires by a block after its time",
-        "client/finality.py",
+        "client.finality:_expire_before",
         "        if final.time_s < signed.valid_before:  ",
         "        if False:  ",
         test=f"{HOSTILE}::test_until_then_it_counts",
@@ -64,7 +64,7 @@ CALLER_GUARDS = (
     guard(
         "C1",
         "an authorisation that was cashed after all is charged",
-        "client/finality.py",
+        "client.finality:_STATES",
         '"0" * 63 + "1": AuthorizationState.CHARGED',
         '"0" * 63 + "1": AuthorizationState.EXPIRED',
         test=f"{HOSTILE}::test_what_was_cashed_after_all_is_charged",
@@ -72,7 +72,7 @@ CALLER_GUARDS = (
     guard(
         "C2",
         "a reverted transfer counts until its block is final",
-        "client/finality.py",
+        "client.finality:is_finally_reverted",
         "    return status == 0 and mined is not None and mined <= final.number\n",
         "    return status == 0\n",
         test="client/test_client.py::test_a_failed_transfer_is_reported_and_does_not_count_once_it_is_final",
@@ -80,7 +80,7 @@ CALLER_GUARDS = (
     guard(
         "C3",
         "a fee above the limit is not signed",
-        "client/transfer.py",
+        "client.transfer:_quote",
         "    if (excess := limit.find_excess(fee)) is not None:\n",
         "    if (excess := limit.find_excess(fee)) is not None and not excess:\n",
         test="client/test_hostile_node.py::test_a_fee_above_the_limit_is_refused_before_anything_is_signed",
@@ -88,7 +88,7 @@ CALLER_GUARDS = (
     guard(
         "C3",
         "a priority fee has a maximum of its own",
-        "client/fee_limit.py",
+        "client.fee_limit:FeeLimit.find_excess",
         "if self.tip_wei is not None and fee.tip_wei > self.tip_wei:",
         "if False:",
         test="client/test_hostile_node.py::test_a_fee_above_the_limit_is_refused_before_anything_is_signed",
@@ -96,7 +96,7 @@ CALLER_GUARDS = (
     guard(
         "C3",
         "the gas of a payment has a maximum",
-        "client/transfer.py",
+        "client.transfer:_estimate_gas",
         "    if gas > GAS_MAX:\n",
         "    if False:\n",
         test="client/test_hostile_node.py::test_a_fee_above_the_limit_is_refused_before_anything_is_signed",
@@ -104,7 +104,7 @@ CALLER_GUARDS = (
     guard(
         "C3",
         "a fee is small beside its payment",
-        "client/fee_limit.py",
+        "client.fee_limit:limit_fee",
         "min(most.fee_wei, multiple_wei)",
         "most.fee_wei",
         test="client/test_fee_limit.py::test_the_most_that_a_fee_may_be",
@@ -112,7 +112,7 @@ CALLER_GUARDS = (
     guard(
         "C3",
         "a payment is shown before it is signed",
-        "client/transfer.py",
+        "client.transfer:_quote",
         "        fee_max_wei=fee.max_wei,\n        fee_limit_wei",
         "        fee_max_wei=0,\n        fee_limit_wei",
         test="client/test_hostile_node.py::test_what_is_signed_is_what_was_shown",

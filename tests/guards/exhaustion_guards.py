@@ -2,13 +2,11 @@
 
 from tests.guards.guard import guard
 
-ROOM, GROUPS = "web/body_room.py", "storage/group_commit.py"
-
 EXHAUSTION_GUARDS = (
     guard(
         "X1",
         "who stands still has only so much waiting for him in the server",
-        "web/call_routes.py",
+        "web.call_routes:CallRoutes._answer",
         "line=self.lines.find(scope)",
         "line=None",
         test="web/test_answer_stream.py::test_all_who_stand_still_share_what_may_wait_in_the_server",
@@ -16,7 +14,7 @@ EXHAUSTION_GUARDS = (
     guard(
         "X2",
         "a few readers have large reads",
-        "outbound/read_memory.py",
+        "outbound.read_memory:ReadMemory.grow",
         "        if self._large >= self._large_max:\n",
         "        if False:\n",
         test="outbound/test_read_memory.py::test_only_so_many_have_more_than_a_buffer_until_one_gives_it_back",
@@ -24,7 +22,7 @@ EXHAUSTION_GUARDS = (
     guard(
         "X4",
         "reads of the catalog take turns",
-        "web/catalog_turns.py",
+        "web.catalog_turns:CatalogTurns.__init__",
         "asyncio.Semaphore(at_once)",
         "asyncio.Semaphore(at_once * 100)",
         test="web/test_catalog_turns.py::test_so_many_reads_are_worked_on_at_once",
@@ -32,7 +30,7 @@ EXHAUSTION_GUARDS = (
     guard(
         "X1",
         "one address has half of the room for bodies",
-        ROOM,
+        "web.body_room:BodyRoom.take",
         "        if self.taken + size > self._bytes_max or mine > self._bytes_max // 2:\n",
         "        if self.taken + size > self._bytes_max:\n",
         test="web/test_body_room.py::test_one_address_never_has_more_than_half",
@@ -40,7 +38,7 @@ EXHAUSTION_GUARDS = (
     guard(
         "X1",
         "a body of a call that is kept takes of the room",
-        "gateway/cargo.py",
+        "gateway.cargo:_read_whole",
         "        body.hold(len(chunk))\n        chunks.append(chunk)\n",
         "        chunks.append(chunk)\n",
         test="gateway/test_cargo.py::test_what_is_kept_whole_is_held_and_what_streams_is_not",
@@ -48,7 +46,7 @@ EXHAUSTION_GUARDS = (
     guard(
         "X2",
         "what stands between two chunks has a maximum",
-        "outbound/answer.py",
+        "outbound.answer:Answer._take_body",
         "            if self._between > self._limits.head_bytes:\n",
         "            if False:\n",
         test="outbound/test_answer.py::test_what_stands_between_chunks_has_the_limit_of_a_head",
@@ -56,7 +54,7 @@ EXHAUSTION_GUARDS = (
     guard(
         "X3",
         "a few of the members that nobody knows are told",
-        "web/json_body.py",
+        "web.json_body:find_unknown",
         "islice(unknown, UNKNOWN_MAX)",
         "islice(unknown, None)",
         test="web/test_json_body.py::test_members_that_nobody_knows_are_told_up_to_a_few",
@@ -64,7 +62,7 @@ EXHAUSTION_GUARDS = (
     guard(
         "X3",
         "long bodies are handed on at a pace",
-        "web/middleware.py",
+        "web.middleware:_BoundedBody.receive",
         "            await self._held.wait_turn(self._clock())\n",
         "            pass\n",
         test="web/test_middleware.py::test_a_long_body_waits_for_its_turn_and_a_short_one_does_not",
@@ -72,7 +70,7 @@ EXHAUSTION_GUARDS = (
     guard(
         "X4",
         "sockets are asked for before anybody connects",
-        "web/server.py",
+        "web.server:HttpServer.__init__",
         "        raise_open_files()\n",
         "        pass\n",
         test="web/test_open_files.py::test_a_server_asks_before_it_listens",
@@ -80,7 +78,7 @@ EXHAUSTION_GUARDS = (
     guard(
         "P5",
         "a sum of unfinal value that 64 bits do not hold",
-        "storage/payment_store.py",
+        "storage.payment_store:unfinal_query",
         'func.sum(columns.taken_units.bitwise_rshift(literal_column("32")))',
         "func.sum(columns.taken_units).bitwise_rshift(32)",
         test="contracts/test_book.py::test_unfinal_value_of_any_size_is_summed_exactly",
@@ -88,7 +86,7 @@ EXHAUSTION_GUARDS = (
     guard(
         "P5",
         "claims with an unfinal maximum take turns by wallet",
-        "storage/posting.py",
+        "storage.posting:_Post._lock",
         ", limited=self._limited(claims))",
         ")",
         test="contracts/test_book_batches.py::test_claims_with_an_unfinal_maximum_take_turns_by_wallet",
@@ -96,7 +94,7 @@ EXHAUSTION_GUARDS = (
     guard(
         "X10",
         "a method that no row holds is refused before anything is looked up",
-        "web/middleware.py",
+        "web.middleware:check_request_line",
         '    if len(scope["method"]) > METHOD_LENGTH_MAX:\n',
         "    if False:\n",
         test="web/test_call_routes.py::test_a_method_has_32_letters_at_most",
@@ -104,7 +102,7 @@ EXHAUSTION_GUARDS = (
     guard(
         "X10",
         "a key that no row holds is refused",
-        "identifiers.py",
+        "identifiers:is_idempotency_key",
         " and is_storable(key)\n",
         "\n",
         test="gateway/test_keys.py::test_a_key_without_a_column_that_holds_it_is_refused",
@@ -112,7 +110,7 @@ EXHAUSTION_GUARDS = (
     guard(
         "X10",
         "a claim is checked against its columns before its batch",
-        "ledger/claims.py",
+        "ledger.claims:check_claim",
         "    _check_texts(claim)\n",
         "",
         test="contracts/test_book.py::test_refuses_a_claim_that_no_row_holds",
@@ -120,7 +118,7 @@ EXHAUSTION_GUARDS = (
     guard(
         "X10",
         "SQLSTATE class 22 blames a value and is no outage",
-        "storage/outage.py",
+        "storage.outage:is_value_refused",
         'return (name_state(exc) or "").startswith(_DATA_EXCEPTION)',
         "return False",
         test="storage/test_outage.py::test_a_value_is_told_from_an_outage",
@@ -128,7 +126,7 @@ EXHAUSTION_GUARDS = (
     guard(
         "X10",
         "a batch that fails is halved",
-        GROUPS,
+        "storage.group_commit:_Part.halve",
         "middle = (len(self.waiting) + 1) // 2",
         "middle = 1",
         test="contracts/test_book_batches.py::test_one_bad_entry_of_a_batch_costs_a_few_more_writes",
@@ -136,7 +134,7 @@ EXHAUSTION_GUARDS = (
     guard(
         "X10",
         "a finish waits for its close where a batch is halved",
-        GROUPS,
+        "storage.group_commit:GroupCommit._commit",
         "for some in (others, finishes):",
         "for some in (batch,):",
         test="contracts/test_book_batches.py::test_a_finish_is_written_after_its_close_where_the_batch_is_halved",
@@ -144,7 +142,7 @@ EXHAUSTION_GUARDS = (
     guard(
         "X10",
         "one bad recording leaves those beside it alone",
-        "storage/book_store.py",
+        "storage.book_store:BookStore._record_each",
         "            if len(asked) == 1:\n                return [exc]\n",
         "            return [exc] * len(asked)\n",
         test="contracts/test_book_batches.py::test_one_bad_recording_does_not_fail_those_that_are_written_with_it",

@@ -2,8 +2,6 @@
 
 from tests.guards.guard import guard
 
-SIGNIN, DESK, HTTP = "identity/signin.py", "identity/front_desk.py", "identity/http_signature.py"
-AUTHENTICATOR, SESSIONS, MCP = "identity/authenticator.py", "storage/session_store.py", "web/mcp_routes.py"
 OF_NOW = "identity/test_signin.py::test_a_message_is_for_this_gateway_and_of_now"
 SAYS = "identity/test_http_signature.py::test_what_a_signature_must_say"
 ALTERED = "identity/test_http_signature.py::TestRoundTrip::test_any_part_that_changes_makes_another_digest_or_a_refusal"
@@ -16,7 +14,7 @@ IDENTITY_GUARDS = (
     guard(
         "I1",
         "a refused signature is answered with the public_url of this gateway",
-        "identity/authenticator.py",
+        "identity.authenticator:Authenticator._verify_http",
         'f"The public_url of this gateway is {self._origin}: sign {self._origin.authority} as @authority.",',
         '"",',
         test="identity/test_authenticator.py::TestSignedRequest::test_for_another_authority_is_refused_with_the_public_url_of_this_gateway",
@@ -24,7 +22,7 @@ IDENTITY_GUARDS = (
     guard(
         "I1",
         "a sign-in is for this domain",
-        SIGNIN,
+        "identity.signin:check_sign_in",
         "if message.domain != origin.authority or message.scheme not in (None, origin.scheme):",
         "if False:",
         test=OF_NOW,
@@ -32,7 +30,7 @@ IDENTITY_GUARDS = (
     guard(
         "I1",
         "a sign-in is for a URI of this gateway",
-        SIGNIN,
+        "identity.signin:check_sign_in",
         "if not origin.is_origin_of(message.uri):",
         "if False:",
         test=OF_NOW,
@@ -40,7 +38,7 @@ IDENTITY_GUARDS = (
     guard(
         "I1",
         "a URI that only begins like the origin is another's",
-        "identity/public_origin.py",
+        "identity.public_origin:PublicOrigin.is_origin_of",
         'uri.startswith((origin + "/", origin + "?", origin + "#"))',
         "uri.startswith(origin)",
         test="identity/test_public_origin.py::test_a_uri_lies_under_the_origin_or_not",
@@ -48,7 +46,7 @@ IDENTITY_GUARDS = (
     guard(
         "I1",
         "a sign-in of the future does not count",
-        SIGNIN,
+        "identity.signin:check_sign_in",
         "if issued_ms > now_ms + CLOCK_SLACK_MS:",
         "if False:",
         test=OF_NOW,
@@ -56,7 +54,7 @@ IDENTITY_GUARDS = (
     guard(
         "I1",
         "an old sign-in does not count",
-        SIGNIN,
+        "identity.signin:check_sign_in",
         "if issued_ms < now_ms - limits.nonce_ttl_s * 1000:",
         "if False:",
         test=OF_NOW,
@@ -64,7 +62,7 @@ IDENTITY_GUARDS = (
     guard(
         "I1",
         "a sign-in ends when it says so",
-        SIGNIN,
+        "identity.signin:check_sign_in",
         "if message.expiration_time is not None and parse_moment(message.expiration_time) <= now_ms:",
         "if False:",
         test=OF_NOW,
@@ -72,7 +70,7 @@ IDENTITY_GUARDS = (
     guard(
         "I1",
         "a sign-in begins when it says so",
-        SIGNIN,
+        "identity.signin:check_sign_in",
         "if message.not_before is not None and parse_moment(message.not_before) > now_ms:",
         "if False:",
         test=OF_NOW,
@@ -80,7 +78,7 @@ IDENTITY_GUARDS = (
     guard(
         "I1",
         "wallets of other kinds of chains cannot sign in",
-        SIGNIN,
+        "identity.signin:_read_payload",
         '    if not network.startswith("eip155:"):\n',
         "    if False:\n",
         test=PAYLOADS,
@@ -88,7 +86,7 @@ IDENTITY_GUARDS = (
     guard(
         "I5",
         "no field of a sign-in says what another should",
-        SIGNIN,
+        "identity.signin:_read_payload",
         "    if parse_sign_in(format_sign_in(message)) != message:\n",
         "    if False:\n",
         test=PAYLOADS,
@@ -96,7 +94,7 @@ IDENTITY_GUARDS = (
     guard(
         "I5",
         "a sign-in payload does not nest deep",
-        SIGNIN,
+        "identity.signin:_decode_object",
         '    if raw.count(b"[") + raw.count(b"{") > BRACKETS_MAX:\n',
         "    if False:\n",
         test="identity/test_signin.py::TestSiwx::test_what_is_no_payload_is_refused",
@@ -104,7 +102,7 @@ IDENTITY_GUARDS = (
     guard(
         "I5",
         "a member of a sign-in payload stands once",
-        SIGNIN,
+        "identity.signin:_decode_object",
         "object_pairs_hook=_unique",
         "object_pairs_hook=dict",
         test="identity/test_signin.py::TestSiwx::test_what_is_no_payload_is_refused",
@@ -112,7 +110,7 @@ IDENTITY_GUARDS = (
     guard(
         "I1",
         "a sign-in is signed by the wallet that it names",
-        DESK,
+        "identity.front_desk:FrontDesk.verify",
         "        if not await self.is_signed_by(\n            message.signer,",
         "        if await self.is_signed_by(\n            message.signer,",
         test="identity/test_front_desk.py::test_a_refused_signature_spends_nothing",
@@ -120,7 +118,7 @@ IDENTITY_GUARDS = (
     guard(
         "I1",
         "a nonce opens only what it was given out for",
-        DESK,
+        "identity.front_desk:FrontDesk.spend",
         "        is_elsewhere = taken.uri is not None and taken.uri != message.uri\n",
         "        is_elsewhere = False\n",
         test="identity/test_authenticator.py::TestSiwx::test_publishes_with_a_nonce_for_publishing_only",
@@ -128,7 +126,7 @@ IDENTITY_GUARDS = (
     guard(
         "I1",
         "a nonce for reading does not publish",
-        DESK,
+        "identity.front_desk:FrontDesk.spend",
         " or (uris is not None and taken.uri not in uris):",
         ":",
         test="identity/test_authenticator.py::TestSiwx::test_publishes_with_a_nonce_for_publishing_only",
@@ -136,7 +134,7 @@ IDENTITY_GUARDS = (
     guard(
         "I1",
         "no nonce is given out for a foreign URI",
-        DESK,
+        "identity.front_desk:FrontDesk.invite",
         "or not self._origin.is_origin_of(uri)):",
         "):",
         test="identity/test_front_desk.py::test_no_nonce_is_given_for_a_foreign_uri",
@@ -144,7 +142,7 @@ IDENTITY_GUARDS = (
     guard(
         "I2",
         "a sign-in counts once",
-        DESK,
+        "identity.front_desk:FrontDesk.open_session",
         '        await self.spend(message, uris=(None, f"{self._origin}{SESSION_PATH}"), now_ms=now_ms)\n',
         "",
         test="identity/test_front_desk.py::test_a_message_counts_once",
@@ -152,7 +150,7 @@ IDENTITY_GUARDS = (
     guard(
         "I2",
         "of fifty who take a nonce one gets it",
-        SESSIONS,
+        "storage.session_store:SqlSessions.take_nonce",
         "            delete(signin_nonce_table)\n"
         "            .where(columns.nonce == nonce, columns.expires_ms > now_ms)\n"
         "            .returning(columns.nonce, columns.uri, columns.expires_ms)\n",
@@ -163,7 +161,7 @@ IDENTITY_GUARDS = (
     guard(
         "I2",
         "a nonce ends at its expiry",
-        SESSIONS,
+        "storage.session_store:SqlSessions.take_nonce",
         "            .where(columns.nonce == nonce, columns.expires_ms > now_ms)\n",
         "            .where(columns.nonce == nonce)\n",
         test="contracts/test_sessions.py::test_a_nonce_ends_at_its_expiry[sqlite-0-False]",
@@ -171,7 +169,7 @@ IDENTITY_GUARDS = (
     guard(
         "I2",
         "of fifty who show a signed request one counts",
-        SESSIONS,
+        "storage.session_store:SqlSessions.remember_signature_nonce",
         "            return False\n        return True\n",
         "            return True\n        return True\n",
         test="contracts/test_sessions.py::test_fifty_racers_with_one_signature_have_one_winner[sqlite]",
@@ -179,7 +177,7 @@ IDENTITY_GUARDS = (
     guard(
         "I1",
         "a session ends at its expiry",
-        SESSIONS,
+        "storage.session_store:SqlSessions.find_session",
         "            columns.token_hash == token_hash, columns.expires_ms > now_ms\n",
         "            columns.token_hash == token_hash\n",
         test="contracts/test_sessions.py::test_a_session_ends_at_its_expiry[sqlite-0-False]",
@@ -187,7 +185,7 @@ IDENTITY_GUARDS = (
     guard(
         "K1",
         "a session's token is kept as its hash",
-        "identity/sessions.py",
+        "identity.sessions:hash_token",
         "return hashlib.sha256(token.encode()).digest() if",
         "return token.encode()[:32] if",
         test="identity/test_front_desk.py::test_the_token_is_kept_only_as_its_hash",
@@ -196,7 +194,7 @@ IDENTITY_GUARDS = (
     guard(
         "I1",
         "a signed request is signed by the wallet that it names",
-        AUTHENTICATOR,
+        "identity.authenticator:Authenticator._authenticate",
         "            await self._verify_http(proof, client_address=request.client_address)\n",
         "            pass\n",
         test="identity/test_authenticator.py::TestSignedRequest::test_by_another_key_than_it_names_is_refused_and_spends_nothing",
@@ -204,7 +202,7 @@ IDENTITY_GUARDS = (
     guard(
         "I2",
         "a signed request counts once",
-        AUTHENTICATOR,
+        "identity.authenticator:Authenticator._spend",
         "        for proof in https:\n            if not await self._store.remember_signature_nonce(",
         "        for proof in https[:0]:\n            if not await self._store.remember_signature_nonce(",
         test="identity/test_authenticator.py::TestSignedRequest::test_counts_once",
@@ -212,7 +210,7 @@ IDENTITY_GUARDS = (
     guard(
         "I2",
         "a signed request counts once however its key is spelled",
-        HTTP,
+        "identity.http_signature:_read_keyid",
         "return keyid.lower(), Address",
         "return keyid, Address",
         test="identity/test_authenticator.py::TestSignedRequest::test_counts_once_however_its_keyid_is_spelled",
@@ -220,7 +218,7 @@ IDENTITY_GUARDS = (
     guard(
         "I2",
         "a used nonce is remembered longer than its signature counts",
-        AUTHENTICATOR,
+        "identity.authenticator:Authenticator._spend",
         "expires_ms=proof.expires_ms + REMEMBERED_LONGER_MS",
         "expires_ms=proof.expires_ms",
         test="identity/test_authenticator.py::TestSignedRequest::test_is_remembered_longer_than_it_counts",
@@ -228,7 +226,7 @@ IDENTITY_GUARDS = (
     guard(
         "I1",
         "a signature covers method, path and authority",
-        HTTP,
+        "identity.http_signature:_read_proof",
         "    missing = [name for name in required_components(request) if name not in components]\n",
         "    missing: list[str] = []\n",
         test=SAYS,
@@ -236,7 +234,7 @@ IDENTITY_GUARDS = (
     guard(
         "I1",
         "a signature covers the query",
-        HTTP,
+        "identity.http_signature:required_components",
         '    query = ("@query",) if request.query else ()\n',
         '    query = ("@query",)[:0]\n',
         test=ALTERED,
@@ -244,7 +242,7 @@ IDENTITY_GUARDS = (
     guard(
         "I1",
         "a signature covers the body",
-        HTTP,
+        "identity.http_signature:_read_proof",
         "        _check_digest(request)\n",
         "        pass\n",
         test=ALTERED,
@@ -252,18 +250,23 @@ IDENTITY_GUARDS = (
     guard(
         "I1",
         "every digest that we know must match",
-        HTTP,
+        "identity.http_signature:_check_digest",
         "    for shown, compute in known:\n",
         "    for shown, compute in known[:1]:\n",
         test=DIGESTS,
     ),
     guard(
-        "I1", "a digest of unknown kind is none", HTTP, "    if not known:\n", "    if False:\n", test=DIGESTS
+        "I1",
+        "a digest of unknown kind is none",
+        "identity.http_signature:_check_digest",
+        "    if not known:\n",
+        "    if False:\n",
+        test=DIGESTS,
     ),
     guard(
         "I1",
         "a signed request is for this authority, whatever Host says",
-        HTTP,
+        "identity.http_signature:_component_value",
         '"@authority": origin.authority,',
         '"@authority": (*request.field_lines("host"), origin.authority)[0],',
         test="identity/test_http_signature.py::TestRoundTrip::test_the_authority_is_the_configured_one",
@@ -271,7 +274,7 @@ IDENTITY_GUARDS = (
     guard(
         "I1",
         "a signed request is no older than it says",
-        HTTP,
+        "identity.http_signature:_check_times",
         "    if now_ms > expires * 1000:\n",
         "    if False:\n",
         test="identity/test_http_signature.py::TestWindow::test_a_signature_counts_from_created_to_expires",
@@ -279,7 +282,7 @@ IDENTITY_GUARDS = (
     guard(
         "I1",
         "a signed request of the future does not count",
-        HTTP,
+        "identity.http_signature:_check_times",
         "    if created * 1000 > now_ms + CLOCK_SLACK_S * 1000:\n",
         "    if False:\n",
         test="identity/test_http_signature.py::TestWindow::test_a_signature_counts_from_created_to_expires",
@@ -287,7 +290,7 @@ IDENTITY_GUARDS = (
     guard(
         "I1",
         "a signed request does not count for long",
-        HTTP,
+        "identity.http_signature:_check_times",
         "    if not created < expires <= created + limits.signed_request_ttl_s:\n",
         "    if False:\n",
         test="identity/test_http_signature.py::TestWindow::test_the_window_is_300_seconds_at_most",
@@ -295,7 +298,7 @@ IDENTITY_GUARDS = (
     guard(
         "I1",
         "a signed request has a nonce",
-        HTTP,
+        "identity.http_signature:_read_proof",
         "    if type(nonce) is not str or not 1 <= len(nonce) <= NONCE_CHARACTERS_MAX:\n",
         "    if False:\n",
         test=SAYS,
@@ -303,7 +306,7 @@ IDENTITY_GUARDS = (
     guard(
         "I1",
         "a signed request names no algorithm",
-        HTTP,
+        "identity.http_signature:_read_proof",
         '    if "alg" in params:\n',
         "    if False:\n",
         test=SAYS,
@@ -311,7 +314,7 @@ IDENTITY_GUARDS = (
     guard(
         "I5",
         "a covered component is a plain name",
-        HTTP,
+        "identity.http_signature:_read_components",
         "        if type(name) is not str or params:\n",
         "        if False:\n",
         test=SAYS,
@@ -319,7 +322,7 @@ IDENTITY_GUARDS = (
     guard(
         "I5",
         "a component is covered once",
-        HTTP,
+        "identity.http_signature:_read_components",
         "        if name in names:\n",
         "        if False:\n",
         test=SAYS,
@@ -327,7 +330,7 @@ IDENTITY_GUARDS = (
     guard(
         "I5",
         "a request carries few signatures",
-        HTTP,
+        "identity.http_signature:read_http_proofs",
         "        if len(ours) > SIGNATURES_MAX:\n",
         "        if False:\n",
         test="identity/test_http_signature.py::test_more_than_three_signatures_are_too_many",
@@ -336,7 +339,7 @@ IDENTITY_GUARDS = (
     guard(
         "I3",
         "several proofs name one wallet",
-        AUTHENTICATOR,
+        "identity.authenticator:_agree",
         "    if any(other.address != identities[0].address for other in identities):\n",
         "    if False:\n",
         test="identity/test_authenticator.py::TestSeveralProofs::test_of_different_wallets_conflict_and_spend_nothing",
@@ -344,7 +347,7 @@ IDENTITY_GUARDS = (
     guard(
         "I3",
         "a proof stands once in a request",
-        AUTHENTICATOR,
+        "identity.authenticator:_single",
         "    if len(lines) > 1:\n",
         "    if False:\n",
         test="identity/test_authenticator.py::TestSession::test_twice_in_one_request_is_invalid",
@@ -352,7 +355,7 @@ IDENTITY_GUARDS = (
     guard(
         "I8",
         "a sign-in header changes nothing",
-        AUTHENTICATOR,
+        "identity.authenticator:Authenticator._read_siwx",
         "        if not is_siwx_possible(request):\n",
         "        if False:\n",
         test="identity/test_authenticator.py::TestSiwx::test_changes_nothing_else",
@@ -360,7 +363,7 @@ IDENTITY_GUARDS = (
     guard(
         "I1",
         "a contract wallet counts on its own chain",
-        "identity/signatures.py",
+        "identity.signatures:SignatureJudge._any_chain",
         "            if chain_id not in self._chains.chain_ids:\n                continue\n",
         "",
         test="identity/test_front_desk.py::TestContracts::test_a_contract_on_another_chain_does_not",
@@ -368,7 +371,7 @@ IDENTITY_GUARDS = (
     guard(
         "P8",
         "only the exact word of a contract is yes",
-        "identity/signatures.py",
+        "identity.signatures:SignatureJudge._ask_wallet",
         "return not answer.reverted and answer.payload == _MAGIC_WORD",
         "return not answer.reverted and answer.payload.startswith(_MAGIC_WORD[:4])",
         test="identity/test_signatures.py::TestJudge::test_only_the_exact_magic_word_is_yes",
@@ -376,7 +379,7 @@ IDENTITY_GUARDS = (
     guard(
         "I4",
         "a listing is changed by its provider only",
-        "web/listing_routes.py",
+        "web.listing_routes:ListingRoutes._find_own",
         "        if listing.provider != provider:\n",
         "        if False:\n",
         test="web/test_listing_routes.py::test_only_the_provider_may_change_it",
@@ -385,7 +388,7 @@ IDENTITY_GUARDS = (
     guard(
         "I6",
         "a page elsewhere may not use MCP",
-        MCP,
+        "web.mcp_routes:is_welcome",
         "    return (there.scheme, there.hostname, _port(there)) == (here.scheme, here.hostname, _port(here))\n",
         "    return True\n",
         test=PAGES,
@@ -393,7 +396,7 @@ IDENTITY_GUARDS = (
     guard(
         "I6",
         "a page elsewhere may not use a gateway on its reader's machine",
-        MCP,
+        "web.mcp_routes:is_welcome",
         "        return there.hostname in _LOOPBACK\n",
         "        return True\n",
         test=PAGES,
@@ -401,7 +404,7 @@ IDENTITY_GUARDS = (
     guard(
         "I6",
         "a foreign page is turned away before anything is read",
-        MCP,
+        "web.mcp_routes:McpDoor.__call__",
         "            await self._refuse_origin(scope, send)\n            return\n",
         "            pass\n",
         test="web/test_mcp_routes.py::test_a_foreign_page_is_turned_away_before_anything_is_read",
@@ -409,7 +412,7 @@ IDENTITY_GUARDS = (
     guard(
         "I6",
         "an upstream does not say which pages may read",
-        "gateway/headers.py",
+        "gateway.headers:_NOT_RETURNED_PREFIXES",
         'b"payment-", b"access-control-")\n',
         'b"payment-")\n',
         test="web/test_cors.py::test_an_upstream_has_no_say_in_who_may_read",
@@ -417,7 +420,7 @@ IDENTITY_GUARDS = (
     guard(
         "I6",
         "a preflight echoes nothing odd",
-        "web/middleware.py",
+        "web.middleware:answer_preflight",
         "asked if asked and is_harmless else",
         "asked if asked else",
         test="web/test_cors.py::test_a_preflight_costs_nothing_reaches_nobody_and_echoes_nothing_odd",

@@ -2,10 +2,6 @@
 
 from tests.guards.guard import guard
 
-MIDDLEWARE, HEADERS, GAUGE = "web/middleware.py", "gateway/headers.py", "web/load_gauge.py"
-METERS, CUSTOMERS, LISTINGS = "gateway/meters.py", "gateway/customers.py", "web/listing_routes.py"
-JUNK_METER = "payments/junk_meter.py"
-CALLS, CARGO = "web/call_routes.py", "gateway/cargo.py"
 HEADS = "web/test_middleware.py::test_refuses_a_head"
 BODIES = "web/test_middleware.py::test_bounds_a_body_in_size_and_slowness"
 PROXIES = "web/test_middleware.py::test_only_a_trusted_proxy_may_say_who_is_asking"
@@ -16,7 +12,7 @@ LIMIT_GUARDS = (
     guard(
         "X1",
         "a request line has a length",
-        MIDDLEWARE,
+        "web.middleware:check_request_line",
         "    if line_bytes > limits.request_line_bytes_max:\n",
         "    if False:\n",
         test=HEADS,
@@ -24,7 +20,7 @@ LIMIT_GUARDS = (
     guard(
         "X1",
         "a request has so many headers",
-        HEADERS,
+        "gateway.headers:check_control_headers",
         "    if len(headers) > limits.headers_max:\n",
         "    if False:\n",
         test=HEADS,
@@ -32,7 +28,7 @@ LIMIT_GUARDS = (
     guard(
         "X1",
         "a header has a length",
-        HEADERS,
+        "gateway.headers:check_control_headers",
         "            if size > most:\n",
         "            if False:\n",
         test=HEADS,
@@ -40,7 +36,7 @@ LIMIT_GUARDS = (
     guard(
         "X1",
         "all headers together have a length",
-        HEADERS,
+        "gateway.headers:check_control_headers",
         "    if bytes_total > limits.headers_bytes_max:\n",
         "    if False:\n",
         test=HEADS,
@@ -48,7 +44,7 @@ LIMIT_GUARDS = (
     guard(
         "X1",
         "the head of a request has a deadline",
-        "web/server.py",
+        "web.server:HttpServer.__init__",
         "header_read_timeout=int(limits.header_deadline_s * 1000),",
         "header_read_timeout=60_000,",
         test="test_limits.py::test_a_head_that_does_not_come_ends_the_connection",
@@ -56,7 +52,7 @@ LIMIT_GUARDS = (
     guard(
         "X1",
         "so many connections are served",
-        "web/server.py",
+        "web.server:HttpServer.__init__",
         "backpressure=limits.connections_max,",
         "backpressure=1024,",
         test="test_limits.py::test_no_more_connections_are_served_than_allowed",
@@ -64,7 +60,7 @@ LIMIT_GUARDS = (
     guard(
         "X1",
         "an announced body of the control plane has a size",
-        MIDDLEWARE,
+        "web.middleware:_BoundedBody.receive",
         "        if self._declared > most:\n",
         "        if False:\n",
         test=BODIES,
@@ -72,7 +68,7 @@ LIMIT_GUARDS = (
     guard(
         "X1",
         "a body of the control plane that comes in chunks has a size",
-        MIDDLEWARE,
+        "web.middleware:_BoundedBody.receive",
         "        if self._bytes > most:\n            raise",
         "        if False:\n            raise",
         test=BODIES,
@@ -80,7 +76,7 @@ LIMIT_GUARDS = (
     guard(
         "X1",
         "a body of the control plane keeps a rate",
-        MIDDLEWARE,
+        "web.middleware:_BoundedBody._receive_in_time",
         "async with asyncio.timeout(self._started + self._limits.body_rate_grace_s + earned_s - now):",
         "async with asyncio.timeout(None):",
         test=BODIES,
@@ -88,7 +84,7 @@ LIMIT_GUARDS = (
     guard(
         "X1",
         "a body of a call keeps a rate",
-        CALLS,
+        "web.call_routes:IncomingBody._next_message",
         "async with asyncio.timeout(max(patience_s, 0.001)):",
         "async with asyncio.timeout(None):",
         test="web/test_call_routes.py::test_a_body_that_stops_is_too_slow_and_one_that_came_fast_has_earned_patience",
@@ -96,7 +92,7 @@ LIMIT_GUARDS = (
     guard(
         "X1",
         "a refused body is dropped up to a size",
-        CALLS,
+        "web.call_routes:IncomingBody.drop_rest",
         "                if self.bytes_read > most:\n",
         "                if False:\n",
         test="web/test_call_routes.py::test_drops_what_is_left_of_a_refused_body_within_limits",
@@ -104,7 +100,7 @@ LIMIT_GUARDS = (
     guard(
         "X1",
         "a body of a call has a size",
-        CARGO,
+        "gateway.cargo:_stream",
         "        if size > bytes_max:\n            raise BodyRefused(too_large(bytes_max))\n",
         "",
         test="gateway/test_cargo.py::test_a_stream_over_the_limit_is_refused_before_the_byte_that_is_too_much",
@@ -112,7 +108,7 @@ LIMIT_GUARDS = (
     guard(
         "X1",
         "bodies that are held share one room",
-        "web/body_room.py",
+        "web.body_room:BodyRoom.take",
         "if self.taken + size > self._bytes_max or",
         "if",
         test="web/test_body_room.py::test_bodies_are_held_until_the_room_is_full_and_again_when_one_has_left",
@@ -120,7 +116,7 @@ LIMIT_GUARDS = (
     guard(
         "X1",
         "a reader that takes nothing is given up",
-        "web/answer_stream.py",
+        "web.answer_stream:AnswerStream._send_chunk",
         "            async with asyncio.timeout(self._limits.write_stall_s):\n                await self._send(",
         "            async with asyncio.timeout(None):\n                await self._send(",
         test="web/test_call_routes.py::test_a_writer_that_is_never_done_is_given_up",
@@ -128,7 +124,7 @@ LIMIT_GUARDS = (
     guard(
         "X2",
         "an answer that falls silent is given up",
-        "outbound/upstream.py",
+        "outbound.upstream:UpstreamResponse.read_chunk",
         "chunk = await connection.read_chunk(self._idle_s)",
         "chunk = await connection.read_chunk(60)",
         test="outbound/test_dialer.py::test_a_body_that_falls_silent_is_a_timeout",
@@ -137,7 +133,7 @@ LIMIT_GUARDS = (
     guard(
         "X4",
         "so many requests run at once",
-        GAUGE,
+        "web.load_gauge:LoadGauge.is_full",
         "return self.running >= max(self._running_max, 1) or self._is_memory_short()",
         "return self._is_memory_short()",
         test="web/test_load_gauge.py::test_lets_in_until_95_percent_run",
@@ -145,7 +141,7 @@ LIMIT_GUARDS = (
     guard(
         "X4",
         "an address has its share of what runs",
-        GAUGE,
+        "web.load_gauge:LoadGauge.enter",
         "        if mine >= self._limits.in_flight_per_address_max:\n",
         "        if False:\n",
         test="web/test_load_gauge.py::test_an_address_has_its_share_and_others_have_theirs",
@@ -153,7 +149,7 @@ LIMIT_GUARDS = (
     guard(
         "X4",
         "memory has a maximum",
-        GAUGE,
+        "web.load_gauge:LoadGauge._is_memory_short",
         "self._is_memory_full = self._read_memory_bytes() >= self._memory_bytes_max",
         "self._is_memory_full = False",
         test="web/test_load_gauge.py::test_memory_is_full_at_95_percent",
@@ -161,7 +157,7 @@ LIMIT_GUARDS = (
     guard(
         "X4",
         "a full gateway looks at no call",
-        CALLS,
+        "web.call_routes:CallRoutes.__call__",
         "            await self._decline(scope, body, send, request_id, Declined(problem=problem))\n            return\n",
         "            pass\n",
         test="web/test_call_routes.py::test_a_full_gateway_looks_at_no_call",
@@ -169,7 +165,7 @@ LIMIT_GUARDS = (
     guard(
         "X4",
         "the control plane has room for so many of an address",
-        MIDDLEWARE,
+        "web.middleware:Crowd.__call__",
         "        if problem is not None:\n            await send_problem(problem, scope, send, public_url=self._public_url)\n            return\n",
         "",
         test="web/test_app.py::test_an_address_has_so_many_requests_at_a_time_on_the_control_plane_too",
@@ -177,7 +173,7 @@ LIMIT_GUARDS = (
     guard(
         "X4",
         "an IPv6 network is one client",
-        "rates.py",
+        "rates:name_crowd",
         "    return str(ipaddress.IPv6Network((int(address) >> 64 << 64, 64)))\n",
         "    return client_address\n",
         test="test_rates.py::test_a_whole_ipv6_network_is_one_client",
@@ -186,7 +182,7 @@ LIMIT_GUARDS = (
     guard(
         "P7",
         "look-ups on chains count for the address",
-        METERS,
+        "gateway.meters:Meters.charge",
         "        wait_s = await self.rates.hit(self._lookups, address_key)\n",
         "        wait_s = None\n",
         test="gateway/test_meters.py::test_look_ups_count_per_address_and_per_signer",
@@ -194,7 +190,7 @@ LIMIT_GUARDS = (
     guard(
         "P7",
         "look-ups on chains count for the signer",
-        METERS,
+        "gateway.meters:Meters.charge",
         "        wait_s = await self.rates.hit(self._lookups, signer_key)\n",
         "        wait_s = None\n",
         test="gateway/test_meters.py::test_look_ups_count_per_address_and_per_signer",
@@ -202,7 +198,7 @@ LIMIT_GUARDS = (
     guard(
         "P7",
         "over its budget no chain is asked about a hash",
-        "payments/lookups.py",
+        "payments.lookups:Charge._charge",
         "        if wait_s is not None:\n",
         "        if False:\n",
         test="payments/test_till.py::TestMeter::test_over_the_limit_nothing_is_asked_and_known_money_still_works",
@@ -210,7 +206,7 @@ LIMIT_GUARDS = (
     guard(
         "P7",
         "a look-up that found a valid payment is given back",
-        "payments/till.py",
+        "payments.till:Till.tender",
         "            showing.charge.give_back()\n",
         "            pass\n",
         test="payments/test_till.py::TestMeter::test_forty_customers_behind_one_address_pay_and_junk_has_its_limit",
@@ -218,7 +214,7 @@ LIMIT_GUARDS = (
     guard(
         "P7",
         "a contract wallet that buys nothing pays for its questions",
-        "payments/payers.py",
+        "payments.payers:Payers._ask",
         " or self._unclaimed.get(key, 0) >= UNCLAIMED_MAX",
         "",
         test="payments/test_till.py::TestMeter::test_a_contract_wallet_that_buys_nothing_is_asked_so_often_and_no_more",
@@ -226,7 +222,7 @@ LIMIT_GUARDS = (
     guard(
         "P7",
         "the questions of a contract wallet that buys nothing are not given back",
-        "payments/payers.py",
+        "payments.payers:Payers._is_contract_signer",
         "                showing.charge.keep()\n",
         "                pass\n",
         test="payments/test_till.py::TestMeter::test_a_contract_wallet_that_buys_nothing_is_asked_so_often_and_no_more",
@@ -234,7 +230,7 @@ LIMIT_GUARDS = (
     guard(
         "P7",
         "a look-up that no chain answered has a limit of its own",
-        METERS,
+        "gateway.meters:Meters.charge",
         "        wait_s = self._unresolved.find_wait(keys)\n",
         "        wait_s = None\n",
         test="gateway/test_meters.py::test_look_ups_without_an_answer_have_a_limit_of_their_own",
@@ -242,7 +238,7 @@ LIMIT_GUARDS = (
     guard(
         "P7",
         "a look-up of an authorisation counts unless its call was charged",
-        JUNK_METER,
+        "payments.junk_meter:AuthorizationLookup.__exit__",
         "            self._meter.note_junk(keys)\n",
         "            pass\n",
         test="gateway/test_cashier.py::test_one_authorisation_that_is_released_again_and_again_buys_few_look_ups",
@@ -250,7 +246,7 @@ LIMIT_GUARDS = (
     guard(
         "P7",
         "a look-up of a charged call is given back",
-        "gateway/serve.py",
+        "gateway.serve:Gateway",
         "            _end_lookup(lookup, outcome)\n            return outcome\n\n    async def _read_sale",
         "            return outcome\n\n    async def _read_sale",
         test="gateway/test_cashier.py::test_calls_that_are_charged_are_not_limited_by_their_look_ups",
@@ -258,7 +254,7 @@ LIMIT_GUARDS = (
     guard(
         "P7",
         "running look-ups of authorisations count as far as others came to nothing",
-        JUNK_METER,
+        "payments.junk_meter:JunkMeter._find_wait",
         "room.left <= min(ahead[key], failed)",
         "room.left <= 0",
         test="payments/test_junk_meter.py::test_running_calls_count_as_far_as_look_ups_came_to_nothing",
@@ -266,7 +262,7 @@ LIMIT_GUARDS = (
     guard(
         "P7",
         "look-ups of authorisations count for address and wallet",
-        JUNK_METER,
+        "payments.junk_meter:name_asker",
         'return f"address:{name_crowd(client_address)}", f"signer:{signer}"',
         'return f"address:{name_crowd(client_address)} {signer}", f"signer:{signer}"',
         test="payments/test_junk_meter.py::test_counts_per_address_and_per_wallet",
@@ -274,7 +270,7 @@ LIMIT_GUARDS = (
     guard(
         "P7",
         "what is given back is given back at the other gateways",
-        "shared_windows.py",
+        "shared_windows:SharedWindows.give_back",
         "        self._enqueue(lambda: self._client.lpop(window))\n",
         "        _ = window\n",
         test="test_shared_windows.py::test_what_is_given_back_counts_no_more_at_any_gateway",
@@ -282,7 +278,7 @@ LIMIT_GUARDS = (
     guard(
         "X5",
         "free calls have a rate",
-        CUSTOMERS,
+        "gateway.customers:Customers.check_free",
         "        wait_s = await meters.charge_free_call(call.client_address, listing.id)\n",
         "        wait_s = None\n",
         test="gateway/test_customers.py::test_free_calls_have_a_rate_by_address_and_listing",
@@ -290,7 +286,7 @@ LIMIT_GUARDS = (
     guard(
         "X5",
         "a listing has the rate that its provider set",
-        CUSTOMERS,
+        "gateway.customers:Visit._charge_rate",
         "        if rate is None or wait_s is None:\n",
         "        if True:\n",
         test="gateway/test_customers.py::test_a_listings_rate_is_counted_by_payer_when_all_else_is_well",
@@ -298,7 +294,7 @@ LIMIT_GUARDS = (
     guard(
         "X5",
         "failed calls count for the wallet",
-        CUSTOMERS,
+        "gateway.customers:Visit._name_counted",
         'here = f"{wallet}:{listing_id}", f"{address}:{listing_id}"',
         'here = (f"{address}:{listing_id}",)',
         test=FAILURES,
@@ -306,7 +302,7 @@ LIMIT_GUARDS = (
     guard(
         "X5",
         "failed calls count for the address",
-        CUSTOMERS,
+        "gateway.customers:Visit._name_counted",
         'here = f"{wallet}:{listing_id}", f"{address}:{listing_id}"',
         'here = (f"{wallet}:{listing_id}",)',
         test=FAILURES,
@@ -314,7 +310,7 @@ LIMIT_GUARDS = (
     guard(
         "X5",
         "failures have a budget",
-        "gateway/patience.py",
+        "gateway.patience:Patience.enter",
         "            if waits:\n                return max(waits)",
         "            if False:\n                return max(waits)",
         test="gateway/test_patience.py::test_bears_so_many_failures_of_a_key_and_no_more",
@@ -322,7 +318,7 @@ LIMIT_GUARDS = (
     guard(
         "X5",
         "failures count over all listings",
-        CUSTOMERS,
+        "gateway.customers:Visit._name_counted",
         "        return *here, over_all_listings(wallet), over_all_listings(address)\n",
         "        return here\n",
         test="gateway/test_patience.py::test_failing_calls_on_credit_are_bounded_over_all_listings",
@@ -330,7 +326,7 @@ LIMIT_GUARDS = (
     guard(
         "X5",
         "calls in flight count in the measure of what has failed",
-        "gateway/patience.py",
+        "gateway.patience:Patience._is_full",
         "failed * (budget + counted) >= budget * budget",
         "failed >= budget",
         test="gateway/test_patience.py::test_calls_in_flight_count_in_the_measure_of_what_has_failed",
@@ -338,7 +334,7 @@ LIMIT_GUARDS = (
     guard(
         "X5",
         "a call in flight is a part of a failure and not a whole one",
-        "gateway/patience.py",
+        "gateway.patience:Patience._is_full",
         "failed * (budget + counted) >= budget * budget",
         "failed + counted >= budget",
         test="gateway/test_patience.py::test_calls_in_flight_count_in_the_measure_of_what_has_failed",
@@ -346,7 +342,7 @@ LIMIT_GUARDS = (
     guard(
         "X8",
         "a blocked wallet buys nothing",
-        CUSTOMERS,
+        "gateway.customers:Visit.check",
         "        if self._desk.is_blocked(payer):\n",
         "        if False:\n",
         test="gateway/test_customers.py::test_a_blocked_wallet_may_not_whatever_else_is_wrong",
@@ -354,7 +350,7 @@ LIMIT_GUARDS = (
     guard(
         "X5",
         "a wallet has its share of what leaves rows behind",
-        "shares.py",
+        "shares:Share.charge",
         "        wait_s = await self._rates.hit(self._by_wallet, wallet.hex())\n",
         "        wait_s = None\n",
         test="test_shares.py::test_a_wallet_has_its_share_from_wherever_it_asks",
@@ -362,7 +358,7 @@ LIMIT_GUARDS = (
     guard(
         "X5",
         "an address has its share with however many wallets",
-        "shares.py",
+        "shares:Share.charge",
         '        if room.wait_s is not None:\n            raise self._refuse("One',
         '        if False:\n            raise self._refuse("One',
         test="web/test_registration_meter.py::test_an_address_has_its_share_with_however_many_wallets",
@@ -370,7 +366,7 @@ LIMIT_GUARDS = (
     guard(
         "X5",
         "creating listings has a rate",
-        LISTINGS,
+        "web.listing_routes:ListingRoutes._create",
         "        await self._meter.charge(provider, client_address=client_address_of(request))\n        location",
         "        location",
         test="web/test_listing_routes.py::test_a_wallet_creates_its_share_an_hour_and_only_created_ones_count",
@@ -378,7 +374,7 @@ LIMIT_GUARDS = (
     guard(
         "X5",
         "editing listings has a rate",
-        LISTINGS,
+        "web.listing_routes:ListingRoutes.update",
         "                await self._meter.charge_edit(provider, client_address=client_address_of(request))\n",
         "                pass\n",
         test="web/test_listing_routes.py::test_a_wallet_edits_so_often_an_hour_and_only_what_is_written_counts",
@@ -386,7 +382,7 @@ LIMIT_GUARDS = (
     guard(
         "X5",
         "looking at endpoints has a rate",
-        LISTINGS,
+        "web.listing_routes:ListingRoutes._read_draft",
         "            await self._meter.charge_look(client_address_of(request))\n            await self._desk.probe",
         "            await self._desk.probe",
         test="web/test_listing_routes.py::test_what_is_looked_up_for_a_draft_is_counted_whatever_becomes_of_it",
@@ -394,7 +390,7 @@ LIMIT_GUARDS = (
     guard(
         "X5",
         "signed requests have a rate",
-        "identity/authenticator.py",
+        "identity.authenticator:Authenticator._spend",
         "            await self._signed.look(https[0].address, client_address=request.client_address)\n",
         "            pass\n",
         test="identity/test_authenticator.py::test_a_wallet_and_an_address_sign_so_many_requests_and_no_more",
@@ -402,7 +398,7 @@ LIMIT_GUARDS = (
     guard(
         "X5",
         "nonces have a rate",
-        "web/nonce_meter.py",
+        "web.nonce_meter:NonceMeter.charge",
         "return await self._rates.hit(self._item, kind, name_crowd(client_address))",
         "return None",
         test="web/test_signin_routes.py::TestNonce::test_is_metered_per_client",
@@ -410,7 +406,7 @@ LIMIT_GUARDS = (
     guard(
         "X5",
         "an IPv6 network has one share of nonces",
-        "web/nonce_meter.py",
+        "web.nonce_meter:NonceMeter.charge",
         "kind, name_crowd(client_address))",
         "kind, client_address)",
         test="web/test_signin_routes.py::TestNonce::test_one_ipv6_network_is_one_client",
@@ -418,7 +414,7 @@ LIMIT_GUARDS = (
     guard(
         "O1",
         "what a draft names is judged before it is kept",
-        LISTINGS,
+        "web.listing_routes:ListingRoutes._read_draft",
         "            await self._desk.probe(endpoint)\n",
         "",
         test="web/test_listing_routes.py::test_refuses_an_endpoint_that_leads_inside",
@@ -426,7 +422,7 @@ LIMIT_GUARDS = (
     guard(
         "X8",
         "an allowlist lets only its wallets publish",
-        "registry/moderation.py",
+        "registry.moderation:check_registration",
         "    if allowlist is not None and provider not in allowlist:\n",
         "    if False:\n",
         test="web/test_listing_routes.py::test_an_allowlist_lets_only_its_wallets_publish",
@@ -435,7 +431,7 @@ LIMIT_GUARDS = (
     guard(
         "X6",
         "only a trusted proxy says who is asking",
-        MIDDLEWARE,
+        "web.middleware:read_client_address",
         "    if not trusted_proxies or not _is_trusted(address, trusted_proxies):\n",
         "    if not trusted_proxies:\n",
         test=PROXIES,
@@ -443,7 +439,7 @@ LIMIT_GUARDS = (
     guard(
         "X6",
         "without a proxy nobody says who is asking",
-        MIDDLEWARE,
+        "web.middleware:read_client_address",
         "    if not trusted_proxies or not _is_trusted(address, trusted_proxies):\n",
         "    if trusted_proxies and not _is_trusted(address, trusted_proxies):\n",
         test="web/test_middleware.py::test_without_a_configured_proxy_no_header_says_who_is_asking",
@@ -451,7 +447,7 @@ LIMIT_GUARDS = (
     guard(
         "X6",
         "hops that a caller invents are not believed",
-        MIDDLEWARE,
+        "web.middleware:read_client_address",
         "        if not _is_trusted(address, trusted_proxies):\n            return address\n    return address\n",
         "    return address\n",
         test=PROXIES,
@@ -459,7 +455,7 @@ LIMIT_GUARDS = (
     guard(
         "X6",
         "an argument of a tool never says where a caller is",
-        "web/inner_call.py",
+        "web.inner_call:_write_headers",
         "if is_forwardable(name) and name.lower() != _TOLD_BY_PROXIES",
         "if is_forwardable(name)",
         test="web/test_inner_call.py::test_an_argument_never_becomes_a_header_that_the_gateway_obeys",
@@ -467,7 +463,7 @@ LIMIT_GUARDS = (
     guard(
         "H1",
         "an argument of a tool is no control header",
-        "web/inner_call.py",
+        "web.inner_call:_write_headers",
         "if is_forwardable(name) and name.lower() != _TOLD_BY_PROXIES",
         "if name.lower() != _TOLD_BY_PROXIES",
         test="web/test_inner_call.py::test_an_argument_never_becomes_a_header_that_the_gateway_obeys",

@@ -2,14 +2,11 @@
 
 from tests.guards.guard import guard
 
-POLICY, JUDGE, DIALER = "outbound/policy.py", "outbound/judge.py", "outbound/dialer.py"
-ANSWER, HEAD, CONNECTION = "outbound/answer.py", "outbound/answer_head.py", "outbound/connection.py"
-
 OUTBOUND_GUARDS = (
     guard(
         "O1",
         "special networks and metadata addresses are denied",
-        POLICY,
+        "outbound.policy:judge_address",
         "    if reason := _find(address, _NEVER):\n        return Denied(reason=reason)\n",
         "",
         test="outbound/test_policy.py::test_denies_whatever_the_setting_says",
@@ -17,7 +14,7 @@ OUTBOUND_GUARDS = (
     guard(
         "O1",
         "private networks are denied in production",
-        POLICY,
+        "outbound.policy:judge_address",
         "return Allowed(address=address) if allow_private else Denied(reason=reason)",
         "return Allowed(address=address)",
         test="outbound/test_policy.py::test_private_ranges_are_open_in_development_only",
@@ -25,7 +22,7 @@ OUTBOUND_GUARDS = (
     guard(
         "O1",
         "IPv6 beyond global unicast is denied",
-        POLICY,
+        "outbound.policy:judge_address",
         "        if address not in _GLOBAL_UNICAST:\n",
         "        if False:\n",
         test="outbound/test_policy.py::test_denies_whatever_the_setting_says",
@@ -33,7 +30,7 @@ OUTBOUND_GUARDS = (
     guard(
         "O2",
         "an IPv4 address embedded in IPv6 is denied",
-        POLICY,
+        "outbound.policy:judge_address",
         "in _ISATAP:",
         "in ():",
         test="outbound/test_policy.py::test_denies_whatever_the_setting_says",
@@ -41,7 +38,7 @@ OUTBOUND_GUARDS = (
     guard(
         "O2",
         "scope ids are denied",
-        POLICY,
+        "outbound.policy:judge_address",
         '    if "%" in ip:\n        return Denied(reason="scope_id")\n',
         '    ip = ip.partition("%")[0]\n',
         test="outbound/test_policy.py::test_denies_whatever_the_setting_says",
@@ -49,7 +46,7 @@ OUTBOUND_GUARDS = (
     guard(
         "O1",
         "a literal endpoint is judged when it is listed",
-        POLICY,
+        "outbound.policy:_parse_origin",
         'isinstance(judge_address(host.strip("[]"), allow_private=allow_private), Denied)',
         "False",
         test="outbound/test_policy.py::test_refuses_what_is_no_endpoint",
@@ -57,7 +54,7 @@ OUTBOUND_GUARDS = (
     guard(
         "O1",
         "names of private networks are no endpoints",
-        POLICY,
+        "outbound.policy:_parse_origin",
         "elif not allow_private and _is_private_name(host):",
         "elif False:",
         test="outbound/test_policy.py::test_refuses_what_is_no_endpoint",
@@ -65,7 +62,7 @@ OUTBOUND_GUARDS = (
     guard(
         "O1",
         "an endpoint carries no user name",
-        POLICY,
+        "outbound.policy:parse_endpoint",
         '    if "@" in shape["authority"]:\n',
         "    if False:\n",
         test="outbound/test_policy.py::test_refuses_what_is_no_endpoint",
@@ -73,7 +70,7 @@ OUTBOUND_GUARDS = (
     guard(
         "H4",
         "an endpoint has no dot segments",
-        POLICY,
+        "outbound.policy:parse_endpoint",
         "or _DOT_SEGMENT.search(path) ",
         "",
         test="outbound/test_policy.py::test_refuses_what_is_no_endpoint",
@@ -81,7 +78,7 @@ OUTBOUND_GUARDS = (
     guard(
         "O2",
         "every record of a name is judged",
-        JUDGE,
+        "outbound.judge:Judge.resolve",
         "        for ip in ips:\n",
         "        for ip in ips[:1]:\n",
         test="outbound/test_connections.py::test_every_address_is_judged_before_any_is_dialled",
@@ -89,7 +86,7 @@ OUTBOUND_GUARDS = (
     guard(
         "O2",
         "an answer of many records is refused",
-        JUDGE,
+        "outbound.judge:Judge.resolve",
         "if not 0 < len(ips) <= RECORDS_MAX:",
         "if not ips:",
         test="outbound/test_dialer.py::test_a_name_that_must_not_be_dialled_is_unreachable",
@@ -97,7 +94,7 @@ OUTBOUND_GUARDS = (
     guard(
         "O2",
         "a look-up has a deadline",
-        "outbound/name_lookups.py",
+        "outbound.name_lookups:NameLookups.look_up",
         "async with asyncio.timeout(self._deadline_s):",
         "async with asyncio.timeout(30):",
         test="outbound/test_judge.py::test_resolution_has_a_deadline",
@@ -105,7 +102,7 @@ OUTBOUND_GUARDS = (
     guard(
         "O3",
         "each address is judged again at its socket",
-        JUDGE,
+        "outbound.judge:Judge.open_socket",
         "        self.judge(str(address[0]), int(address[1]))\n",
         "",
         test="outbound/test_dialer.py::test_literal_addresses_are_judged_at_the_socket",
@@ -113,7 +110,7 @@ OUTBOUND_GUARDS = (
     guard(
         "O3",
         "a look-up is forgotten once it has answered",
-        "outbound/name_lookups.py",
+        "outbound.name_lookups:NameLookups.look_up",
         "            running.add_done_callback(partial(self._forget, host))\n",
         "",
         test="outbound/test_dialer.py::test_a_name_is_judged_again_on_every_new_connection",
@@ -121,7 +118,7 @@ OUTBOUND_GUARDS = (
     guard(
         "O3",
         "what is dialled is what was judged",
-        "outbound/connections.py",
+        "outbound.connections:Connections._find_addresses",
         "else await self._judge.resolve(host, port)\n",
         "else await self._judge.resolve(host, port) and await self._judge.resolve(host, port)\n",
         test="outbound/test_dialer.py::test_the_address_that_was_judged_is_the_one_that_is_dialled",
@@ -129,7 +126,7 @@ OUTBOUND_GUARDS = (
     guard(
         "O4",
         "ports of mail and shells are not dialled",
-        JUDGE,
+        "outbound.judge:Judge.judge",
         "        if not is_dialable_port(port):\n",
         "        if False:\n",
         test="outbound/test_judge.py::test_opens_no_socket_for_a_denied_address",
@@ -137,7 +134,7 @@ OUTBOUND_GUARDS = (
     guard(
         "O4",
         "ports of mail and shells are no endpoints",
-        POLICY,
+        "outbound.policy:_parse_origin",
         "    if not is_dialable_port(port):\n",
         "    if False:\n",
         test="outbound/test_policy.py::test_refuses_what_is_no_endpoint",
@@ -145,7 +142,7 @@ OUTBOUND_GUARDS = (
     guard(
         "O5",
         "the gateway's own name is not called",
-        JUDGE,
+        "outbound.judge:Judge.judge_origin",
         'port}" in self._own_origins:',
         'port}" in ():',
         test="outbound/test_dialer.py::test_the_gateway_does_not_call_itself",
@@ -153,7 +150,7 @@ OUTBOUND_GUARDS = (
     guard(
         "O5",
         "the gateway's own listeners are not called",
-        JUDGE,
+        "outbound.judge:Judge.judge",
         "if port == own_port and (is_local or str(verdict.address) == own_ip):",
         "if False:",
         test="outbound/test_dialer.py::test_the_gateway_does_not_call_itself",
@@ -161,7 +158,7 @@ OUTBOUND_GUARDS = (
     guard(
         "O5",
         "the house tells the dialer who it is",
-        "house.py",
+        "house:House._make_dialer",
         "own_origins=frozenset({str(origin)}),",
         "own_origins=frozenset(),",
         test="test_house.py::test_no_call_leads_to_the_public_name_of_the_gateway",
@@ -169,7 +166,7 @@ OUTBOUND_GUARDS = (
     guard(
         "O6",
         "a fetched document has a maximum",
-        DIALER,
+        "outbound.dialer:Dialer._read_whole",
         "                if len(body) > bytes_max:\n",
         "                if False:\n",
         test="outbound/test_dialer.py::test_fetches_a_small_document_with_its_query",
@@ -177,7 +174,7 @@ OUTBOUND_GUARDS = (
     guard(
         "O6",
         "a fetch has one deadline for everything",
-        DIALER,
+        "outbound.dialer:Dialer.fetch",
         "            async with asyncio.timeout(deadline_s):\n",
         "            async with asyncio.timeout(None):\n",
         test="outbound/test_dialer.py::test_a_fetch_has_one_deadline_for_everything",
@@ -185,7 +182,7 @@ OUTBOUND_GUARDS = (
     guard(
         "O6",
         "what is fetched must be an endpoint",
-        DIALER,
+        "outbound.dialer:Dialer.fetch",
         "endpoint = parse_endpoint(base, allow_private=self._allow_private)",
         "endpoint = parse_endpoint(base, allow_private=True)",
         test="outbound/test_dialer.py::test_a_fetch_in_production_is_refused_before_anything_is_dialled",
@@ -193,7 +190,7 @@ OUTBOUND_GUARDS = (
     guard(
         "O4",
         "a facilitator is asked past the proxies of the environment",
-        "outbound/facilitator_line.py",
+        "outbound.facilitator_line:FacilitatorLine.open",
         "trust_env=False,",
         "trust_env=True,",
         test="outbound/test_facilitator_line.py::test_uses_no_proxy_of_the_environment",
@@ -201,7 +198,7 @@ OUTBOUND_GUARDS = (
     guard(
         "O4",
         "a node is asked past the proxies of the environment",
-        "chain/node.py",
+        "chain.node:open_session",
         "trust_env=False,",
         "trust_env=True,",
         test="chain/test_node.py::test_proxies_of_the_environment_are_not_used",
@@ -209,7 +206,7 @@ OUTBOUND_GUARDS = (
     guard(
         "O4",
         "a node's redirect is not followed",
-        "chain/node.py",
+        "chain.node:Node._send",
         "allow_redirects=False",
         "allow_redirects=True",
         test="chain/test_node.py::test_a_redirect_is_not_followed",
@@ -217,7 +214,7 @@ OUTBOUND_GUARDS = (
     guard(
         "X4",
         "one provider has so many calls in flight",
-        DIALER,
+        "outbound.dialer:Dialer._enter",
         "if count >= self._limits.in_flight_per_origin_max:",
         "if False:",
         test="outbound/test_dialer.py::test_calls_in_flight_per_origin_are_limited",
@@ -225,7 +222,7 @@ OUTBOUND_GUARDS = (
     guard(
         "F3",
         "a connection that was spoken to out of turn is not used",
-        DIALER,
+        "outbound.dialer:Dialer.send",
         "if not (self._is_usable(connection, request) and connection.is_quiet()):",
         "if not self._is_usable(connection, request):",
         test="outbound/test_dialer.py::test_stray_bytes_on_an_idle_connection_answer_nobody",
@@ -233,7 +230,7 @@ OUTBOUND_GUARDS = (
     guard(
         "F3",
         "bytes that nobody asked for end a connection",
-        CONNECTION,
+        "outbound.connection:Connection._take",
         "        if answer is None:\n            self.cut()\n            return\n",
         "        if answer is None:\n            return\n",
         test="outbound/test_connection.py::test_bytes_that_nobody_asked_for_end_it_at_once",
@@ -241,7 +238,7 @@ OUTBOUND_GUARDS = (
     guard(
         "F3",
         "a connection whose request was not taken wholly is not used again",
-        CONNECTION,
+        "outbound.connection:Connection.finish",
         "or not self._is_uploaded():",
         "or False:",
         test="outbound/test_connection.py::test_an_answer_before_the_end_of_the_request_is_the_last",
@@ -249,7 +246,7 @@ OUTBOUND_GUARDS = (
     guard(
         "F3",
         "more than the answer is no answer",
-        ANSWER,
+        "outbound.answer:Answer._accept",
         '        if head.length is not None and may_have_body and rest[head.length :].strip(b"\\r\\n"):\n',
         "        if False:\n",
         test="outbound/test_answer.py::test_more_than_the_answer_in_one_piece_with_its_head_is_none",
@@ -257,7 +254,7 @@ OUTBOUND_GUARDS = (
     guard(
         "F3",
         "a body where none may be ends the connection and holds no price",
-        ANSWER,
+        "outbound.answer:Answer._accept",
         'may_have_body = self._method != "HEAD" and head.status not in BODILESS_STATUSES',
         "may_have_body = True",
         test="outbound/test_dialer.py::test_a_body_where_none_may_be_ends_the_connection_and_not_the_answer",
@@ -265,7 +262,7 @@ OUTBOUND_GUARDS = (
     guard(
         "F3",
         "bare line ends are no head",
-        HEAD,
+        "outbound.answer_head:check_beginning",
         " or _BARE_LF.search(begun, seen):",
         ":",
         test="outbound/test_answer.py::test_what_cannot_become_a_head_is_known_before_its_end",
@@ -273,7 +270,7 @@ OUTBOUND_GUARDS = (
     guard(
         "F3",
         "an answer is coded in chunks or not at all",
-        HEAD,
+        "outbound.answer_head:_frame",
         'if is_chunked or value.lower() != b"chunked":',
         "if False:",
         test="outbound/test_answer.py::test_a_head_that_could_be_read_in_two_ways_is_none",
@@ -281,7 +278,7 @@ OUTBOUND_GUARDS = (
     guard(
         "X2",
         "the heads of one answer have a size, interim ones too",
-        ANSWER,
+        "outbound.answer:Answer._take_head",
         "            if self._head_bytes + (end if end >= 0 else len(data)) > self._limits.head_bytes:\n",
         "            if False:\n",
         test="outbound/test_answer.py::test_limits_of_a_head_hold_to_the_byte",
@@ -289,7 +286,7 @@ OUTBOUND_GUARDS = (
     guard(
         "X2",
         "an answer has so many headers",
-        HEAD,
+        "outbound.answer_head:parse_head",
         "    if len(headers) > limits.headers:\n",
         "    if False:\n",
         test="outbound/test_answer.py::test_limits_of_a_head_hold_to_the_byte",
@@ -297,7 +294,7 @@ OUTBOUND_GUARDS = (
     guard(
         "X2",
         "no more of an answer is held than its reader takes",
-        CONNECTION,
+        "outbound.connection:Connection._take",
         "                self._transport.pause_reading()\n",
         "                pass\n",
         test="outbound/test_connection.py::test_holds_no_more_of_an_answer_than_its_limit",
@@ -305,7 +302,7 @@ OUTBOUND_GUARDS = (
     guard(
         "X2",
         "the head of an answer has a deadline",
-        CONNECTION,
+        "outbound.connection:Connection._run_out",
         '        self.fail(TimeoutError("nothing came in time"))\n',
         "        pass\n",
         test="outbound/test_dialer.py::test_the_head_has_a_deadline_whatever_trickles_in",

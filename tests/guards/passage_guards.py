@@ -2,7 +2,6 @@
 
 from tests.guards.guard import guard
 
-HEADERS, TARGET, MIDDLEWARE = "gateway/headers.py", "gateway/target.py", "web/middleware.py"
 AT_THE_DOOR = "gateway/test_headers.py::test_refuses_what_could_be_read_in_two_ways"
 NEVER_SAID = "gateway/test_headers.py::test_drops_what_only_the_gateway_may_say"
 DECEIVING = "gateway/test_headers.py::test_drops_headers_that_would_break_or_deceive"
@@ -13,7 +12,7 @@ PASSAGE_GUARDS = (
     guard(
         "F1",
         "a body is coded in chunks or not at all",
-        HEADERS,
+        "gateway.headers:check_control_headers",
         'if name == b"transfer-encoding" and not is_chunked_alone(value):',
         "if False:",
         test=AT_THE_DOOR,
@@ -21,7 +20,7 @@ PASSAGE_GUARDS = (
     guard(
         "F1",
         "the target of a request is a path",
-        MIDDLEWARE,
+        "web.middleware:check_request_line",
         'if scope["method"] == "CONNECT" or not raw_path.startswith(b"/"):',
         "if False:",
         test="web/test_middleware.py::test_refuses_a_head",
@@ -29,7 +28,7 @@ PASSAGE_GUARDS = (
     guard(
         "H6",
         "a request of HTTP/1.1 has a valid Host",
-        MIDDLEWARE,
+        "web.middleware:check_request_line",
         "    return _check_host(scope)\n",
         "    return None\n",
         test="web/test_middleware.py::test_refuses_a_head",
@@ -37,7 +36,7 @@ PASSAGE_GUARDS = (
     guard(
         "F2",
         "nothing is read behind a body whose coding is refused",
-        MIDDLEWARE,
+        "web.middleware:_BoundedBody.clear",
         "        if self._is_doubtful:\n            return False\n",
         "",
         test="web/test_middleware.py::test_clears_up_after_an_answer_that_came_early",
@@ -45,7 +44,7 @@ PASSAGE_GUARDS = (
     guard(
         "F2",
         "a connection is closed rather than read to no end",
-        MIDDLEWARE,
+        "web.middleware:_BoundedBody.clear",
         'if message["type"] != "http.request" or self._bytes > until:',
         "if False:",
         test="web/test_middleware.py::test_clears_up_after_an_answer_that_came_early",
@@ -53,7 +52,7 @@ PASSAGE_GUARDS = (
     guard(
         "F1",
         "what cannot be written as HTTP is not sent",
-        "outbound/upstream.py",
+        "outbound.upstream:UpstreamRequest.check_writable",
         "        if not is_writable:\n",
         "        if False:\n",
         test="outbound/test_dialer.py::test_refuses_to_claim_for_what_cannot_be_written",
@@ -61,7 +60,7 @@ PASSAGE_GUARDS = (
     guard(
         "F1",
         "a body of another length than promised is cut",
-        "outbound/request_writer.py",
+        "outbound.request_writer:_write_pieces",
         "        if length is not None and count > length:\n            raise BodyOffLength\n",
         "",
         test="outbound/test_dialer.py::test_a_body_of_another_length_is_cut_and_refused",
@@ -69,7 +68,7 @@ PASSAGE_GUARDS = (
     guard(
         "F4",
         "no WebSocket reaches the framework",
-        "web/app.py",
+        "web.app:Dispatcher.__call__",
         '            await send({"type": "websocket.close", "code": 1000})\n',
         "",
         test="web/test_app.py::test_a_websocket_is_closed",
@@ -77,7 +76,7 @@ PASSAGE_GUARDS = (
     guard(
         "F4",
         "the server speaks no WebSocket",
-        "web/server.py",
+        "web.server:HttpServer.__init__",
         "websockets=False",
         "websockets=True",
         test="web/test_server.py::test_an_upgrade_is_an_ordinary_call",
@@ -85,7 +84,7 @@ PASSAGE_GUARDS = (
     guard(
         "H1",
         "header names hold no underscore",
-        HEADERS,
+        "gateway.headers:check_control_headers",
         '        if b"_" in name:\n',
         "        if False:\n",
         test=AT_THE_DOOR,
@@ -93,7 +92,7 @@ PASSAGE_GUARDS = (
     guard(
         "H1",
         "a control header stands once",
-        HEADERS,
+        "gateway.headers:check_control_headers",
         "            if name in seen:\n",
         "            if False:\n",
         test=AT_THE_DOOR,
@@ -101,7 +100,7 @@ PASSAGE_GUARDS = (
     guard(
         "H1",
         "a control header in another case is the same one",
-        HEADERS,
+        "gateway.headers:check_control_headers",
         "    for raw_name, value in headers:\n        name = raw_name.lower()\n        size =",
         "    for raw_name, value in headers:\n        name = raw_name\n        size =",
         test=AT_THE_DOOR,
@@ -109,7 +108,7 @@ PASSAGE_GUARDS = (
     guard(
         "H1",
         "Connection names no control header",
-        HEADERS,
+        "gateway.headers:check_control_headers",
         "and (nominated := _tokens(value) & _CONTROL):",
         "and (nominated := frozenset[bytes]()):",
         test=AT_THE_DOOR,
@@ -117,7 +116,7 @@ PASSAGE_GUARDS = (
     guard(
         "H1",
         "header values are UTF-8",
-        HEADERS,
+        "gateway.headers:check_control_headers",
         "if not value.isascii() and not _is_utf8(value) and not _is_authorization_to_pay(name, value):",
         "if False:",
         test=AT_THE_DOOR,
@@ -125,7 +124,7 @@ PASSAGE_GUARDS = (
     guard(
         "H1",
         "a head is checked before anything else looks at it",
-        MIDDLEWARE,
+        "web.middleware:HeadCheck.__call__",
         "        if problem is None:\n            await self._app(scope, receive, send)\n",
         "        if problem is None or True:\n            await self._app(scope, receive, send)\n",
         test="web/test_middleware.py::test_refuses_a_head",
@@ -133,16 +132,23 @@ PASSAGE_GUARDS = (
     guard(
         "H2",
         "only the gateway says what is its own",
-        HEADERS,
+        "gateway.headers:caller_headers",
         "            name.startswith(_NOT_RETURNED_PREFIXES)\n            or ",
         "            ",
         test=NEVER_SAID,
     ),
-    guard("H2", "an upstream sets no cookies", HEADERS, '    b"set-cookie",\n', "", test=NEVER_SAID),
+    guard(
+        "H2",
+        "an upstream sets no cookies",
+        "gateway.headers:_NOT_RETURNED",
+        '    b"set-cookie",\n',
+        "",
+        test=NEVER_SAID,
+    ),
     guard(
         "H2",
         "an upstream sets no policy for the whole site",
-        HEADERS,
+        "gateway.headers:_NOT_RETURNED",
         '    b"strict-transport-security",\n',
         "",
         test=NEVER_SAID,
@@ -150,7 +156,7 @@ PASSAGE_GUARDS = (
     guard(
         "H2",
         "values that would begin another header are dropped",
-        HEADERS,
+        "gateway.headers:caller_headers",
         "            or _BAD_VALUE.search(value)\n",
         "",
         test=DECEIVING,
@@ -158,7 +164,7 @@ PASSAGE_GUARDS = (
     guard(
         "H2",
         "an upstream asks for no payment of its own",
-        HEADERS,
+        "gateway.headers:caller_headers",
         'elif name == b"www-authenticate" and _PAYMENT_CHALLENGE.search(value):',
         "elif False:",
         test=DECEIVING,
@@ -166,7 +172,7 @@ PASSAGE_GUARDS = (
     guard(
         "H2",
         "framing of an answer is made anew",
-        HEADERS,
+        "gateway.headers:_NOT_RETURNED",
         '    # Framing is made anew.\n    b"content-length",\n',
         "",
         test=NEVER_SAID,
@@ -174,7 +180,7 @@ PASSAGE_GUARDS = (
     guard(
         "H2",
         "what Connection names is for this hop alone",
-        HEADERS,
+        "gateway.headers:caller_headers",
         "        returned = [header for header in returned if header[0] not in nominated]\n",
         "        pass\n",
         test="gateway/test_headers.py::test_connection_strips_what_it_names_on_the_way_back",
@@ -182,7 +188,7 @@ PASSAGE_GUARDS = (
     guard(
         "H3",
         "only what is on the list goes upstream",
-        HEADERS,
+        "gateway.headers:upstream_headers",
         "        shown = table.get(name)\n",
         "        shown = table.get(name, name.decode())\n",
         test="gateway/test_headers.py::test_forwards_nothing_else",
@@ -190,7 +196,7 @@ PASSAGE_GUARDS = (
     guard(
         "H3",
         "a listing cannot ask for cookies and payments",
-        HEADERS,
+        "gateway.headers:is_forwardable",
         "return _is_token(raw) and raw not in _NEVER_FORWARDED and not raw.startswith(_NEVER_FORWARDED_PREFIXES)",
         "return _is_token(raw)",
         test="gateway/test_headers.py::test_a_listing_cannot_ask_for_these",
@@ -198,7 +204,7 @@ PASSAGE_GUARDS = (
     guard(
         "H3",
         "a payment in Authorization stays here",
-        HEADERS,
+        "gateway.headers:upstream_headers",
         ' and not (name == b"authorization" and _PAYS.match(value)):',
         ":",
         test="gateway/test_headers.py::test_a_payment_in_authorization_never_leaves",
@@ -206,7 +212,7 @@ PASSAGE_GUARDS = (
     guard(
         "H3",
         "the listing's secret replaces the caller's header",
-        HEADERS,
+        "gateway.headers:upstream_headers",
         "if name != secret_name and not",
         "if not",
         test="gateway/test_headers.py::test_nothing_of_the_caller_stands_beside_the_secret",
@@ -214,7 +220,7 @@ PASSAGE_GUARDS = (
     guard(
         "H3",
         "the listing's secret replaces the caller's parameter",
-        TARGET,
+        "gateway.target:add_query_secret",
         'if unquote_plus(part.partition("=")[0]) != name]',
         'if part.partition("=")[0] != name]',
         test="gateway/test_target.py::test_the_listings_secret_replaces_the_callers_parameter",
@@ -222,7 +228,7 @@ PASSAGE_GUARDS = (
     guard(
         "K2",
         "a secret parameter does not come back in Location",
-        HEADERS,
+        "gateway.headers:rewrite_location",
         "search = _without(url.search, secret) if secret else url.search",
         "search = url.search",
         test="gateway/test_headers.py::test_the_secret_parameter_does_not_come_back_in_a_location",
@@ -230,7 +236,7 @@ PASSAGE_GUARDS = (
     guard(
         "K2",
         "a secret parameter does not come back in a header of URIs",
-        HEADERS,
+        "gateway.headers:caller_headers",
         "elif parameter and name in _URI_HEADERS:",
         "elif False:",
         test="gateway/test_headers.py::test_no_header_brings_the_query_secret_to_the_caller",
@@ -238,7 +244,7 @@ PASSAGE_GUARDS = (
     guard(
         "K2",
         "a header that holds the secret is dropped",
-        HEADERS,
+        "gateway.headers:caller_headers",
         "if secret_value and _holds(value, secret_value):",
         "if False:",
         test="gateway/test_headers.py::test_no_header_brings_the_header_secret_to_the_caller",
@@ -246,7 +252,7 @@ PASSAGE_GUARDS = (
     guard(
         "T1",
         "a Location is of the web",
-        HEADERS,
+        "gateway.headers:rewrite_location",
         '    if url.protocol not in ("http:", "https:"):\n        return None\n',
         "",
         test="gateway/test_headers.py::test_a_location_under_the_endpoint_becomes_the_gateways",
@@ -254,7 +260,7 @@ PASSAGE_GUARDS = (
     guard(
         "T1",
         "a Location that is none is dropped",
-        HEADERS,
+        "gateway.headers:caller_headers",
         "            if location is None:\n",
         "            if False:\n",
         test=DECEIVING,
@@ -262,7 +268,7 @@ PASSAGE_GUARDS = (
     guard(
         "T1",
         "proxied answers run nothing in the site's name",
-        HEADERS,
+        "gateway.headers:caller_headers",
         "    returned.extend(_GUARDS)\n",
         "",
         test="gateway/test_headers.py::test_every_answer_is_guarded_once",
@@ -270,7 +276,7 @@ PASSAGE_GUARDS = (
     guard(
         "O5",
         "a circle through other gateways ends here",
-        HEADERS,
+        "gateway.headers:is_loop",
         'if member.partition(b";")[0].strip() == own:',
         "if False:",
         test="gateway/test_headers.py::test_sees_its_own_mark",
@@ -278,7 +284,7 @@ PASSAGE_GUARDS = (
     guard(
         "O5",
         "marks of other gateways are passed on",
-        HEADERS,
+        "gateway.headers:upstream_headers",
         '", ".join([*loop, gateway_name])',
         "gateway_name",
         test="gateway/test_headers.py::test_the_loop_list_only_grows",
@@ -286,18 +292,23 @@ PASSAGE_GUARDS = (
     guard(
         "H4",
         "a path stays inside as it stands",
-        TARGET,
+        "gateway.target:_stays_under",
         "            if depth < 0:\n",
         "            if False:\n",
         test=LEAVING,
     ),
     guard(
-        "H4", "a path stays inside after two decodes", TARGET, "_DECODES = 2", "_DECODES = 1", test=LEAVING
+        "H4",
+        "a path stays inside after two decodes",
+        "gateway.target:_DECODES",
+        "_DECODES = 2",
+        "_DECODES = 1",
+        test=LEAVING,
     ),
     guard(
         "H4",
         "a backslash is read as a slash",
-        TARGET,
+        "gateway.target:_stays_under",
         '    for segment in reading.replace(b"\\\\", b"/").split(b"/"):\n',
         '    for segment in reading.split(b"/"):\n',
         test=LEAVING,
@@ -305,7 +316,7 @@ PASSAGE_GUARDS = (
     guard(
         "H4",
         "a matrix parameter hides no dots",
-        TARGET,
+        "gateway.target:_stays_under",
         'name = segment.partition(b";")[0]',
         "name = segment",
         test=LEAVING,
@@ -313,7 +324,7 @@ PASSAGE_GUARDS = (
     guard(
         "H4",
         "an empty segment counts as none",
-        TARGET,
+        "gateway.target:_stays_under",
         'elif name not in (b"", b"."):',
         'elif name != b".":',
         test=LEAVING,
@@ -321,7 +332,7 @@ PASSAGE_GUARDS = (
     guard(
         "H4",
         "control characters and overlong dots are refused",
-        TARGET,
+        "gateway.target:_stays_under",
         "    if _CONTROL.search(reading) or _OVERLONG.search(reading):\n        return False\n",
         "",
         test=LEAVING,
@@ -329,7 +340,7 @@ PASSAGE_GUARDS = (
     guard(
         "H4",
         "the raw path is writable",
-        TARGET,
+        "gateway.target:build_upstream_target",
         'if rest[:1] != "/" or _UNWRITABLE.search(rest):',
         "if False:",
         test=LEAVING,
@@ -337,7 +348,7 @@ PASSAGE_GUARDS = (
     guard(
         "H5",
         "a path that has two prices is refused",
-        TARGET,
+        "gateway.target:match_operation",
         "            return READ_TWICE\n",
         "            pass\n",
         test=PRICED,

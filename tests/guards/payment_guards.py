@@ -4,28 +4,24 @@ of origins that must be proved (I7).
 
 from tests.guards.guard import guard
 
-LANES = "payments/lane_keeper.py"
 CODES = (
     "payments/test_gas_tank.py::test_wallets_of_many_codes_use_up_their_own_part_of_the_budget_and_no_more"
 )
-WATCHER, FINALITY = "chain/watcher.py", "storage/finality_store.py"
-VERDICT, AUTHORIZED, TILL = "payments/verdict.py", "payments/authorization_verdict.py", "payments/till.py"
 NO_PAYMENT = "payments/test_verdict.py::test_refuses_with_a_reason"
 ELSEWHERE = "payments/test_verdict.py::test_refuses_what_did_not_succeed_or_is_elsewhere"
-GROUP_COMMIT, DROPPED = "storage/group_commit.py", "contracts/test_dropped_answers.py"
+DROPPED = "contracts/test_dropped_answers.py"
 AT_ONCE = "test_at_the_same_gateway_a_dropped_answer_is_paid_once_or_not_at_all"
 REFUSALS = "payments/test_authorization_verdict.py::test_refusals"
-REPLAYS, PUBLIC = "gateway/replays.py", "gateway/test_public_authorizations.py"
+PUBLIC = "gateway/test_public_authorizations.py"
 OWN_CLOCK = "payments/test_authorization_verdict.py::test_our_own_clock"
 
-OPENING = "gateway/opening.py"
 NEVER_SOLD = "gateway/test_opening.py::test_a_version_that_would_have_refused_the_call_sets_no_price"
 
 PAYMENT_GUARDS = (
     guard(
         "P1",
         "a balance that 64 bits do not hold is refused",
-        "storage/payment_store.py",
+        "storage.payment_store:raise_payment",
         ".where(columns.id == payment_id, columns.value_units <= UNITS_MAX - units)",
         ".where(columns.id == payment_id)",
         test="contracts/test_settling.py::test_authorisations_that_add_up_to_more_than_64_bits_are_refused",
@@ -33,7 +29,7 @@ PAYMENT_GUARDS = (
     guard(
         "P10",
         "the clock of the batch decides what an authorisation holds",
-        "ledger/claims.py",
+        "ledger.claims:_Desk._decide_authorized",
         "price_units, now_s = claim.price_units, self._now_ms // 1000",
         "price_units, now_s = claim.price_units, claim.created_ms // 1000",
         test="ledger/test_claims.py::test_the_clock_of_the_batch_decides_and_not_that_of_the_gateway_that_received_the_call",
@@ -41,7 +37,7 @@ PAYMENT_GUARDS = (
     guard(
         "P10",
         "calls are written in the time of the database",
-        "storage/book_store.py",
+        "storage.book_store:BookStore._posting",
         "ahead_ms=self._time.translate(0),",
         "ahead_ms=0,",
         test="contracts/test_clock_jumps.py::test_a_call_is_written_in_the_time_of_the_database",
@@ -49,7 +45,7 @@ PAYMENT_GUARDS = (
     guard(
         "P1",
         "a call that succeeded has an end although its gateway died",
-        "storage/posting.py",
+        "storage.posting:_Post._told_by",
         "is_ended = close.after in (CallState.RELEASED, CallState.CONSUMED)",
         "is_ended = close.after is CallState.RELEASED",
         test="contracts/test_book.py::test_a_call_that_succeeded_has_an_end_before_its_answer_has_streamed",
@@ -57,7 +53,7 @@ PAYMENT_GUARDS = (
     guard(
         "P2",
         "only its payer shows a payment",
-        VERDICT,
+        "payments.verdict:_judge_worth",
         "if m.payer in signers and m.payer != ZERO_ADDRESS]",
         "if m.payer != ZERO_ADDRESS]",
         test="payments/test_verdict.py::test_only_the_payer_may_show_it",
@@ -65,7 +61,7 @@ PAYMENT_GUARDS = (
     guard(
         "P2",
         "money from nowhere has no payer",
-        VERDICT,
+        "payments.verdict:_judge_worth",
         " and m.payer != ZERO_ADDRESS]",
         "]",
         test="payments/test_verdict.py::test_money_from_nowhere_has_no_payer",
@@ -73,7 +69,7 @@ PAYMENT_GUARDS = (
     guard(
         "P4",
         "a failed transaction pays nothing",
-        VERDICT,
+        "payments.verdict:_judge_worth",
         "    if not facts.succeeded:\n        return Refused",
         "    if False:\n        return Refused",
         test=ELSEWHERE,
@@ -81,7 +77,7 @@ PAYMENT_GUARDS = (
     guard(
         "P4",
         "a payment is on its own chain",
-        VERDICT,
+        "payments.verdict:judge",
         "    if facts.chain_id != question.rules.chain_id:\n",
         "    if False:\n",
         test=ELSEWHERE,
@@ -89,7 +85,7 @@ PAYMENT_GUARDS = (
     guard(
         "P4",
         "a payment goes to the payee of the listing",
-        VERDICT,
+        "payments.verdict:_token",
         "        if recipient in payees\n",
         "        if payees.setdefault(recipient, next(iter(payees.values())))\n",
         test=NO_PAYMENT,
@@ -97,7 +93,7 @@ PAYMENT_GUARDS = (
     guard(
         "P4",
         "what comes straight back is no payment",
-        VERDICT,
+        "payments.verdict:_token",
         "            base_units=paid - moved.get((recipient, payer), 0),\n",
         "            base_units=paid,\n",
         test=NO_PAYMENT,
@@ -105,7 +101,7 @@ PAYMENT_GUARDS = (
     guard(
         "P4",
         "a wallet that pays itself has paid nobody",
-        VERDICT,
+        "payments.verdict:_native",
         "base_units=0 if facts.sender == payee.address else facts.value,",
         "base_units=facts.value,",
         test="payments/test_verdict.py::test_a_wallet_that_pays_itself_has_paid_nobody",
@@ -113,7 +109,7 @@ PAYMENT_GUARDS = (
     guard(
         "P4",
         "a transfer that the gateway settled is no payment of another kind",
-        VERDICT,
+        "payments.verdict:_judge_worth",
         "    unauthorized = [m for m in mine if not m.is_by_authorization]\n",
         "    unauthorized = mine\n",
         test=NO_PAYMENT,
@@ -121,7 +117,7 @@ PAYMENT_GUARDS = (
     guard(
         "P14",
         "calldata alone opens no stored answer",
-        REPLAYS,
+        "gateway.replays:Replays.answer",
         "        if known.is_public and not shown.is_entitled:\n",
         "        if False:\n",
         test=f"{PUBLIC}::test_a_stored_answer_opens_in_the_client_network_of_the_claim_only",
@@ -129,7 +125,7 @@ PAYMENT_GUARDS = (
     guard(
         "P14",
         "a settlement under way makes an authorisation public",
-        "ledger/authorization.py",
+        "ledger.authorization:_BEFORE_SETTLEMENT",
         "frozenset({CallState.FORWARDING, CallState.UNKNOWN})",
         "frozenset({CallState.FORWARDING, CallState.UNKNOWN, CallState.SETTLING})",
         test=f"{PUBLIC}::test_an_undecided_settlement_is_told_in_the_client_network_of_the_claim_only",
@@ -137,7 +133,7 @@ PAYMENT_GUARDS = (
     guard(
         "P14",
         "a repeat of a paid call that runs is public",
-        "ledger/authorization.py",
+        "ledger.authorization:AuthorizedCall.is_public",
         "self.transfer is not None or ",
         "",
         test=f"{PUBLIC}::test_a_repeat_that_runs_is_told_to_its_caller_only",
@@ -145,7 +141,7 @@ PAYMENT_GUARDS = (
     guard(
         "P14",
         "what others have landed opens no repeat of an unknown call",
-        "gateway/cashier.py",
+        "gateway.cashier:Cashier._admit_again",
         "            if isinstance(cover, Problem) and not is_entitled:",
         "            if False:",
         test=f"{PUBLIC}::test_an_unknown_call_whose_authorisation_was_landed_by_others_is_not_repeated_by_a_stranger",
@@ -153,7 +149,7 @@ PAYMENT_GUARDS = (
     guard(
         "P14",
         "a proof by another wallet opens nothing",
-        REPLAYS,
+        "gateway.replays:Replays._is_proved_by",
         "            return await self._prove_wallet(request) == payer\n",
         "            return bool(await self._prove_wallet(request))\n",
         test=f"{PUBLIC}::test_a_proof_that_does_not_hold_opens_nothing",
@@ -161,7 +157,7 @@ PAYMENT_GUARDS = (
     guard(
         "P14",
         "a session is no proof on a gateway call",
-        "identity/authenticator.py",
+        "identity.authenticator:Authenticator.authenticate_call",
         "        return await self._authenticate(request, token=None)\n",
         "        return await self._authenticate(request, token=read_bearer(request))\n",
         test="identity/test_authenticator.py::TestCalls::test_a_session_never_counts",
@@ -169,7 +165,7 @@ PAYMENT_GUARDS = (
     guard(
         "P14",
         "a client network is kept as a keyed hash of its own call",
-        REPLAYS,
+        "gateway.replays:ClientNetworks._hash",
         "nonce + network,",
         "network,",
         test=f"{PUBLIC}::test_networks_are_kept_as_keyed_hashes_that_cannot_be_compared_with_each_other",
@@ -177,7 +173,7 @@ PAYMENT_GUARDS = (
     guard(
         "P5",
         "a payment of an older listing does not count",
-        VERDICT,
+        "payments.verdict:_judge_worth",
         "if facts.block_time >= m.payee.since_s - limits.payee_slack_s]",
         "]",
         test="payments/test_verdict.py::test_not_older_than_its_payee_by_more_than_a_minute",
@@ -185,7 +181,7 @@ PAYMENT_GUARDS = (
     guard(
         "P5",
         "a payment is shown within a day",
-        VERDICT,
+        "payments.verdict:_judge_time",
         "    if age_s > limits.payment_age_s:\n",
         "    if False:\n",
         test="payments/test_verdict.py::test_first_shown_within_a_day_of_readiness",
@@ -193,7 +189,7 @@ PAYMENT_GUARDS = (
     guard(
         "P5",
         "a payment is as deep as its value needs",
-        VERDICT,
+        "payments.verdict:_find_pending",
         "    if facts.confirmations < needed:\n",
         "    if False:\n",
         test="payments/test_verdict.py::test_depth_by_value",
@@ -201,7 +197,7 @@ PAYMENT_GUARDS = (
     guard(
         "P5",
         "a block that the chain does not have proves nothing",
-        VERDICT,
+        "payments.verdict:_find_pending",
         "    if facts.canonical_hash != facts.block_hash:\n        return Pending",
         "    if False:\n        return Pending",
         test="payments/test_verdict.py::test_nothing_in_a_shallow_or_displaced_block_is_believed",
@@ -209,7 +205,7 @@ PAYMENT_GUARDS = (
     guard(
         "P13",
         "what was mined before a restore is held",
-        VERDICT,
+        "payments.verdict:_judge_time",
         "    if question.held_before_s is not None and facts.block_time <= question.held_before_s:\n",
         "    if False:\n",
         test="payments/test_verdict.py::test_what_was_mined_before_a_restore_is_held",
@@ -218,7 +214,7 @@ PAYMENT_GUARDS = (
     guard(
         "P11",
         "an unreadable payment of x402 is asked for no other one",
-        "gateway/refusals.py",
+        "gateway.refusals:decline",
         " and not is_unreadable_x402 else None",
         " else None",
         test="gateway/test_refusals.py::test_an_unreadable_payment_gets_terms_on_mpp_only",
@@ -226,7 +222,7 @@ PAYMENT_GUARDS = (
     guard(
         "P11",
         "an authorisation is for this network",
-        AUTHORIZED,
+        "payments.authorization_verdict:_find_fault",
         "    if not authorization.chain_id == asset.chain_id == facts.chain_id:\n",
         "    if False:\n",
         test=REFUSALS,
@@ -234,7 +230,7 @@ PAYMENT_GUARDS = (
     guard(
         "P11",
         "an authorisation is of this token",
-        AUTHORIZED,
+        "payments.authorization_verdict:_find_fault",
         "    if authorization.token != asset.token or asset.domain is None:\n",
         "    if False:\n",
         test=REFUSALS,
@@ -242,7 +238,7 @@ PAYMENT_GUARDS = (
     guard(
         "P11",
         "an authorisation is for this payee",
-        AUTHORIZED,
+        "payments.authorization_verdict:_find_fault",
         "    if authorization.payee != requirement.pay_to:\n",
         "    if False:\n",
         test=REFUSALS,
@@ -250,7 +246,7 @@ PAYMENT_GUARDS = (
     guard(
         "P11",
         "an authorisation is of exactly the price",
-        AUTHORIZED,
+        "payments.authorization_verdict:_find_fault",
         "    if authorization.base_units != requirement.base_units:\n",
         "    if False:\n",
         test=REFUSALS,
@@ -258,7 +254,7 @@ PAYMENT_GUARDS = (
     guard(
         "P11",
         "an authorisation is signed by its payer",
-        AUTHORIZED,
+        "payments.authorization_verdict:_find_fault",
         "    if facts.code_size == 0 and signer != authorization.payer:\n",
         "    if False:\n",
         test=REFUSALS,
@@ -266,7 +262,7 @@ PAYMENT_GUARDS = (
     guard(
         "P10",
         "an authorisation that was used counts no more",
-        AUTHORIZED,
+        "payments.authorization_verdict:_find_fault",
         "    if facts.is_used:\n",
         "    if False:\n",
         test=REFUSALS,
@@ -274,7 +270,7 @@ PAYMENT_GUARDS = (
     guard(
         "P10",
         "an authorisation is covered by the balance",
-        AUTHORIZED,
+        "payments.authorization_verdict:_find_fault",
         "    if facts.balance < authorization.base_units:\n        return AuthorizationReason.INSUFFICIENT_BALANCE\n    if facts.simulation",
         "    if facts.simulation",
         test=REFUSALS,
@@ -282,7 +278,7 @@ PAYMENT_GUARDS = (
     guard(
         "P12",
         "the least price follows the price of gas",
-        "payments/settlement_rules.py",
+        "payments.settlement_rules:SettlementRules.min_nano_at",
         "max(self.min_nano, MIN_COST_FACTOR * self.cost_nano(gas_price_wei))",
         "self.min_nano",
         test="payments/test_gas_tank.py::test_the_least_price_follows_the_price_of_gas",
@@ -290,7 +286,7 @@ PAYMENT_GUARDS = (
     guard(
         "P12",
         "an authorisation that fails in simulation is not settled",
-        AUTHORIZED,
+        "payments.authorization_verdict:_find_fault",
         "    if facts.simulation.reverted or facts.gas_estimate is None:\n",
         "    if False:\n",
         test=REFUSALS,
@@ -298,7 +294,7 @@ PAYMENT_GUARDS = (
     guard(
         "P11",
         "an authorisation that ends too soon is refused",
-        AUTHORIZED,
+        "payments.authorization_verdict:check_times",
         "    if is_late(authorization.valid_before, now_s=now_s, timeout_s=timeout_s):\n",
         "    if False:\n",
         test=OWN_CLOCK,
@@ -306,7 +302,7 @@ PAYMENT_GUARDS = (
     guard(
         "P11",
         "an authorisation without end is refused",
-        AUTHORIZED,
+        "payments.authorization_verdict:check_times",
         "    if authorization.valid_before > now_s + validity_s_max:\n",
         "    if False:\n",
         test=OWN_CLOCK,
@@ -314,7 +310,7 @@ PAYMENT_GUARDS = (
     guard(
         "P15",
         "a version that was not open sets no price",
-        OPENING,
+        "gateway.opening:Openings._list_older_tariffs",
         "not version.is_for_sale or ",
         "",
         test=NEVER_SOLD,
@@ -322,7 +318,7 @@ PAYMENT_GUARDS = (
     guard(
         "P15",
         "a version that took another method sets no price",
-        OPENING,
+        "gateway.opening:Openings._list_older_tariffs",
         " or check_method(version.methods, call.method) is not None:",
         ":",
         test=NEVER_SOLD,
@@ -330,7 +326,7 @@ PAYMENT_GUARDS = (
     guard(
         "P15",
         "a version that refused this path sets no price",
-        OPENING,
+        "gateway.opening:Openings._list_older_tariffs",
         "                if _find_unsold(version.operations, described, call) is not None:\n                    continue\n",
         "",
         test=NEVER_SOLD,
@@ -338,7 +334,7 @@ PAYMENT_GUARDS = (
     guard(
         "P15",
         "what is described today was not described before",
-        OPENING,
+        "gateway.opening:Openings._list_older_tariffs",
         "described = self._find_old_description(shelf.listing, place, version)",
         "described = getattr(self._manuals.find(shelf.listing), 'operations', None)",
         test=NEVER_SOLD,
@@ -346,7 +342,7 @@ PAYMENT_GUARDS = (
     guard(
         "P15",
         "a change of status begins a version of the terms",
-        "registry/listing.py",
+        "registry.listing:Listing.current_terms",
         "            status=self._find_status(),\n",
         '            status="active",\n',
         test="contracts/test_catalog.py::test_new_terms_begin_when_they_differ",
@@ -354,7 +350,7 @@ PAYMENT_GUARDS = (
     guard(
         "P15",
         "a version of older tables sets no price when it has ended",
-        "storage/catalog_rows.py",
+        "storage.catalog_rows:read_terms",
         'status=row.status or "unrecorded"',
         'status=row.status or "active"',
         test="contracts/test_catalog.py::test_a_version_of_older_tables_does_not_say_what_it_sold",
@@ -362,7 +358,7 @@ PAYMENT_GUARDS = (
     guard(
         "P15",
         "a suspension ends a version when it begins",
-        "cli/operate.py",
+        "cli.operate:_revise_suspension",
         ", updated_ms=_now_ms())",
         ")",
         test="cli/test_operate.py::test_a_listing_is_suspended_until_it_is_restored",
@@ -371,7 +367,7 @@ PAYMENT_GUARDS = (
     guard(
         "P12",
         "wallets with code have a part of a listing's gas",
-        "payments/gas_tank.py",
+        "payments.gas_tank:GasTank.is_wallet_served",
         "            and wallets.spending.by_listing.get(listing_id, 0)",
         "            and 0 * wallets.spending.by_listing.get(listing_id, 0)",
         test=f"{CODES}[listing_budget_wei]",
@@ -379,7 +375,7 @@ PAYMENT_GUARDS = (
     guard(
         "P12",
         "wallets with code have a part of a network's gas",
-        "payments/gas_tank.py",
+        "payments.gas_tank:GasTank.is_wallet_served",
         "            and wallets.spending.total_wei <",
         "            and 0 * wallets.spending.total_wei <",
         test=f"{CODES}[network_budget_wei]",
@@ -387,7 +383,7 @@ PAYMENT_GUARDS = (
     guard(
         "P12",
         "a code that reverts too often is not settled for",
-        "payments/gas_tank.py",
+        "payments.gas_tank:GasTank.is_wallet_served",
         "            and is_code_trusted(wallets.codes.get(code_hash))\n",
         "",
         test="payments/test_gas_tank.py::test_proxies_of_one_code_that_reverts_are_refused_and_close_nothing_for_others",
@@ -395,7 +391,7 @@ PAYMENT_GUARDS = (
     guard(
         "P12",
         "wallets with code that come at once share their part of the gas",
-        "payments/settlement.py",
+        "payments.settlement:Settlement._settle",
         "        if lane is None or facts.gas_estimate is None or not is_served:\n",
         "        if lane is None or facts.gas_estimate is None:\n",
         test="payments/test_gas_tank.py::test_wallets_with_code_that_come_at_once_sign_no_more_than_their_part",
@@ -403,7 +399,7 @@ PAYMENT_GUARDS = (
     guard(
         "P6",
         "a gas key whose nonces do not move is not chosen",
-        "payments/gas_tank.py",
+        "payments.gas_tank:GasTank._choose",
         "            if not lane.progress.is_stuck and lane.key.address not in without\n",
         "            if lane.key.address not in without\n",
         test="payments/test_lane_keeper.py::test_a_key_whose_nonces_do_not_move_is_neither_offered_nor_chosen",
@@ -411,7 +407,7 @@ PAYMENT_GUARDS = (
     guard(
         "P6",
         "what waits on a stuck lane is carried by another key",
-        "payments/sweeper.py",
+        "payments.sweeper:Sweeper._is_stranded",
         "        if self._is_late(first) and self._tank.is_stuck(attempt.chain_id, attempt.sender):\n",
         "        if False:\n",
         test="payments/test_lane_keeper.py::test_another_key_is_chosen_whose_nonces_move_and_carries_what_waits",
@@ -419,7 +415,7 @@ PAYMENT_GUARDS = (
     guard(
         "P6",
         "a missing nonce is filled",
-        LANES,
+        "payments.lane_keeper:LaneKeeper._repair",
         "            await self._fill(lane, nonce, waiting[0])\n",
         "            pass\n",
         test="payments/test_lane_keeper.py::test_missing_nonces_below_what_waits_are_filled",
@@ -427,7 +423,7 @@ PAYMENT_GUARDS = (
     guard(
         "P6",
         "a lane that passed nonces for nothing goes back",
-        LANES,
+        "payments.lane_keeper:LaneKeeper._repair",
         "        if not waiting:\n            now_at",
         "        if not waiting:\n            return\n            now_at",
         test="payments/test_lane_keeper.py::test_a_lane_that_passed_nonces_for_nothing_goes_back",
@@ -435,7 +431,7 @@ PAYMENT_GUARDS = (
     guard(
         "P6",
         "a node's word makes no gateway fill a gap without end",
-        LANES,
+        "payments.lane_keeper:LaneKeeper._repair",
         "        if min(taken) - mined_nonce > GAP_MAX:\n",
         "        if False:\n",
         test="payments/test_lane_keeper.py::test_a_gap_that_is_too_wide_is_told_and_costs_no_gas",
@@ -443,7 +439,7 @@ PAYMENT_GUARDS = (
     guard(
         "P6",
         "what another gateway signed and never sent is sent by a call that waits behind it",
-        "payments/settlement.py",
+        "payments.settlement:Settlement._resend",
         "            await self._keeper.resend_before(attempt)\n",
         "",
         test="payments/test_lane_keeper.py::test_what_another_gateway_signed_and_never_sent_keeps_no_call_waiting",
@@ -451,7 +447,7 @@ PAYMENT_GUARDS = (
     guard(
         "P6",
         "a transaction that is sent again goes to every node",
-        "chain/rpc.py",
+        "chain.rpc:RpcReader.resend_transaction",
         "(panel, node, raw, failures) for node in panel.in_order)",
         "(panel, node, raw, failures) for node in panel.in_order[:1])",
         test="chain/test_rpc.py::test_a_transaction_that_is_sent_again_goes_to_every_node",
@@ -459,7 +455,7 @@ PAYMENT_GUARDS = (
     guard(
         "P6",
         "a gateway that stands still gives its locks back before others give up",
-        "storage/postgres_line.py",
+        "storage.postgres_line:IDLE_S",
         "IDLE_S = 2\n",
         "IDLE_S = 10\n",
         test="storage/test_postgres_line.py::test_a_session_that_stands_still_ends_before_others_give_up_on_its_locks",
@@ -467,7 +463,7 @@ PAYMENT_GUARDS = (
     guard(
         "P9",
         "a held call is compared with the maximum at the price that it holds",
-        "gateway/counter.py",
+        "gateway.counter:Counter.find_held",
         "            held = await self._find_open(self._claim_of(order, purchase))\n",
         "            held = None\n",
         test="gateway/test_held_price.py::test_a_held_call_runs_again_although_the_current_price_is_above_the_maximum",
@@ -475,7 +471,7 @@ PAYMENT_GUARDS = (
     guard(
         "P9",
         "a held call above the maximum does not run again",
-        "gateway/counter.py",
+        "gateway.counter:Counter._run_open",
         "        if too_dear is not None:\n            raise ClaimRefused(too_dear)\n",
         "",
         test="gateway/test_held_price.py::test_a_held_call_above_the_maximum_stays_held",
@@ -483,7 +479,7 @@ PAYMENT_GUARDS = (
     guard(
         "P9",
         "an authorisation above the maximum does not run again",
-        "gateway/cashier.py",
+        "gateway.cashier:Cashier._admit_again",
         "        if too_dear is not None:\n            return Declined(problem=too_dear)\n",
         "",
         test="gateway/test_held_price.py::test_an_authorisation_is_compared_with_the_price_that_it_pays",
@@ -491,7 +487,7 @@ PAYMENT_GUARDS = (
     guard(
         "X1",
         "a known authorisation without its proof is answered before its body",
-        "gateway/serve.py",
+        "gateway.serve:Gateway._look_up",
         "        if told is not None:\n            return Unread(presented=presented, known=known, told=told)\n",
         "",
         test="gateway/test_unread_bodies.py::test_a_known_authorisation_without_its_proof",
@@ -499,7 +495,7 @@ PAYMENT_GUARDS = (
     guard(
         "X1",
         "a public authorisation with nothing beside it is answered before its body",
-        "gateway/replays.py",
+        "gateway.replays:Replays.answer_unread",
         "        if known.call.is_public and not self._may_be_entitled(call, presented, known.call, key):\n",
         "        if False:\n",
         test="gateway/test_public_authorizations.py::test_a_stranger_is_refused_before_the_body_is_read",
@@ -507,7 +503,7 @@ PAYMENT_GUARDS = (
     guard(
         "X1",
         "an authorisation that meets no requirement is answered before its body",
-        "gateway/serve.py",
+        "gateway.serve:Gateway._serve_authorized",
         "            if declined is not None:\n                return declined\n        sale",
         "        sale",
         test="gateway/test_unread_bodies.py::test_an_authorisation_that_meets_none_of_our_requirements",
@@ -515,7 +511,7 @@ PAYMENT_GUARDS = (
     guard(
         "X1",
         "a transaction is proved before its body is read",
-        "gateway/teller.py",
+        "gateway.teller:Teller.prove",
         "        if _needs_body(request):\n            return Proved()\n",
         "        if True:\n            return Proved()\n",
         test="gateway/test_unread_bodies.py::test_a_transaction_of_another_wallet",
@@ -523,7 +519,7 @@ PAYMENT_GUARDS = (
     guard(
         "X1",
         "a key that opens no record of a closed listing has no body read",
-        "gateway/teller.py",
+        "gateway.teller:Teller.read_repeat",
         "        if not _needs_body(request) and not await self._find_openers(request):\n            return None\n",
         "",
         test="gateway/test_unread_bodies.py::test_a_keyed_proof_that_opens_no_record_of_a_closed_listing",
@@ -532,7 +528,7 @@ PAYMENT_GUARDS = (
     guard(
         "I7",
         "an origin that another wallet has proved cannot be published",
-        "web/listing_routes.py",
+        "web.listing_routes:ListingRoutes._read_draft",
         "            await self._refuse_held(endpoint, provider)\n",
         "",
         test="web/test_listing_routes.py::test_an_origin_that_another_wallet_has_proved_cannot_be_published",
@@ -540,7 +536,7 @@ PAYMENT_GUARDS = (
     guard(
         "P16",
         "the close of a dropped answer charges nobody",
-        GROUP_COMMIT,
+        "storage.group_commit:_drop_answer",
         "            return Drop(call_id=entry.call_id, epoch=entry.epoch, close=entry)\n",
         "            return entry\n",
         test=f"{DROPPED}::{AT_ONCE}[sqlite-tx GET lost-heard]",
@@ -548,7 +544,7 @@ PAYMENT_GUARDS = (
     guard(
         "P16",
         "a settlement that was not written moves nothing later",
-        GROUP_COMMIT,
+        "storage.group_commit:_drop_answer",
         "            return Drop(call_id=entry.call_id, epoch=entry.close.epoch, close=entry.close)\n",
         "            return entry\n",
         test=f"{DROPPED}::test_a_settlement_that_came_too_late_moves_nothing[sqlite]",
@@ -556,7 +552,7 @@ PAYMENT_GUARDS = (
     guard(
         "P16",
         "a committed close of a dropped answer leaves one repeat",
-        "ledger/settled.py",
+        "ledger.settled:judge_dropped",
         "    if state is not CallState.CONSUMED:\n",
         "    if True:\n",
         test=f"{DROPPED}::{AT_ONCE}[sqlite-tx GET landed-heard]",
@@ -564,7 +560,7 @@ PAYMENT_GUARDS = (
     guard(
         "P16",
         "a claim is decided after what is late is written",
-        GROUP_COMMIT,
+        "storage.group_commit:GroupCommit._take",
         "        batch = self._take_late() if self._late else []\n",
         "        batch = self._take_late() if self._late and not self._queue else []\n",
         test=f"{DROPPED}::test_a_claim_beside_a_late_close_finds_it_written[sqlite]",
@@ -572,7 +568,7 @@ PAYMENT_GUARDS = (
     guard(
         "P16",
         "a payment without rest is looked up after what is late is written",
-        "storage/book_store.py",
+        "storage.book_store:BookStore.find_spent",
         "        if self._batches.has_late():  # perhaps",
         "        if False:  # perhaps",
         test=f"{DROPPED}::{AT_ONCE}[sqlite-tx GET lost-heard]",
@@ -580,7 +576,7 @@ PAYMENT_GUARDS = (
     guard(
         "P16",
         "a call is looked up after its end is written",
-        "storage/book_store.py",
+        "storage.book_store:BookStore._find_written",
         "        if found is None or not self._batches.is_late(found.call_id):\n",
         "        if True:\n",
         test=f"{DROPPED}::{AT_ONCE}[sqlite-tx GET key lost-heard]",
@@ -588,7 +584,7 @@ PAYMENT_GUARDS = (
     guard(
         "P16",
         "a close is tried again before its answer is dropped",
-        GROUP_COMMIT,
+        "storage.group_commit:GroupCommit._put_off",
         "now_s + (self._patience_s if _has_answer(waiting.entry) else 0.0)",
         "now_s",
         test=f"{DROPPED}::test_a_close_is_tried_again_before_its_answer_is_dropped[sqlite-tx-1-lost]",
@@ -596,7 +592,7 @@ PAYMENT_GUARDS = (
     guard(
         "P16",
         "a keyed call that is known to be lost is not waited for",
-        "gateway/replays.py",
+        "gateway.replays:Replays._is_being_read",
         "        if earlier.is_lost:\n            return False\n",
         "",
         test=f"{DROPPED}::{AT_ONCE}[sqlite-x402 GET key conclude lost-heard]",
@@ -604,7 +600,7 @@ PAYMENT_GUARDS = (
     guard(
         "P16",
         "a call whose money has moved is not settled again",
-        "gateway/forward.py",
+        "gateway.forward:Passage._answer",
         "ticket.settling and ticket.transaction is None:",
         "ticket.settling and ticket.claimed.before is not CallState.CONSUMED:",
         test=f"{DROPPED}::{AT_ONCE}[sqlite-x402 POST key conclude landed-heard]",
@@ -612,7 +608,7 @@ PAYMENT_GUARDS = (
     guard(
         "P16",
         "a provider's decision is not taken for a close whose answer was dropped",
-        "storage/posting.py",
+        "storage.posting:_Post._drop",
         "        if after is None or (call.state is CallState.CONSUMED and not is_ours):\n",
         "        if after is None:\n",
         test=f"{DROPPED}::test_what_its_provider_has_decided_is_not_dropped_later[sqlite]",
@@ -620,7 +616,7 @@ PAYMENT_GUARDS = (
     guard(
         "I7",
         "the file of another wallet proves nothing",
-        "outbound/ownership_checker.py",
+        "outbound.ownership_checker:OwnershipChecker._look_at_file",
         'return "proved" if challenge.is_met_by(lines) else "not_found"',
         'return "proved" if lines else "not_found"',
         test="outbound/test_ownership_checker.py::test_the_file_of_another_wallet_or_origin_is_no_proof",
@@ -628,7 +624,7 @@ PAYMENT_GUARDS = (
     guard(
         "I7",
         "only a 200 is a proof",
-        "outbound/ownership_checker.py",
+        "outbound.ownership_checker:OwnershipChecker._fetch",
         'return answer.body if answer.status == _FOUND else "not_found"',
         "return answer.body",
         test="outbound/test_ownership_checker.py::test_only_a_200_is_the_file_and_no_redirect_is_followed",
@@ -636,7 +632,7 @@ PAYMENT_GUARDS = (
     guard(
         "O7",
         "all failed dials look alike",
-        "outbound/dialer.py",
+        "outbound.dialer:Dialer._dial",
         "        except (OSError, ValueError, RuntimeError) as exc:\n            raise UpstreamUnreachable from exc\n",
         "        except (OSError, ValueError, RuntimeError) as exc:\n            raise UpstreamUnreachable(str(exc)) from exc\n",
         test="outbound/test_dialer.py::test_a_name_that_must_not_be_dialled_is_unreachable",
@@ -644,7 +640,7 @@ PAYMENT_GUARDS = (
     guard(
         "P5",
         "a payment stands while the chain has its block",
-        WATCHER,
+        "chain.watcher:NetworkWatcher._read_hashes",
         "is_same = told.known[block.number] == block.block_hash",
         "is_same = True",
         test="chain/test_watcher.py::test_gone_is_what_the_chain_says_twice",
@@ -652,7 +648,7 @@ PAYMENT_GUARDS = (
     guard(
         "P5",
         "where the newest block was replaced, all blocks are read",
-        WATCHER,
+        "chain.watcher:NetworkWatcher._compare_hashes",
         "        if newest is not None and sights.get(newest) is not Sight.UNCHANGED:\n",
         "        if False:\n",
         test="chain/test_watcher.py::test_while_the_newest_block_stands_those_below_it_are_not_read_again",
@@ -660,7 +656,7 @@ PAYMENT_GUARDS = (
     guard(
         "P5",
         "a look goes on until all payments of a replaced block are read",
-        WATCHER,
+        "chain.watcher:NetworkWatcher._pages",
         "            if len(page) < limit:\n                return\n",
         "            return\n",
         test="chain/test_watcher.py::test_one_batch_at_a_time_and_all_have_their_turn",
@@ -668,7 +664,7 @@ PAYMENT_GUARDS = (
     guard(
         "P5",
         "depth makes nothing final where nodes name a final block",
-        WATCHER,
+        "chain.watcher:NetworkWatcher._find_final",
         "        if self._has_final_tag:\n",
         "        if False:\n",
         test="chain/test_watcher.py::test_depth_decides_nothing_once_the_nodes_have_named_a_final_block",
@@ -676,7 +672,7 @@ PAYMENT_GUARDS = (
     guard(
         "P5",
         "one statement makes final what is in one block, by its hash",
-        FINALITY,
+        "storage.finality_store:_in_block",
         "        columns.block_hash == block.block_hash,  # type: ignore[attr-defined]\n",
         "",
         test="contracts/test_finality.py::test_one_statement_makes_all_payments_of_a_block_final[sqlite]",
@@ -684,7 +680,7 @@ PAYMENT_GUARDS = (
     guard(
         "P6",
         "what one node's word was enough for is read again before it is final",
-        WATCHER,
+        "chain.watcher:NetworkWatcher._confirm",
         "is_read_only=self._is_believed_by_one,",
         "is_read_only=False,",
         test="chain/test_watcher.py::test_what_one_node_has_invented_is_found_by_the_others",
@@ -692,7 +688,7 @@ PAYMENT_GUARDS = (
     guard(
         "P6",
         "what was raised on one node's word is read again",
-        "storage/payment_store.py",
+        "storage.payment_store:raise_payment",
         "            is_authorized=is_authorized,\n            checked_ms=NEVER_MS,\n",
         "            is_authorized=is_authorized,\n",
         test="contracts/test_finality.py::test_what_is_raised_or_comes_back_is_to_be_read_again[sqlite]",
@@ -700,7 +696,7 @@ PAYMENT_GUARDS = (
     guard(
         "P6",
         "hashes of blocks need the agreement of the network",
-        "chain/receipts.py",
+        "chain.receipts:BlockTally.agreed",
         "if self.told.count(one) >= self.needed), None)",
         "if self.told.count(one) >= 1), None)",
         test="chain/test_rpc.py::test_hashes_need_the_agreement_of_the_network",
@@ -708,7 +704,7 @@ PAYMENT_GUARDS = (
     guard(
         "P6",
         "a payment whose block nodes dispute is held",
-        WATCHER,
+        "chain.watcher:NetworkWatcher._note_disputed_blocks",
         "            if self._disputes.count(block) % self._limits.disputed_looks_max == 0:\n",
         "            if not self._disputes.count(block):\n",
         test="chain/test_watcher.py::"
@@ -717,7 +713,7 @@ PAYMENT_GUARDS = (
     guard(
         "P6",
         "a payment whose receipt nodes dispute is held",
-        WATCHER,
+        "chain.watcher:NetworkWatcher._note_disputed",
         "if looks[one.id] >= self._limits.disputed_looks_max])",
         "if not looks])",
         test="chain/test_watcher.py::test_a_payment_whose_receipt_nodes_dispute_is_held_and_freed_too",
@@ -725,7 +721,7 @@ PAYMENT_GUARDS = (
     guard(
         "P13",
         "nodes that agree free nothing that a restore holds",
-        FINALITY,
+        "storage.finality_store:free_disputed",
         "columns.id.in_(locked), ~IS_RESTORED)",
         "columns.id.in_(locked))",
         test="contracts/test_finality.py::"
@@ -734,7 +730,7 @@ PAYMENT_GUARDS = (
     guard(
         "P6",
         "what is held by a dispute is not made final before it is freed",
-        FINALITY,
+        "storage.finality_store:finish_block",
         "*_in_block(_other.c, block), is_free\n",
         "*_in_block(_other.c, block)\n",
         test="contracts/test_finality.py::test_what_is_held_by_dispute_is_not_final_before_it_is_freed[sqlite]",
@@ -742,7 +738,7 @@ PAYMENT_GUARDS = (
     guard(
         "P6",
         "what comes back to its chain is not held by a dispute about where it was",
-        "storage/payment_store.py",
+        "storage.payment_store:come_back",
         "    is_held = payment.is_held and bool(",
         "    is_held = payment.is_held or bool(",
         test="contracts/test_finality.py::"
@@ -751,7 +747,7 @@ PAYMENT_GUARDS = (
     guard(
         "P16",
         "a repeat that brings no answer is not the one repeat of a charged call",
-        "storage/posting.py",
+        "storage.posting:_Post._close",
         '            told["cut"] = "cut"  # its repeat',
         '            told["cut"] = "repeated"  # its repeat',
         test="contracts/test_open_calls.py::"
@@ -760,7 +756,7 @@ PAYMENT_GUARDS = (
     guard(
         "P16",
         "a second end of a call does not wait behind one that cannot be written",
-        GROUP_COMMIT,
+        "storage.group_commit:GroupCommit._take",
         "                if call_id in self._late:  # which",
         "                if not call_id:  # which",
         test="contracts/test_batch_doubts.py::"

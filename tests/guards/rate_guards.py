@@ -2,19 +2,13 @@
 
 from tests.guards.guard import guard
 
-AUTHENTICATOR, CHECKS, CUSTOMERS = (
-    "identity/authenticator.py",
-    "web/ownership_routes.py",
-    "gateway/customers.py",
-)
 SIGNED = "identity/test_authenticator.py::test_a_wallet_and_an_address_sign_so_many_requests_and_no_more"
-FILE, LOOKUPS = "settings_file.py", "outbound/name_lookups.py"
 
 RATE_GUARDS = (
     guard(
         "X5",
         "a signed request that left a row counts",
-        AUTHENTICATOR,
+        "identity.authenticator:Authenticator._spend",
         "            self._signed.note(proof.address, client_address=request.client_address)\n",
         "",
         test=SIGNED,
@@ -22,7 +16,7 @@ RATE_GUARDS = (
     guard(
         "X5",
         "ownership checks have a rate",
-        CHECKS,
+        "web.ownership_routes:OwnershipRoutes.check",
         "        await self._share.charge(provider, client_address=client_address_of(request))\n",
         "",
         test="web/test_ownership_routes.py::test_a_wallet_has_so_many_checks_an_hour",
@@ -30,7 +24,7 @@ RATE_GUARDS = (
     guard(
         "X5",
         "ownership checks count by address, with however many wallets",
-        CHECKS,
+        "web.ownership_routes:OwnershipRoutes.check",
         "self._share.charge(provider, client_address=client_address_of(request))",
         "self._share.charge(provider, client_address=str(provider))",
         test="web/test_ownership_routes.py::test_checks_count_by_address_too_with_however_many_wallets",
@@ -38,7 +32,7 @@ RATE_GUARDS = (
     guard(
         "X5",
         "a provider's own rate holds for free calls",
-        CUSTOMERS,
+        "gateway.customers:Customers.check_free",
         "        if rate is not None:\n            wait_s = await meters.charge_free_listing(",
         "        if rate is not None and False:\n            wait_s = await meters.charge_free_listing(",
         test="gateway/test_customers.py::test_a_providers_own_rate_holds_for_free_calls_by_address",
@@ -46,7 +40,7 @@ RATE_GUARDS = (
     guard(
         "X5",
         "an address makes so many free calls over all listings",
-        CUSTOMERS,
+        "gateway.customers:Customers.check_free",
         "        wait_s = await meters.charge_free_address(call.client_address)\n",
         "        wait_s = None\n",
         test="gateway/test_customers.py::test_an_address_makes_five_listings_free_calls_over_all_of_them",
@@ -54,7 +48,7 @@ RATE_GUARDS = (
     guard(
         "X5",
         "a free call that the address's rate refuses does not count for the provider's",
-        CUSTOMERS,
+        "gateway.customers:Customers.check_free",
         "            meters.give_back_free_listing(rate, listing.id, call.client_address)\n            most = self._desk",
         "            most = self._desk",
         test="gateway/test_customers.py::test_a_free_call_that_is_refused_counts_for_no_other_rate",
@@ -62,7 +56,7 @@ RATE_GUARDS = (
     guard(
         "X5",
         "a window takes little memory",
-        "own_windows.py",
+        "own_windows:_Window.add",
         "        if self.grains and ",
         "        if False and ",
         test="test_own_windows.py::test_however_much_a_window_allows_it_takes_little_memory",
@@ -70,7 +64,7 @@ RATE_GUARDS = (
     guard(
         "K4",
         "a settings file that everybody can read holds no secret",
-        FILE,
+        "settings_file:read_settings_file",
         "if mode & stat.S_IROTH else ()",
         "if False else ()",
         test="test_settings_file.py::test_a_file_that_everybody_can_read_holds_no_secret",
@@ -78,7 +72,7 @@ RATE_GUARDS = (
     guard(
         "K4",
         "a key in the URL of a node is a secret",
-        FILE,
+        "settings_file:_find_secrets_of_network",
         "_has_password(url) or _has_key(url)",
         "_has_password(url)",
         test="test_settings_file.py::test_what_is_secret_is_known_by_its_setting",
@@ -86,7 +80,7 @@ RATE_GUARDS = (
     guard(
         "O8",
         "slow names leave threads to the others",
-        LOOKUPS,
+        "outbound.name_lookups:NameLookups.look_up",
         "self._proven_threads if host in self._quick else self._newcomer_threads",
         "self._newcomer_threads",
         test="outbound/test_name_lookups.py::test_slow_names_hold_up_no_name_that_has_answered_before",
@@ -94,7 +88,7 @@ RATE_GUARDS = (
     guard(
         "O8",
         "a name that turned slow is not quick again at once",
-        LOOKUPS,
+        "outbound.name_lookups:NameLookups._note",
         "        elif self._slow_until_s.get(host, 0.0) <= now_s:\n",
         "        else:\n",
         test="outbound/test_name_lookups.py::test_a_name_that_turned_slow_is_a_newcomer_for_a_while",
@@ -102,7 +96,7 @@ RATE_GUARDS = (
     guard(
         "O8",
         "one name has one thread",
-        LOOKUPS,
+        "outbound.name_lookups:NameLookups.look_up",
         "        running = self._running.get(host)\n",
         "        running = None\n",
         test="outbound/test_name_lookups.py::test_one_name_has_one_thread_whatever_its_ports",
@@ -110,7 +104,7 @@ RATE_GUARDS = (
     guard(
         "O6",
         "a facilitator's redirect is not followed",
-        "outbound/facilitator_line.py",
+        "outbound.facilitator_line:FacilitatorLine._ask",
         "allow_redirects=False",
         "allow_redirects=True",
         test="outbound/test_facilitator_line.py::test_follows_no_redirect_and_keeps_no_cookie",

@@ -2,15 +2,13 @@
 
 from tests.guards.guard import guard
 
-SETTINGS, VALUES, NETWORKS = "settings.py", "setting_values.py", "network_settings.py"
-CONFLICTS = "setting_conflicts.py"
 REFUSED = "test_settings.py::test_refuses_and_says_why"
 
 SETTING_GUARDS = (
     guard(
         "K3",
         "an unknown setting of the file is no setting",
-        SETTINGS,
+        "settings:_Reader._refuse_unknown",
         "            if name not in known:\n",
         "            if False:\n",
         test=REFUSED,
@@ -18,7 +16,7 @@ SETTING_GUARDS = (
     guard(
         "K3",
         "an unknown variable is no setting",
-        SETTINGS,
+        "settings:_Reader._refuse_unknown",
         "            if name not in plain:\n",
         "            if False:\n",
         test=REFUSED,
@@ -26,18 +24,23 @@ SETTING_GUARDS = (
     guard(
         "K3",
         "a limit has a name that is known",
-        SETTINGS,
+        "settings:_Reader._read_limits",
         "            if name not in kinds:\n",
         "            if False:\n",
         test=REFUSED,
     ),
     guard(
-        "K3", "a limit is more than 0", VALUES, "    if not float(text):\n", "    if False:\n", test=REFUSED
+        "K3",
+        "a limit is more than 0",
+        "setting_values:parse_number",
+        "    if not float(text):\n",
+        "    if False:\n",
+        test=REFUSED,
     ),
     guard(
         "K3",
         "a public URL is an origin",
-        VALUES,
+        "setting_values:parse_public_url",
         '    if parts.path not in ("", "/") or parts.query or parts.fragment:\n',
         "    if False:\n",
         test=REFUSED,
@@ -45,7 +48,7 @@ SETTING_GUARDS = (
     guard(
         "K3",
         "a public URL carries no user name",
-        VALUES,
+        "setting_values:parse_public_url",
         'is_web = parts.scheme in ("http", "https") and parts.hostname and "@" not in parts.netloc',
         'is_web = parts.scheme in ("http", "https") and parts.hostname',
         test=REFUSED,
@@ -53,7 +56,7 @@ SETTING_GUARDS = (
     guard(
         "X6",
         "all the world is no proxy",
-        VALUES,
+        "setting_values:parse_proxies",
         "    if any(network.prefixlen == 0 for network in networks):\n",
         "    if False:\n",
         test=REFUSED,
@@ -61,7 +64,7 @@ SETTING_GUARDS = (
     guard(
         "K3",
         "the operator's door is not the callers'",
-        CONFLICTS,
+        "setting_conflicts:check_doors",
         "    if admin_listen is not None and _is_same_door(listen, admin_listen):\n",
         "    if False:\n",
         test=REFUSED,
@@ -69,7 +72,7 @@ SETTING_GUARDS = (
     guard(
         "K3",
         "a public gateway has a URL that callers reach",
-        CONFLICTS,
+        "setting_conflicts:check_doors",
         '    if not listen.is_loopback and _is_reached_from_here_only(urlsplit(public_url).hostname or ""):\n',
         "    if False:\n",
         test=REFUSED,
@@ -77,7 +80,7 @@ SETTING_GUARDS = (
     guard(
         "K3",
         "test money buys no real calls",
-        CONFLICTS,
+        "setting_conflicts:check_networks",
         "    if len({network.rules.kind for network in networks}) > 1 and not allow_mixed_networks:\n",
         "    if False:\n",
         test=REFUSED,
@@ -85,7 +88,7 @@ SETTING_GUARDS = (
     guard(
         "K3",
         "a network stands once",
-        CONFLICTS,
+        "setting_conflicts:check_networks",
         "for chain_id in sorted({chain for chain in chains if chains.count(chain) > 1}):",
         "for chain_id in sorted({chain for chain in chains if chains.count(chain) > 9}):",
         test=REFUSED,
@@ -93,7 +96,7 @@ SETTING_GUARDS = (
     guard(
         "K3",
         "an allowlist without its registration keeps nobody out",
-        CONFLICTS,
+        "setting_conflicts:check_registration",
         "    if is_open and has_allowlist:\n",
         "    if False:\n",
         test=REFUSED,
@@ -101,7 +104,7 @@ SETTING_GUARDS = (
     guard(
         "K3",
         "registration by allowlist needs one",
-        CONFLICTS,
+        "setting_conflicts:check_registration",
         "    if not is_open and not has_allowlist:\n",
         "    if False:\n",
         test=REFUSED,
@@ -109,7 +112,7 @@ SETTING_GUARDS = (
     guard(
         "K3",
         "a maximum is of a currency that is sold",
-        CONFLICTS,
+        "setting_conflicts:check_maxima",
         "for symbol in sorted(maxima.keys() - known if networks else ()):",
         "for symbol in ():",
         test=REFUSED,
@@ -117,7 +120,7 @@ SETTING_GUARDS = (
     guard(
         "K3",
         "a gateway renews its lease in time",
-        CONFLICTS,
+        "setting_conflicts:check_limits",
         "    if limits.owner_renew_s * 2 > limits.owner_lease_s:\n",
         "    if False:\n",
         test=REFUSED,
@@ -125,7 +128,7 @@ SETTING_GUARDS = (
     guard(
         "P6",
         "one node that is asked twice does not agree with itself",
-        NETWORKS,
+        "network_settings:_parse_rpc_urls",
         "        if url in urls[:position]:",
         "        if False:",
         test=REFUSED,
@@ -133,7 +136,7 @@ SETTING_GUARDS = (
     guard(
         "P6",
         "as many nodes as must agree are named",
-        NETWORKS,
+        "network_settings:parse_network",
         "    if agreement_min > len(rpc_urls):\n",
         "    if False:\n",
         test=REFUSED,
@@ -141,7 +144,7 @@ SETTING_GUARDS = (
     guard(
         "K4",
         "a development key never serves on a main network",
-        NETWORKS,
+        "network_settings:_parse_gas_keys",
         "        if is_main and is_development_key(key.address):\n",
         "        if False:\n",
         test=REFUSED,
@@ -149,7 +152,7 @@ SETTING_GUARDS = (
     guard(
         "K4",
         "a gas key file is for its owner alone",
-        SETTINGS,
+        "settings:_read_gas_key_file",
         '        if stat.S_IMODE(path.stat().st_mode) & 0o077:\n            raise ValueError(f"gas_keys: {path} holds',
         '        if False:\n            raise ValueError(f"gas_keys: {path} holds',
         test="test_settings.py::test_a_gas_key_file_that_others_can_read_is_refused",
@@ -157,7 +160,7 @@ SETTING_GUARDS = (
     guard(
         "K2",
         "a node's URL is not repeated in an error",
-        NETWORKS,
+        "network_settings:_parse_rpc_urls",
         'raise ValueError(f"rpc_urls[{position}] is not an http(s) URL")',
         'raise ValueError(f"rpc_urls[{position}]: {url} is not an http(s) URL")',
         test="test_settings.py::test_a_node_url_is_not_repeated_in_an_error",
@@ -165,7 +168,7 @@ SETTING_GUARDS = (
     guard(
         "K5",
         "a node of another chain ends the start",
-        "house.py",
+        "house:House._open",
         '            raise SettingsInvalid([f"networks: {stray}" for stray in strays])\n',
         "            pass\n",
         test="test_house.py::test_refuses_to_start_on_a_node_of_another_chain",
@@ -173,7 +176,7 @@ SETTING_GUARDS = (
     guard(
         "K5",
         "one gateway serves from a SQLite file",
-        "house.py",
+        "house:House._lock_database",
         "        if not lock.acquire():\n",
         "        if False:\n",
         test="test_house.py::test_one_gateway_serves_from_a_sqlite_file_and_the_next_one_after_it",

@@ -2,8 +2,6 @@
 
 from tests.guards.guard import guard
 
-SIGNER, VERIFIER = "gateway/upstream_signature.py", "client/forwarded.py"
-FIELDS, DIRECTORY = "client/signed_fields.py", "client/key_directory.py"
 CHANGED = "client/test_forwarded.py::test_any_part_that_changes_is_refused"
 FOR_A_MINUTE = "client/test_forwarded.py::test_counts_for_a_minute_and_the_slack_of_clocks"
 NO_SIGNATURE = "client/test_forwarded.py::test_whatever_is_no_signature_is_refused_and_never_fails"
@@ -13,7 +11,7 @@ SIGNATURE_GUARDS = (
     guard(
         "I9",
         "every forwarded call is signed",
-        "gateway/forward.py",
+        "gateway.forward:Passage.carry",
         "request.headers.extend(self._sign(shipment, trip.ticket, trip.sent_ms))",
         "pass",
         test="gateway/test_signed_calls.py::test_a_call_paid_by_a_transaction",
@@ -21,7 +19,7 @@ SIGNATURE_GUARDS = (
     guard(
         "I9",
         "the host is signed as it is sent",
-        "gateway/forward.py",
+        "gateway.forward:Passage._sign",
         "authority=format_host(shipment.endpoint),",
         "authority=shipment.endpoint.host,",
         test="gateway/test_signed_calls.py::test_method_and_target_are_those_on_the_wire",
@@ -29,7 +27,7 @@ SIGNATURE_GUARDS = (
     guard(
         "I9",
         "a caller's Content-Digest is not passed on for a listing that asks for it",
-        "gateway/headers.py",
+        "gateway.headers:_CONTROL",
         '    b"content-digest",\n',
         "",
         test="gateway/test_signed_calls.py::test_nothing_of_it_comes_from_the_caller_whatever_the_listing_asks_for",
@@ -37,7 +35,7 @@ SIGNATURE_GUARDS = (
     guard(
         "I9",
         "the key in use signs",
-        SIGNER,
+        "gateway.upstream_signature:UpstreamSigner.sign",
         "self.keys[0].sign(base)",
         "self.keys[-1].sign(base)",
         test="client/test_forwarded.py::test_a_key_that_takes_anothers_place_counts_from_its_first_call_on",
@@ -45,7 +43,7 @@ SIGNATURE_GUARDS = (
     guard(
         "I9",
         "a caller's digest that nobody can check is not signed",
-        SIGNER,
+        "gateway.upstream_signature:_read_given",
         "return text if _GIVEN.fullmatch(text) else None",
         "return text",
         test="gateway/test_upstream_signature.py::test_a_digest_that_nobody_can_check_counts_as_none",
@@ -54,7 +52,7 @@ SIGNATURE_GUARDS = (
     guard(
         "I9",
         "the signature is of this request",
-        VERIFIER,
+        "client.forwarded:ForwardedVerifier._check_signature",
         "key.verify(claim.signature, base)",
         "pass",
         test=CHANGED,
@@ -62,7 +60,7 @@ SIGNATURE_GUARDS = (
     guard(
         "I9",
         "somebody else's listing does not count",
-        VERIFIER,
+        "client.forwarded:ForwardedVerifier.verify",
         "if values[_API_ID] not in self._api_ids:",
         "if False:",
         test="client/test_forwarded.py::test_a_listing_of_somebody_else_that_leads_here_is_refused",
@@ -70,7 +68,7 @@ SIGNATURE_GUARDS = (
     guard(
         "I9",
         "nothing that has to be signed may be left out",
-        VERIFIER,
+        "client.forwarded:_check_cover",
         "    if missing:",
         "    if False:",
         test="client/test_forwarded.py::test_what_has_to_be_signed_is_signed_or_the_call_is_refused",
@@ -78,7 +76,7 @@ SIGNATURE_GUARDS = (
     guard(
         "I9",
         "a payer that is not signed does not count",
-        VERIFIER,
+        "client.forwarded:_check_cover",
         "if _PAYER in fields and _PAYER not in claim.names:",
         "if False:",
         test="client/test_forwarded.py::test_a_payer_that_the_gateway_did_not_name_is_refused",
@@ -86,7 +84,7 @@ SIGNATURE_GUARDS = (
     guard(
         "I9",
         "an old call does not count",
-        VERIFIER,
+        "client.forwarded:ForwardedVerifier._check_times",
         "if now_s > claim.expires_s + CLOCK_SLACK_S:",
         "if False:",
         test=FOR_A_MINUTE,
@@ -94,7 +92,7 @@ SIGNATURE_GUARDS = (
     guard(
         "I9",
         "a call of the future does not count",
-        VERIFIER,
+        "client.forwarded:ForwardedVerifier._check_times",
         "if claim.created_s > now_s + CLOCK_SLACK_S:",
         "if False:",
         test=FOR_A_MINUTE,
@@ -102,7 +100,7 @@ SIGNATURE_GUARDS = (
     guard(
         "I9",
         "no signature is good for long",
-        VERIFIER,
+        "client.forwarded:ForwardedVerifier._check_times",
         "if not claim.created_s < claim.expires_s <= claim.created_s + VALID_S_MAX:",
         "if False:",
         test="client/test_forwarded.py::test_a_signature_for_long_is_refused",
@@ -110,7 +108,7 @@ SIGNATURE_GUARDS = (
     guard(
         "I9",
         "a call counts once",
-        VERIFIER,
+        "client.forwarded:NonceMemory.__call__",
         "if nonce in self._seen:",
         "if False:",
         test="client/test_forwarded.py::test_a_call_counts_once",
@@ -118,7 +116,7 @@ SIGNATURE_GUARDS = (
     guard(
         "I9",
         "the memory of nonces has a maximum",
-        VERIFIER,
+        "client.forwarded:NonceMemory.__call__",
         "if len(self._seen) >= self._most:",
         "if False:",
         test="client/test_forwarded.py::test_the_memory_of_nonces_is_bounded_and_forgets",
@@ -126,7 +124,7 @@ SIGNATURE_GUARDS = (
     guard(
         "I9",
         "another body does not count",
-        VERIFIER,
+        "client.forwarded:_check_digest",
         "if not hmac.compare_digest(shown, compute(body)):",
         "if False:",
         test="client/test_forwarded.py::test_another_body_is_refused",
@@ -134,7 +132,7 @@ SIGNATURE_GUARDS = (
     guard(
         "I9",
         "a body of another length does not count",
-        VERIFIER,
+        "client.forwarded:Forwarded.check_body",
         "if self._told != str(len(body)):",
         "if False:",
         test="client/test_forwarded.py::test_a_length_is_held",
@@ -142,7 +140,7 @@ SIGNATURE_GUARDS = (
     guard(
         "I9",
         "a body of which nothing is signed does not count",
-        VERIFIER,
+        "client.forwarded:Forwarded.check_body",
         "elif body and not self._is_streamed_taken:",
         "elif False:",
         test="client/test_forwarded.py::test_a_body_of_which_nothing_is_signed_is_refused_unless_asked_for",
@@ -151,7 +149,7 @@ SIGNATURE_GUARDS = (
     guard(
         "I9",
         "no field that counts is there twice",
-        FIELDS,
+        "client.signed_fields:gather",
         "if len(fields[name]) > 1:",
         "if False:",
         test="client/test_forwarded.py::test_nothing_that_counts_is_there_twice",
@@ -159,16 +157,23 @@ SIGNATURE_GUARDS = (
     guard(
         "I9",
         "only this algorithm counts",
-        FIELDS,
+        "client.signed_fields:read_claim",
         'if params.get("alg") != ALGORITHM:',
         "if False:",
         test=CHANGED,
     ),
-    guard("I9", "only this purpose counts", FIELDS, 'if member[1].get("tag") == TAG]', "]", test=CHANGED),
+    guard(
+        "I9",
+        "only this purpose counts",
+        "client.signed_fields:read_claim",
+        'if member[1].get("tag") == TAG]',
+        "]",
+        test=CHANGED,
+    ),
     guard(
         "I9",
         "a component that means another value is not read",
-        FIELDS,
+        "client.signed_fields:_read_names",
         "if type(name) is not str or params or name != name.lower():",
         "if type(name) is not str:",
         test=NO_SIGNATURE,
@@ -176,7 +181,7 @@ SIGNATURE_GUARDS = (
     guard(
         "I9",
         "no value breaks the line",
-        FIELDS,
+        "client.signed_fields:Claim.read_values",
         'if "\\n" in values[name] or "\\r" in values[name]:',
         "if False:",
         test="client/test_signed_fields.py::test_a_line_break_in_a_value_is_refused",
@@ -185,7 +190,7 @@ SIGNATURE_GUARDS = (
     guard(
         "I9",
         "a key counts under its own name",
-        DIRECTORY,
+        "client.key_directory:read_directory",
         "keys[thumbprint(x)]",
         'keys[str(jwk.get("kid"))]',
         test="client/test_key_directory.py::test_only_keys_of_this_kind_count_and_under_their_own_name",
@@ -193,7 +198,7 @@ SIGNATURE_GUARDS = (
     guard(
         "I9",
         "keys come over https",
-        DIRECTORY,
+        "client.key_directory:check_origin",
         '    raise ValueError("the gateway\'s URL is https, or on loopback")',
         "    return gateway",
         test="client/test_key_directory.py::test_keys_that_anybody_could_exchange_are_not_fetched",
@@ -201,7 +206,7 @@ SIGNATURE_GUARDS = (
     guard(
         "I9",
         "invented keys do not make it fetch each time",
-        DIRECTORY,
+        "client.key_directory:KeyDirectory._refresh",
         "if self._next_s is not None and self._ticks_s() < self._next_s:",
         "if False:",
         test="client/test_key_directory.py::test_a_new_key_is_looked_for_at_once_and_an_invented_one_not_each_time",
@@ -209,7 +214,7 @@ SIGNATURE_GUARDS = (
     guard(
         "I9",
         "keys that are a day old count no more",
-        DIRECTORY,
+        "client.key_directory:KeyDirectory._known",
         "self._ticks_s() - self._read_s < KEPT_S",
         "True",
         test="client/test_key_directory.py::test_what_is_known_holds_for_a_day_while_the_gateway_is_away",
@@ -217,7 +222,7 @@ SIGNATURE_GUARDS = (
     guard(
         "I9",
         "a directory has a maximum",
-        DIRECTORY,
+        "client.key_directory:fetch_document",
         "deadline_s=FETCH_DEADLINE_S, bytes_max=BYTES_MAX)",
         "deadline_s=FETCH_DEADLINE_S, bytes_max=10**9)",
         test="client/test_key_directory.py::test_only_a_small_document_with_200_is_one",
