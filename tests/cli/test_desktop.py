@@ -87,6 +87,6 @@ def test_it_says_what_may_be_spent_on_stderr_and_only_protocol_on_stdout(
 
 
 def test_without_a_wallet_it_serves_what_is_free(tmp_path: Path) -> None:
-    done = serve({"HOME": str(tmp_path)}, "--gateway", "http://gw.test")
+    done = serve({"HOME": str(tmp_path)}, "--gateway", "https://gw.test")
     assert (done.returncode, done.stdout) == (0, "")
     assert "no wallet: only what is free can be called" in done.stderr

@@ -32,7 +32,7 @@ TRICKS = "a\x1b[2J\u202eb\x07c"
 
 def answer(content: bytes, kind: str) -> CallResponse:
     response = CallResponse(
-        200, headers={"content-type": kind}, content=content, request=httpx.Request("GET", "http://gw.test/")
+        200, headers={"content-type": kind}, content=content, request=httpx.Request("GET", "https://gw.test/")
     )
     response.payment = PaymentInfo(
         state="charged",
@@ -156,9 +156,9 @@ def test_json_is_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
             | {"transaction": str(TX), "reason": "wrong_token"},
         ),
         (
-            CallHeld("held", transaction=TX, call_id="call_1", call_url="http://gw.test/x"),
+            CallHeld("held", transaction=TX, call_id="call_1", call_url="https://gw.test/x"),
             {"code": "call_held", "detail": "held", "retryable": False, "transaction": str(TX)}
-            | {"callId": "call_1", "callUrl": "http://gw.test/x"},
+            | {"callId": "call_1", "callUrl": "https://gw.test/x"},
         ),
     ],
     ids=("usage", "refused", "payment", "held"),

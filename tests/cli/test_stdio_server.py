@@ -35,7 +35,7 @@ def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Connect:
     @asynccontextmanager
     async def connected() -> AsyncIterator[Client]:
         caller = AsyncTollwayClient(
-            "http://gateway.test",
+            "https://gateway.test",
             wallet=Wallet.from_key("0x" + "11" * 32),
             store_path=tmp_path / "payments.sqlite3",
             transport=httpx.MockTransport(answer),

@@ -31,7 +31,8 @@ class Town(ThreadingHTTPServer):
         self.is_mining = True
         self.is_settling = False
         self.next_unknown: tuple[int, str, bytes] | None = None
-        self.next_answer: tuple[int, str, bytes] | None = None
+        self.next_answer: tuple | None = None
+        self.listing: dict | None = None
 
     @property
     def url(self) -> str:
@@ -81,6 +82,7 @@ class TownHandler(BaseHTTPRequestHandler):
                 "endpoint": "https://x.test",
                 "description": "[red]cheap[/red]",
             }
+            api = api if town.listing is None else town.listing
             is_list = self.path.partition("?")[0] == "/api/v2/apis"
             return self._json(200, {"apis": [api], "total": 1, "page": 1, "limit": 20} if is_list else api)
         if self.path.startswith("/api/v2/history"):
@@ -251,6 +253,16 @@ def test_call_writes_the_body_as_it_is(run, tmp_path):
         (["--rpc", "1=http://127.0.0.1:1"], "cannot_pay", 1),
         (["--rpc", "84532=http://127.0.0.1:1"], "node_unreachable", 3),
         (["--gateway", "http://127.0.0.1:1"], "gateway_unreachable", 3),
+        (["-H", "Bad Name: x"], "header_invalid", 2),
+        (["-H", "Näme: x"], "header_invalid", 2),
+        (["-H", "X-Name: a\x01b"], "header_invalid", 2),
+        (["--idempotency-key", "schlüssel"], "header_invalid", 2),
+        (["-X", "GET x"], "usage", 2),
+        (["--gateway", "http://gateway.test"], "http_not_allowed", 2),
+        (["--rpc", "84532=http://node.test/key"], "http_not_allowed", 2),
+        (["--rpc", "http://node.test/key"], "http_not_allowed", 2),
+        (["--store", "/dev/null/payments"], "store_unusable", 1),
+        (["--store", "/"], "store_unusable", 1),
     ],
 )
 def test_failures_have_a_code_and_an_exit_code(run, words, code, exit_code):
@@ -280,6 +292,102 @@ def test_call_exits_by_the_answers_status(run, town, status, exit_code):
     assert json.loads(done.stdout)["body"] == "no"
 
 
+RELAYED = ("proxy-status", '"gw.test"; received-status=503')
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "document", "headers", "exit_code"),
+    [
+        (502, PROBLEM, {"code": "upstream_unreachable", "retryable": True}, (), 3),
+        (504, PROBLEM, {"code": "upstream_timeout", "retryable": False}, (), 1),
+        (503, PROBLEM, {"code": "overloaded", "retryable": True}, (), 3),
+        (429, PROBLEM, {"code": "listing_suspended", "retryable": False}, (), 1),
+        (502, PROBLEM, {"code": "odd", "retryable": "yes"}, (), 1),
+        (502, PROBLEM, {"retryable": True}, [RELAYED], 1),
+        (503, "application/json", {"retryable": True}, [RELAYED], 1),
+        (429, "text/plain", {}, [RELAYED], 1),
+    ],
+)
+def test_call_exits_by_what_the_gateway_says_of_a_repeat(
+    run, town, status, kind, document, headers, exit_code
+):
+    town.next_answer = (status, kind, json.dumps(document).encode(), headers)
+    done = run("call", "api_1")
+    assert done.exit_code == exit_code, done.output
+
+
+def test_http_beyond_this_machine_can_be_allowed(run):
+    for words in (["--allow-http"], []):
+        env = {} if words else {"TOLLWAY_ALLOW_HTTP": "1"}
+        done = run("call", "api_1", "--gateway", "http://gateway.invalid", *words, env=env)
+        assert json.loads(done.stderr)["error"]["code"] == "gateway_unreachable"
+
+
+LISTED = {
+    "id": "api_9",
+    "name": "A",
+    "provider": PAYEE,
+    "payTo": "0x" + "33" * 20,
+    "description": "Weather.",
+    "tags": ["x"],
+    "methods": [],
+    "operations": [{"method": "GET", "path": "/a", "pricePerRequest": "0.05"}],
+    "otherPaths": "serve",
+    "chargeOn": "success",
+    "timeoutSeconds": 30,
+    "forwardHeaders": [],
+    "upstreamAuth": {"in": "header", "name": "X-Key", "set": True},
+    "signature": "any",
+    "rateLimit": {"calls": 1, "perSeconds": 1},
+    "status": "paused",
+}
+DROPPED = ("description", "tags", "operations", "rateLimit", "status", "payTo")
+
+
+def test_an_update_drops_nothing_that_it_was_not_told_to_drop(run, town):
+    town.listing = LISTED
+    done = run("publish", "--update", "api_9", "--name", "B")
+    assert done.exit_code == 2
+    error = json.loads(done.stderr)["error"]
+    assert error["code"] == "update_drops_fields"
+    for name in DROPPED:
+        assert f"--reset {name}" in error["detail"]
+    assert "upstreamAuth" not in error["detail"]  # which a gateway keeps
+    assert [method for method, *_ in town.seen] == ["GET"]
+
+
+def test_what_an_update_names_or_resets_is_said(run, town):
+    town.listing = LISTED
+    words = [word for name in DROPPED[2:] for word in ("--reset", name)]
+    done = run("publish", "--update", "api_9", "--name", "B", "--description", "", "--tag", "y", *words)
+    assert done.exit_code == 0, done.output
+    assert json.loads(town.seen[-1][3]) == {"name": "B", "description": "", "tags": ["y"]}
+    done = run(
+        "publish",
+        "--update",
+        "api_9",
+        "--name",
+        "B",
+        "--reset",
+        "upstreamAuth",
+        "--reset",
+        "description",
+        "--tag",
+        "y",
+        *words,
+    )
+    assert json.loads(town.seen[-1][3]) == {"name": "B", "tags": ["y"], "upstreamAuth": None}
+    assert run("publish", "--update", "api_9", "--name", "B", "--reset", "tag").exit_code == 2
+    assert run("publish", "--name", "B", "--reset", "tags").exit_code == 2
+
+
+def test_an_update_keeps_what_a_file_names(run, town, tmp_path):
+    town.listing = LISTED
+    file = tmp_path / "listing.json"
+    file.write_text(json.dumps({name: LISTED[name] for name in DROPPED}))
+    assert run("publish", "--update", "api_9", "-f", str(file), "--name", "B").exit_code == 0
+
+
 def test_without_a_key_a_paid_call_is_refused(run):
     done = run("call", "api_1", env={"TOLLWAY_KEY_FILE": ""})
     assert done.exit_code == 1
@@ -307,7 +415,7 @@ def test_publish_takes_options_over_a_file(run, town, tmp_path):
     }
     assert run("publish", "--dry-run", "--name", "B").exit_code == 0
     assert town.seen[-1][1] == "/api/v2/apis?dryRun=true"
-    assert run("publish", "--update", "api_9", "--name", "B").exit_code == 0
+    assert run("publish", "--update", "api_9", "--name", "B", "--description", "C").exit_code == 0
     assert town.seen[-1][:2] == ("PUT", "/api/v2/apis/api_9")
 
 

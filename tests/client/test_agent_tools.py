@@ -22,7 +22,7 @@ async def make(gateway, wallet, store_path):
     def build(**options) -> AgentTools:
         told = {
             "wallet": wallet,
-            "rpc_urls": {CHAIN: "http://node.test/secret-path"},
+            "rpc_urls": {CHAIN: "https://node.test/secret-path"},
             "store_path": store_path,
             "patience": Patience(poll_s=0.001, wait_s=0.02),
             "transport": httpx.MockTransport(gateway.handle),
@@ -30,7 +30,7 @@ async def make(gateway, wallet, store_path):
             "budget": "5 USDC",
             **options,
         }
-        client = AsyncTollwayClient("http://gateway.test", **told)
+        client = AsyncTollwayClient("https://gateway.test", **told)
         made.append(client)
         return AgentTools.over(client)
 

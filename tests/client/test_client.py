@@ -30,7 +30,7 @@ from tollway.client.whole_answer import MEMBERS_MAX
 API = "api_1"
 PRICE = 10_000
 CHAIN = 84532
-GATEWAY = "http://gateway.test"
+GATEWAY = "https://gateway.test"
 
 
 async def do(outcome):
@@ -44,7 +44,7 @@ async def make(request, gateway, wallet, store_path):
     def build(**options):
         told = {
             "wallet": wallet,
-            "rpc_urls": {CHAIN: "http://node.test/secret-key"},
+            "rpc_urls": {CHAIN: "https://node.test/secret-key"},
             "store_path": store_path,
             "patience": Patience(poll_s=0.001, wait_s=0.02),
             "transport": httpx.MockTransport(gateway.handle),
@@ -233,7 +233,7 @@ async def test_a_failed_transfer_is_reported_and_does_not_count_once_it_is_final
 
 
 async def test_calls_at_once_each_pay_for_themselves_and_all_are_served(gateway, wallet, store_path, chain):
-    options = {"wallet": wallet, "rpc_urls": {CHAIN: "http://node.test"}, "store_path": store_path}
+    options = {"wallet": wallet, "rpc_urls": {CHAIN: "https://node.test"}, "store_path": store_path}
     transport = httpx.MockTransport(gateway.handle)
     async with AsyncTollwayClient(GATEWAY, transport=transport, **options) as client:
         answers = await asyncio.gather(*(client.call(API, f"/{n}") for n in range(12)))
@@ -433,7 +433,7 @@ async def test_without_a_wallet_only_free_listings_can_be_called(make, gateway, 
 async def test_streams_an_answer(gateway, wallet, store_path, chain):
     options = {
         "wallet": wallet,
-        "rpc_urls": {CHAIN: "http://node.test"},
+        "rpc_urls": {CHAIN: "https://node.test"},
         "transport": httpx.MockTransport(gateway.handle),
         "store_path": store_path,
     }
@@ -589,7 +589,7 @@ async def test_a_call_that_is_cancelled_leaves_its_authorisation_to_the_same_req
     async with AsyncTollwayClient(
         GATEWAY,
         wallet=wallet,
-        rpc_urls={CHAIN: "http://node.test"},
+        rpc_urls={CHAIN: "https://node.test"},
         store_path=store_path,
         transport=httpx.MockTransport(hang),
         now_ms=lambda: 1_700_000_000_000,
@@ -611,7 +611,7 @@ async def test_two_equal_calls_at_once_are_two_calls(gateway, wallet, store_path
     async with AsyncTollwayClient(
         GATEWAY,
         wallet=wallet,
-        rpc_urls={CHAIN: "http://node.test"},
+        rpc_urls={CHAIN: "https://node.test"},
         store_path=store_path,
         transport=httpx.MockTransport(gateway.handle),
         now_ms=lambda: 1_700_000_000_000,

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from tollway.client import AsyncTollwayClient, HttpNotAllowed, TollwayClient
 from tollway.client.desk import Desk
 from tollway.client.steps import (
     AuthorizationState,
@@ -21,7 +22,7 @@ from tollway.client.steps import (
 from tollway.identifiers import Address, ChainId, TxHash
 from tollway.money import Asset
 
-GATEWAY = "http://gateway.test"
+GATEWAY = "https://gateway.test"
 PAYEE = Address(b"\x22" * 20)
 USDC = Asset(chain_id=ChainId(84532), token=Address(b"\x05" * 20), symbol="USDC", decimals=6)
 
@@ -29,7 +30,7 @@ USDC = Asset(chain_id=ChainId(84532), token=Address(b"\x05" * 20), symbol="USDC"
 @pytest.fixture
 def desk(wallet, store_path):
     return Desk(
-        GATEWAY, {"wallet": wallet, "store_path": store_path, "rpc_urls": {84532: "http://node.test"}}
+        GATEWAY, {"wallet": wallet, "store_path": store_path, "rpc_urls": {84532: "https://node.test"}}
     )
 
 
@@ -132,3 +133,42 @@ def test_an_authorisation_stays_part_of_the_session_unless_it_never_left(desk, s
     for state in states:
         desk.settle_locally(LearnAuthorization(nonce=signed.nonce, state=state), plan)
     assert dict(desk.session.spent()) == ({"USDC": 10**16} if is_counted else {})
+
+
+@pytest.mark.parametrize("kind", [TollwayClient, AsyncTollwayClient])
+def test_a_client_refuses_an_option_that_it_does_not_know(kind):
+    with pytest.raises(TypeError, match="'max_prce'; did you mean max_price"):
+        kind("https://gateway.test", max_prce="0.01 USDC")
+    with pytest.raises(TypeError, match="'wallets'; did you mean wallet"):
+        kind("https://gateway.test", wallets=None)
+
+
+@pytest.mark.parametrize(
+    ("url", "is_allowed"),
+    [
+        ("https://gateway.test", True),
+        ("http://127.0.0.1:8402", True),
+        ("http://127.8.8.8", True),
+        ("http://[::1]:8402", True),
+        ("http://localhost:8402", True),
+        ("http://gateway.test", False),
+        ("HTTP://gateway.test", False),
+        ("http://10.0.0.1", False),
+        ("http://0.0.0.0", False),
+        ("http://localhost.evil.test", False),
+        ("http://127.0.0.1.evil.test", False),
+        ("http://127.0.0.1@evil.test", False),
+        ("http://[::ffff:10.0.0.1]", False),
+    ],
+)
+def test_http_beyond_this_machine_has_to_be_allowed(url, is_allowed, store_path):
+    for options in ({"gateway_url": url}, {"gateway_url": "https://gateway.test", "rpc_urls": {1: url}}):
+        gateway_url, more = options.pop("gateway_url"), {**options, "store_path": store_path}
+        if "@" not in gateway_url:  # which is refused as an origin
+            Desk(gateway_url, {**more, "allow_http": True})
+        if is_allowed:
+            Desk(gateway_url, more)
+        else:
+            with pytest.raises(HttpNotAllowed) as refused:
+                Desk(gateway_url, more)
+            assert refused.value.code == "http_not_allowed"

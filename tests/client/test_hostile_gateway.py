@@ -30,7 +30,7 @@ from tollway.client.finality import FINAL_DEPTH
 from tollway.client.steps import AuthorizationState
 from tollway.client.tool_schemas import find_tool
 
-API, GATEWAY, CHAIN, PRICE = "api_1", "http://gateway.test", 84532, 10_000
+API, GATEWAY, CHAIN, PRICE = "api_1", "https://gateway.test", 84532, 10_000
 NOW_S = 1_700_000_000
 TIMEOUT_S = 90
 LATER_S = NOW_S + TIMEOUT_S + 60
@@ -117,7 +117,7 @@ async def make(request, hostile, wallet, store_path, clock):
     def build(**options):
         told = {
             "wallet": wallet,
-            "rpc_urls": {CHAIN: "http://node.test/"},
+            "rpc_urls": {CHAIN: "https://node.test/"},
             "store_path": store_path,
             "patience": Patience(poll_s=0.001, wait_s=0.02),
             "transport": httpx.MockTransport(hostile.handle),
@@ -265,7 +265,7 @@ hostile = HostileGateway(fake=fake, word="402")
 print("ready", flush=True)
 sys.stdin.readline()
 with TollwayClient(
-    "http://gateway.test", wallet=Wallet.from_key(KEY), chains=[84532], store_path=Path(sys.argv[1]),
+    "https://gateway.test", wallet=Wallet.from_key(KEY), chains=[84532], store_path=Path(sys.argv[1]),
     budget="0.05 USDC", patience=Patience(poll_s=0.001, wait_s=0.02), transport=httpx.MockTransport(hostile.handle),
 ) as client:
     for _ in range(4):

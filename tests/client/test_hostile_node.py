@@ -14,7 +14,7 @@ from tollway.client.tool_schemas import find_tool
 from tollway.client.transfer import Purse, find_asset
 from tollway.identifiers import Address, ChainId
 
-API, GATEWAY, CHAIN = "api_1", "http://gateway.test", 84532
+API, GATEWAY, CHAIN = "api_1", "https://gateway.test", 84532
 GWEI = 10**9
 
 
@@ -29,7 +29,7 @@ async def make(request, gateway, wallet, store_path):
     def build(**options):
         told = {
             "wallet": wallet,
-            "rpc_urls": {CHAIN: "http://node.test/", 8453: "http://node.test/"},
+            "rpc_urls": {CHAIN: "https://node.test/", 8453: "https://node.test/"},
             "store_path": store_path,
             "patience": Patience(poll_s=0.001, wait_s=0.02),
             "transport": httpx.MockTransport(gateway.handle),
@@ -153,7 +153,7 @@ async def test_an_agent_sees_the_fee_of_a_payment_and_the_limit(gateway, wallet,
     client = AsyncTollwayClient(
         GATEWAY,
         wallet=wallet,
-        rpc_urls={CHAIN: "http://node.test/"},
+        rpc_urls={CHAIN: "https://node.test/"},
         store_path=store_path,
         budget="1 USDC",
         patience=Patience(poll_s=0.001, wait_s=0.02),

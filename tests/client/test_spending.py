@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from tollway.client import spending
+from tollway.client.failures import StoreUnusable
 from tollway.client.quote import Cap
 from tollway.client.spending import SpendingStore
 from tollway.client.steps import (
@@ -16,6 +17,7 @@ from tollway.client.steps import (
     NonceTaken,
     OverBudget,
     PaidAlready,
+    SignedAuthorization,
     Stored,
     Transfer,
     TransferState,
@@ -44,6 +46,19 @@ def transfer(number: int, **changes) -> Transfer:
         **changes,
     }
     return Transfer(**told)
+
+
+def authorization() -> SignedAuthorization:
+    return SignedAuthorization(
+        nonce=b"\x07" * 32,
+        proof="p",
+        asset=USDC,
+        payer=PAYER,
+        pay_to=Address(b"\x22" * 20),
+        gateway=GATEWAY,
+        amount=1,
+        valid_before=1,
+    )
 
 
 def test_a_stored_payment_is_there_for_the_next_process(store, store_path):
@@ -256,6 +271,66 @@ def test_a_newer_or_broken_file_is_refused(store, store_path):
     store_path.write_bytes(b"not a database, surely" * 100)
     with pytest.raises(StorageUnavailable):
         store.all_of(PAYER)
+
+
+@pytest.mark.parametrize(
+    ("table", "change"),
+    [
+        ("transfer", "state = 'from the future'"),
+        ("transfer", "pay_to = 'nobody'"),
+        ("transfer", "raw = 'text'"),
+        ("transfer", "amount = 'much'"),
+        ("transfer", "decimals = 'six'"),
+        ("signed_authorization", "state = 'from the future'"),
+        ("signed_authorization", "nonce = 'zz'"),
+        ("signed_authorization", "tx_hash = 'x'"),
+    ],
+)
+def test_a_row_that_makes_no_sense_makes_the_store_unusable(store, store_path, table, change):
+    store.store(transfer(1), budget=None)
+    store.store_authorization(authorization(), request=b"r", budget=None)
+    connection = sqlite3.connect(store_path)
+    connection.execute(f"UPDATE {table} SET {change}")
+    connection.commit()
+    connection.close()
+    read = store.all_of if table == "transfer" else store.authorizations_of
+    with pytest.raises(StoreUnusable, match="cannot be read"):
+        read(PAYER)
+
+
+def test_what_will_not_pass_is_unusable_and_what_may_is_unavailable(store, store_path, tmp_path, monkeypatch):
+    store_path.write_bytes(b"not a database, surely" * 100)
+    for path in (store_path, tmp_path, store_path / "below", tmp_path / ("x" * 300)):
+        with pytest.raises(StoreUnusable):
+            SpendingStore(path, now_ms=lambda: 0).all_of(PAYER)
+    monkeypatch.setattr(spending, "BUSY_TIMEOUT_S", 0.01)
+    busy = SpendingStore(tmp_path / "busy", now_ms=lambda: 0)
+    busy.all_of(PAYER)
+    with contextlib.closing(sqlite3.connect(busy.path, isolation_level=None)) as connection:
+        connection.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(StorageUnavailable) as failed:
+            busy.all_of(PAYER)
+    assert not isinstance(failed.value, StoreUnusable)
+
+
+def test_a_store_that_others_can_read_is_tightened_when_it_is_opened(tmp_path):
+    folder = tmp_path / ".tollway"
+    store = SpendingStore(folder / "payments.sqlite3", now_ms=lambda: 0)
+    store.all_of(PAYER)
+    loose = [folder / f"payments.sqlite3{name}" for name in ("", "-wal", "-shm")]
+    for path in loose:
+        path.touch()
+        path.chmod(0o644)
+    folder.chmod(0o755)
+    store.all_of(PAYER)
+    assert [path.stat().st_mode & 0o777 for path in (folder, *loose) if path.exists()][:2] == [0o700, 0o600]
+    assert all(path.stat().st_mode & 0o077 == 0 for path in loose if path.exists())
+
+
+def test_a_folder_of_anothers_making_is_left_alone(tmp_path):
+    tmp_path.chmod(0o755)
+    SpendingStore(tmp_path / "payments.sqlite3", now_ms=lambda: 0).all_of(PAYER)
+    assert tmp_path.stat().st_mode & 0o777 == 0o755
 
 
 RACER = """

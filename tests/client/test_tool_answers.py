@@ -37,7 +37,7 @@ LIMITS = {"perCall": "0.05 USDC"}
 def answer(content: bytes, kind: str, *, status: int = 200, **headers: str) -> CallResponse:
     told = {"content-type": kind, **headers}
     response = CallResponse(
-        status, headers=told, content=content, request=httpx.Request("GET", "http://gw.test/")
+        status, headers=told, content=content, request=httpx.Request("GET", "https://gw.test/")
     )
     response.payment = PaymentInfo(
         state="charged",

@@ -80,12 +80,12 @@ def test_what_our_gateway_asks_is_read_signed_and_counted_by_its_till() -> None:
         Resource(url="", description="d", mime_type="", service_name="", tags=()),
         extensions={"bazaar": {"info": {"a": 1}, "schema": {"type": "object"}}},
     )
-    url = "http://gw.test/api/v2/gateway/api_1"
+    url = "https://gw.test/api/v2/gateway/api_1"
     headers = {"payment-required": form.encode_required(url, {ERROR: b'"payment_required"'}).decode()}
     (offer,) = read_x402_offers(headers, body(OPTION))
     wallet = Wallet.from_key(b"\x11" * 32)
     signed = wallet.sign_authorization(
-        SignAuthorization(offer=offer, asset=USDC), gateway="http://gw.test", now_s=NOW_S, nonce=b"\x0c" * 32
+        SignAuthorization(offer=offer, asset=USDC), gateway="https://gw.test", now_s=NOW_S, nonce=b"\x0c" * 32
     )
     shown = parse_presented(
         [(b"payment-signature", signed.proof.encode())], challenger=None, route=route(), now_s=NOW_S

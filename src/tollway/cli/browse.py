@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tollway.cli.caller_options import DEFAULT_GATEWAY, AsJson, CallerSession, Gateway, explained
+from tollway.cli.caller_options import DEFAULT_GATEWAY, AllowHttp, AsJson, CallerSession, Gateway, explained
 from tollway.cli.outline import print_outline
 from tollway.cli.showing import is_for_people, print_found, print_json
 from tollway.client import CallerFailure, TollwayClient
@@ -38,10 +38,14 @@ def search(
         str | None, typer.Option("--sort", help="relevance, newest, price, -price, name.")
     ] = None,
     gateway: Gateway = DEFAULT_GATEWAY,
+    allow_http: AllowHttp = False,
     as_json: AsJson = False,
 ) -> None:
     """Find APIs: price, networks, measured quality, and why they were found."""
-    with explained(as_json=as_json), CallerSession(gateway=gateway).open(is_signing=False) as client:
+    with (
+        explained(as_json=as_json),
+        CallerSession(gateway=gateway, allow_http=allow_http).open(is_signing=False) as client,
+    ):
         found = client.search(
             " ".join(words or ()),
             page=page,
@@ -77,11 +81,12 @@ def _look_up(client: TollwayClient, page: dict[str, Any]) -> list[dict[str, Any]
 def describe(
     api_id: Annotated[str, typer.Argument(metavar="ID")],
     gateway: Gateway = DEFAULT_GATEWAY,
+    allow_http: AllowHttp = False,
     as_json: AsJson = False,
 ) -> None:
     """How to use one API: operations, examples, price, what is charged and when, limits, trust."""
     with explained(as_json=as_json):
-        with CallerSession(gateway=gateway).open(is_signing=False) as client:
+        with CallerSession(gateway=gateway, allow_http=allow_http).open(is_signing=False) as client:
             document = client.describe(api_id)
         if is_for_people(as_json=as_json):
             print_outline(document)

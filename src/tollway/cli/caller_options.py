@@ -15,7 +15,14 @@ import typer
 
 from tollway.cli.showing import print_failure, print_quote
 from tollway.cli.told import read_nodes, read_wallet
-from tollway.client import AsyncTollwayClient, CallerFailure, KeyUnusable, Patience, TollwayClient
+from tollway.client import (
+    AsyncTollwayClient,
+    CallerFailure,
+    KeyUnusable,
+    Patience,
+    StoreUnusable,
+    TollwayClient,
+)
 from tollway.client.checkout import RailChoice
 from tollway.client.desk import ClientOptions
 from tollway.errors import StorageUnavailable
@@ -23,6 +30,14 @@ from tollway.errors import StorageUnavailable
 REFUSED, USAGE, LATER = 1, 2, 3
 
 Gateway = Annotated[str, typer.Option("--gateway", envvar="TOLLWAY_GATEWAY", help="The gateway's URL.")]
+AllowHttp = Annotated[
+    bool,
+    typer.Option(
+        "--allow-http",
+        envvar="TOLLWAY_ALLOW_HTTP",
+        help="Reach the gateway and nodes without TLS, also beyond this machine.",
+    ),
+]
 KeyFile = Annotated[
     Path | None,
     typer.Option(
@@ -83,6 +98,7 @@ class CallerSession:
     """What a command was told about the gateway and the wallet."""
 
     gateway: str
+    allow_http: bool = False
     key_file: Path | None = None
     rpc: tuple[str, ...] = ()
     store: Path | None = None
@@ -107,7 +123,8 @@ class CallerSession:
     def _options(self, *, is_signing: bool) -> ClientOptions:
         options: ClientOptions = {
             "wallet": read_wallet(self.key_file) if is_signing else None,
-            "rpc_urls": read_nodes(self.rpc),
+            "allow_http": self.allow_http,
+            "rpc_urls": read_nodes(self.rpc, allow_http=self.allow_http),
             "store_path": self.store,
             "max_price": self.max_price,
             "max_fee": self.max_fee,
@@ -134,7 +151,7 @@ def explained(*, as_json: bool) -> Iterator[None]:
         yield
     except (CallerFailure, StorageUnavailable) as exc:
         print_failure(exc, as_json=as_json)
-        is_later = isinstance(exc, StorageUnavailable) or exc.is_retryable
+        is_later = exc.is_retryable if isinstance(exc, CallerFailure) else not isinstance(exc, StoreUnusable)
         raise typer.Exit(LATER if is_later else REFUSED) from exc
     except (KeyUnusable, ValueError, httpx.InvalidURL) as exc:
         print_failure(exc, as_json=as_json)

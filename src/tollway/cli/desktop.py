@@ -14,6 +14,7 @@ import typer
 
 from tollway.cli.caller_options import (
     DEFAULT_GATEWAY,
+    AllowHttp,
     Budget,
     CallerSession,
     Chains,
@@ -61,6 +62,7 @@ def serve_mcp(
     chain: Chains = None,
     store: Store = None,
     gateway: Gateway = DEFAULT_GATEWAY,
+    allow_http: AllowHttp = False,
     key_file: KeyFile = None,
 ) -> None:
     """An MCP server on stdin and stdout, for desktop agents: find, describe, call and pay for APIs."""
@@ -73,6 +75,7 @@ def serve_mcp(
             )
         session = CallerSession(
             gateway=gateway,
+            allow_http=allow_http,
             key_file=key_file,
             rpc=split_nodes(rpc),
             store=store,

@@ -17,12 +17,21 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from tollway.client import CallerFailure, CallHeld, CallResponse, GatewayRefused, PaymentQuote, PaymentRefused
+from tollway.client import (
+    CallerFailure,
+    CallHeld,
+    CallResponse,
+    GatewayRefused,
+    PaymentQuote,
+    PaymentRefused,
+    StoreUnusable,
+)
 from tollway.client.fee_limit import format_fee
 from tollway.client.shown_text import format_json, plain, plain_line, show
 from tollway.client.steps import SignedAuthorization, Transfer
 from tollway.client.whole_answer import read_json
 from tollway.client.x402_offer import Receipt
+from tollway.errors import StorageUnavailable
 from tollway.money import format_decimal
 
 Document = Mapping[str, Any]
@@ -267,7 +276,14 @@ def print_failure(failure: Exception, *, as_json: bool) -> None:
 
 
 def _describe_failure(failure: Exception) -> dict[str, Any]:
-    described: dict[str, Any] = {"code": "usage", "detail": str(failure), "retryable": False}
+    code = getattr(failure, "code", "usage") if isinstance(failure, ValueError) else "usage"
+    described: dict[str, Any] = {"code": code, "detail": str(failure), "retryable": False}
+    if isinstance(failure, StorageUnavailable):
+        is_unusable = isinstance(failure, StoreUnusable)
+        described |= {
+            "code": "store_unusable" if is_unusable else "store_unavailable",
+            "retryable": not is_unusable,
+        }
     if isinstance(failure, CallerFailure):
         described = {"code": failure.code, "detail": failure.detail, "retryable": failure.is_retryable}
         if failure.transaction is not None:

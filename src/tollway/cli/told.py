@@ -14,6 +14,7 @@ from pydantic_core import from_json
 
 from tollway.client import Wallet
 from tollway.client.deadline import fetch_bounded
+from tollway.client.desk import check_tls
 
 NODE_DEADLINE_S = 10.0
 NODE_BYTES_MAX = 64 * 1024
@@ -31,7 +32,7 @@ def read_wallet(key_file: Path | None) -> Wallet:
     return Wallet.from_environment(os.environ)
 
 
-def read_nodes(told: tuple[str, ...]) -> dict[int, str]:
+def read_nodes(told: tuple[str, ...], *, allow_http: bool = False) -> dict[int, str]:
     """`CHAINID=URL` as it is; a bare URL is asked which chain it serves."""
     nodes: dict[int, str] = {}
     for entry in told:
@@ -39,6 +40,7 @@ def read_nodes(told: tuple[str, ...]) -> dict[int, str]:
         if separator and number.isascii() and number.isdigit():
             nodes[int(number)] = url
         else:
+            check_tls(entry, allow_http=allow_http)
             nodes[_ask_chain_id(entry)] = entry
     return nodes
 

@@ -4,6 +4,7 @@ Keys come from a file or the environment and never from an argument, which every
 Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 try again later.
 """
 
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +15,7 @@ from tollway.cli.caller_options import (
     DEFAULT_GATEWAY,
     LATER,
     REFUSED,
+    AllowHttp,
     AsJson,
     Budget,
     CallerSession,
@@ -41,6 +43,8 @@ from tollway.cli.showing import (
 )
 from tollway.cli.told import has_key, read_content, read_draft, read_headers
 from tollway.client import CallerFailure, create_key_file
+from tollway.client.control import DEFAULTS, KEPT, find_dropped
+from tollway.client.reply import is_worth_repeating
 from tollway.money import format_decimal
 
 
@@ -70,8 +74,13 @@ def publish(
     tag: Annotated[list[str] | None, typer.Option("--tag", help="Repeatable.")] = None,
     method: Annotated[list[str] | None, typer.Option("--method", help="Repeatable.")] = None,
     api_id: Annotated[str | None, typer.Option("--update", help="Change this listing instead.")] = None,
+    reset: Annotated[
+        list[str] | None,
+        typer.Option("--reset", help="With --update: this field takes its default again. Repeatable."),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check it, create nothing.")] = False,
     gateway: Gateway = DEFAULT_GATEWAY,
+    allow_http: AllowHttp = False,
     key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
@@ -88,14 +97,49 @@ def publish(
         "methods": method,
     }
     with explained(as_json=as_json):
-        draft = {**read_draft(file), **{field: value for field, value in options.items() if value}}
+        draft = {
+            **read_draft(file),
+            **{field: value for field, value in options.items() if value or value == ""},
+        }
         if not draft:
             raise ValueError("say what to publish: --file, or --name, --price, --currency and --endpoint")
+        if reset and api_id is None:
+            raise ValueError("--reset works with --update only")
         if api_id is not None and dry_run:
             raise ValueError("--dry-run works for new listings only")
-        with CallerSession(gateway=gateway, key_file=key_file).open(is_signing=True) as client:
-            made = client.update(api_id, draft) if api_id else client.publish(draft, dry_run=dry_run)
+        with CallerSession(gateway=gateway, allow_http=allow_http, key_file=key_file).open(
+            is_signing=True
+        ) as client:
+            if api_id is None:
+                made = client.publish(draft, dry_run=dry_run)
+            else:
+                draft = {**draft, **{field: None for field in reset or () if field in KEPT}}
+                refuse_dropping(client.show(api_id), draft, allowed=reset or ())
+                made = client.update(api_id, draft)
         print_document(made, as_json=as_json)
+
+
+class UpdateDrops(ValueError):
+    """An update leaves out what the listing has."""
+
+    code = "update_drops_fields"
+
+
+def refuse_dropping(
+    listing: Mapping[str, object], draft: Mapping[str, object], *, allowed: Collection[str]
+) -> None:
+    """An update replaces the whole listing. Raises `UpdateDrops` for what it would take back to the default without a word
+    in the draft or in `allowed`."""
+    unknown = sorted(set(allowed) - {*DEFAULTS, "payTo", *KEPT})
+    if unknown:
+        raise ValueError(f"--reset knows no {unknown[0]}; it takes {', '.join((*DEFAULTS, 'payTo', *KEPT))}")
+    dropped = [name for name in find_dropped(listing, draft) if name not in allowed]
+    if dropped:
+        resets = " ".join(f"--reset {name}" for name in dropped)
+        raise UpdateDrops(
+            f"This update would drop {', '.join(dropped)} of the listing: an update replaces all of it. Name them with the "
+            f"values that they shall have (tollway show prints those of today), or drop them on purpose: {resets}"
+        )
 
 
 def list_apis(
@@ -108,11 +152,12 @@ def list_apis(
     max_price: Annotated[str | None, typer.Option("--max-price", help="Needs --currency.")] = None,
     sort: Annotated[str | None, typer.Option("--sort")] = None,
     gateway: Gateway = DEFAULT_GATEWAY,
+    allow_http: AllowHttp = False,
     as_json: AsJson = False,
 ) -> None:
     """What is for sale."""
     with explained(as_json=as_json):
-        with CallerSession(gateway=gateway).open(is_signing=False) as client:
+        with CallerSession(gateway=gateway, allow_http=allow_http).open(is_signing=False) as client:
             found = client.list(
                 q=words,
                 page=page,
@@ -132,11 +177,12 @@ def list_apis(
 def show(
     api_id: Annotated[str, typer.Argument(metavar="ID")],
     gateway: Gateway = DEFAULT_GATEWAY,
+    allow_http: AllowHttp = False,
     as_json: AsJson = False,
 ) -> None:
     """One listing, with its terms."""
     with explained(as_json=as_json):
-        with CallerSession(gateway=gateway).open(is_signing=False) as client:
+        with CallerSession(gateway=gateway, allow_http=allow_http).open(is_signing=False) as client:
             found = client.show(api_id)
         print_document(found, as_json=as_json)
 
@@ -167,6 +213,7 @@ def call(
     wait_s: Wait = 180.0,
     store: Store = None,
     gateway: Gateway = DEFAULT_GATEWAY,
+    allow_http: AllowHttp = False,
     key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
@@ -174,6 +221,7 @@ def call(
     with explained(as_json=as_json), AnswerOutput(output, as_json=as_json) as shown:
         session = CallerSession(
             gateway=gateway,
+            allow_http=allow_http,
             key_file=key_file,
             rpc=split_nodes(rpc),
             store=store,
@@ -197,10 +245,8 @@ def call(
                 idempotency_key=idempotency_key,
             )
         shown.write(answer)
-    if answer.status_code in (429, 503):
-        raise typer.Exit(LATER)
     if answer.is_error:
-        raise typer.Exit(REFUSED)
+        raise typer.Exit(LATER if is_worth_repeating(answer) else REFUSED)
 
 
 def history(
@@ -210,12 +256,15 @@ def history(
     status: Annotated[str | None, typer.Option("--status")] = None,
     role: Annotated[str | None, typer.Option("--role", help="payer or provider.")] = None,
     gateway: Gateway = DEFAULT_GATEWAY,
+    allow_http: AllowHttp = False,
     key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
     """The calls of your wallet, newest first."""
     with explained(as_json=as_json):
-        with CallerSession(gateway=gateway, key_file=key_file).open(is_signing=True) as client:
+        with CallerSession(gateway=gateway, allow_http=allow_http, key_file=key_file).open(
+            is_signing=True
+        ) as client:
             found = client.history(apiId=api_id, limit=limit, offset=offset, status=status, role=role)
         if is_for_people(as_json=as_json):
             print_calls(found)
@@ -241,11 +290,17 @@ def new_wallet(
 
 
 def list_payments(
-    store: Store = None, gateway: Gateway = DEFAULT_GATEWAY, key_file: KeyFile = None, as_json: AsJson = False
+    store: Store = None,
+    gateway: Gateway = DEFAULT_GATEWAY,
+    allow_http: AllowHttp = False,
+    key_file: KeyFile = None,
+    as_json: AsJson = False,
 ) -> None:
     """Every payment that this wallet made on this machine, and what is believed to be left of it."""
     with explained(as_json=as_json):
-        with CallerSession(gateway=gateway, key_file=key_file, store=store).open(is_signing=True) as client:
+        with CallerSession(gateway=gateway, allow_http=allow_http, key_file=key_file, store=store).open(
+            is_signing=True
+        ) as client:
             payments, authorizations = client.payments(), client.authorizations()
         for payment in payments if is_for_people(as_json=as_json) else ():
             rest = format_decimal(payment.rest, decimals=payment.asset.decimals)
@@ -265,12 +320,15 @@ def abandon(
     ],
     store: Store = None,
     gateway: Gateway = DEFAULT_GATEWAY,
+    allow_http: AllowHttp = False,
     key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Give up a payment that is stuck or refused, so that its payee may be paid again."""
     with explained(as_json=as_json):
-        with CallerSession(gateway=gateway, key_file=key_file, store=store).open(is_signing=True) as client:
+        with CallerSession(gateway=gateway, allow_http=allow_http, key_file=key_file, store=store).open(
+            is_signing=True
+        ) as client:
             is_done = client.abandon(transaction)
         if not is_done:
             raise CallerFailure("There is no unresolved payment of that name here.")

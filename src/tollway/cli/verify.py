@@ -9,6 +9,7 @@ from rich.text import Text
 from tollway.cli.caller_options import (
     DEFAULT_GATEWAY,
     REFUSED,
+    AllowHttp,
     AsJson,
     CallerSession,
     Gateway,
@@ -30,12 +31,13 @@ def verify(
         bool, typer.Option("--show", help="Say what to do; check nothing. Needs no key.")
     ] = False,
     gateway: Gateway = DEFAULT_GATEWAY,
+    allow_http: AllowHttp = False,
     key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Prove that the endpoint of a listing is yours: checks now, and says what to put where. Exit code 1 while unproved."""
     with explained(as_json=as_json):
-        session = CallerSession(gateway=gateway, key_file=key_file)
+        session = CallerSession(gateway=gateway, allow_http=allow_http, key_file=key_file)
         with session.open(is_signing=not look_only) as client:
             told = client.ownership(api_id) if look_only else client.check_ownership(api_id)
     if is_for_people(as_json=as_json):

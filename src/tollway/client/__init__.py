@@ -16,11 +16,14 @@ from tollway.client.failures import (
     FeeAboveMax,
     GatewayRefused,
     GatewayUnreachable,
+    HeaderInvalid,
+    HttpNotAllowed,
     NodeUnreachable,
     NotPaid,
     PaymentPending,
     PaymentRefused,
     PriceAboveMax,
+    StoreUnusable,
 )
 from tollway.client.forwarded import Forwarded, ForwardedRefused, ForwardedVerifier
 from tollway.client.reply import CallResponse, PaymentInfo
@@ -43,6 +46,8 @@ __all__ = [
     "ForwardedVerifier",
     "GatewayRefused",
     "GatewayUnreachable",
+    "HeaderInvalid",
+    "HttpNotAllowed",
     "KeyUnusable",
     "NodeUnreachable",
     "NotPaid",
@@ -52,6 +57,7 @@ __all__ = [
     "PaymentQuote",
     "PaymentRefused",
     "PriceAboveMax",
+    "StoreUnusable",
     "TollwayClient",
     "Wallet",
     "create_key_file",

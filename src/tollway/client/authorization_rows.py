@@ -35,6 +35,10 @@ RELEASED_MAX = 64
 _COLUMNS = "nonce, proof, chain_id, token, symbol, decimals, payer, pay_to, gateway, amount, valid_before, state, tx_hash"
 
 
+class UnreadableRow(Exception):
+    """A row holds what this version does not know: an earlier or later one wrote it, or the file is damaged."""
+
+
 def insert(
     connection: sqlite3.Connection, signed: SignedAuthorization, *, request: bytes, now_ms: int
 ) -> None:
@@ -111,7 +115,10 @@ def sum_spent(connection: sqlite3.Connection, payer: Address, symbol: str) -> in
         " WHERE payer = ? AND symbol = ? AND state NOT IN ('expired', 'unsent') GROUP BY amount, decimals",
         (str(payer), symbol),
     )
-    return sum(count * atto_of(int(amount), decimals=decimals) for amount, decimals, count in rows)
+    try:
+        return sum(count * atto_of(int(amount), decimals=int(decimals)) for amount, decimals, count in rows)
+    except (ValueError, TypeError) as exc:
+        raise UnreadableRow(f"an amount of its authorisations cannot be read: {exc}") from exc
 
 
 def select_released(
@@ -136,6 +143,13 @@ def select_all(connection: sqlite3.Connection, payer: Address) -> tuple[SignedAu
 
 
 def _read(row: Sequence[object]) -> SignedAuthorization:
+    try:
+        return _parse(row)
+    except (ValueError, TypeError) as exc:
+        raise UnreadableRow(f"its row of authorisation {str(row[0])[:66]} cannot be read: {exc}") from exc
+
+
+def _parse(row: Sequence[object]) -> SignedAuthorization:
     nonce, proof, chain_id, token, symbol, decimals, payer, pay_to, gateway = row[:9]
     amount, valid_before, state, tx_hash = row[9:]
     return SignedAuthorization(

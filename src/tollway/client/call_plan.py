@@ -2,8 +2,9 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import TypedDict
 
 import httpx
@@ -11,12 +12,15 @@ import httpx
 from tollway import __version__
 from tollway.client.checkout import RAILS, RailChoice, Rules
 from tollway.client.control import API_PREFIX
+from tollway.client.failures import HeaderInvalid
 from tollway.client.quote import Cap
 from tollway.identifiers import keccak256
 
 CapText = str | Mapping[str, str] | Cap | None
 
 _API_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_FIELD_VALUE = re.compile(r"[\t\x20-\x7e]*")
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _OURS = (
     *("x-payment-tx", "x-payment-network", "x-signature", "x-signature-params", "tollway-max-price"),
@@ -75,7 +79,9 @@ class CallOptions(TypedDict, total=False):
 
 
 def plan_call(root: str, api_id: str, path: str, options: CallOptions, *, defaults: Rules) -> CallPlan:
-    """`root`: the gateway's URL. Raises ValueError for what cannot be sent."""
+    """`root`: the gateway's URL. Raises ValueError for what cannot be sent, TypeError for an unknown
+    option."""
+    check_names(options, CallOptions.__annotations__, of="a call")
     if not _API_ID.fullmatch(api_id):
         raise ValueError("an API id consists of letters, digits, _ and -")
     prefix = f"{API_PREFIX}/gateway/{api_id}"
@@ -89,6 +95,8 @@ def plan_call(root: str, api_id: str, path: str, options: CallOptions, *, defaul
         raise ValueError("the path leaves the listing")
     headers, body = _read_content(options)
     method = options.get("method", "GET").upper()
+    if not _TOKEN.fullmatch(method):
+        raise ValueError("a method is a word such as GET")
     max_price, max_fee = options.get("max_price"), options.get("max_fee")
     return CallPlan(
         api_id=api_id,
@@ -108,6 +116,15 @@ def plan_call(root: str, api_id: str, path: str, options: CallOptions, *, defaul
     )
 
 
+def check_names(given: Iterable[str], known: Collection[str], *, of: str) -> None:
+    """Raises TypeError for the first option that is not known: a limit that is misspelt would not hold."""
+    for name in given:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise TypeError(f"{of} has no option {name!r}{hint}")
+
+
 def check_rail(rail: RailChoice) -> RailChoice:
     """Raises ValueError for another word."""
     if rail not in RAILS:
@@ -124,7 +141,7 @@ def _read_content(options: CallOptions) -> tuple[httpx.Headers, bytes]:
     json_body, content = options.get("json"), options.get("content")
     if json_body is not None and content is not None:
         raise ValueError("a call has either json or content")
-    headers = httpx.Headers(options.get("headers") or {})
+    headers = httpx.Headers(_check_headers(options.get("headers") or {}))
     if any(name in headers for name in _OURS):
         raise ValueError("the client sets the payment headers itself")
     body = content.encode() if isinstance(content, str) else content or b""
@@ -135,5 +152,17 @@ def _read_content(options: CallOptions) -> tuple[httpx.Headers, bytes]:
     headers.setdefault("User-Agent", f"tollway/{__version__}")
     key = options.get("idempotency_key")
     if key is not None:
-        headers["Idempotency-Key"] = key
+        headers.update(_check_headers({"Idempotency-Key": key}))
     return headers, body
+
+
+def _check_headers(headers: Mapping[str, str]) -> Mapping[str, str]:
+    """The same. RFC 9110 §5.1 and §5.5, without obs-text. Raises `HeaderInvalid`."""
+    for name, value in headers.items():
+        if not _TOKEN.fullmatch(name):
+            raise HeaderInvalid(f"{name[:80]!r} is no name of a header: letters, digits and !#$%&'*+.^_`|~-")
+        if not _FIELD_VALUE.fullmatch(value):
+            raise HeaderInvalid(
+                f"the value of the header {name[:80]} has characters other than visible ASCII"
+            )
+    return headers

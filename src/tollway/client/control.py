@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -42,6 +43,39 @@ def update(api_id: str, draft: Mapping[str, object], *, etag: str | None = None)
     """Replaces a listing; with `etag` only while nobody else has changed it."""
     headers: Headers = () if etag is None else (("If-Match", etag),)
     return _with_json("PUT", f"/apis/{_segment(api_id)}", draft, headers)
+
+
+DEFAULTS: Mapping[str, object] = MappingProxyType(
+    {
+        "description": "",
+        "tags": [],
+        "methods": [],
+        "operations": [],
+        "otherPaths": "serve",
+        "chargeOn": "success",
+        "timeoutSeconds": 30,
+        "forwardHeaders": [],
+        "signature": "any",
+        "rateLimit": None,
+        "status": "active",
+    }
+)
+"""What an update makes of a member that its body leaves out; of `payTo` it makes the provider's wallet."""
+KEPT = ("upstreamAuth", "openapi", "openapiUrl")
+"""What an update keeps unless its body says null."""
+
+
+def find_dropped(listing: Mapping[str, object], draft: Mapping[str, object]) -> tuple[str, ...]:
+    """The members of a listing that an update by `draft` would take back to their defaults because it does not name them."""
+    dropped = [
+        name
+        for name, default in DEFAULTS.items()
+        if name not in draft and listing.get(name, default) not in (default, None)
+    ]
+    provider, pay_to = (str(listing.get(name, "")).lower() for name in ("provider", "payTo"))
+    if "payTo" not in draft and pay_to not in ("", provider):
+        dropped.append("payTo")
+    return tuple(dropped)
 
 
 def retire(api_id: str) -> ControlRequest:

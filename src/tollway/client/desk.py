@@ -14,11 +14,12 @@ from typing import TypedDict
 import httpx
 
 from tollway import __version__
-from tollway.client.call_plan import CallOptions, CallPlan, CapText, check_rail, plan_call
+from tollway.client.call_plan import CallOptions, CallPlan, CapText, check_names, check_rail, plan_call
 from tollway.client.checkout import RailChoice, Rules
 from tollway.client.control import API_PREFIX, ControlRequest
-from tollway.client.failures import CannotPay
+from tollway.client.failures import CannotPay, HttpNotAllowed
 from tollway.client.judgement import Paid
+from tollway.client.key_directory import is_loopback
 from tollway.client.payer import free_flow, pay_flow
 from tollway.client.quote import DEFAULT_MAX_PRICE, Cap
 from tollway.client.session_limit import SessionLimit
@@ -105,7 +106,8 @@ class ClientOptions(TypedDict, total=False):
     where it is reached under another. `patience`: how long a call waits for its payment.
     `deadline_s`: the seconds that a call may last in all, however slowly the answer comes (default 900); of `stream`, until
     its head. `assets`: tokens whose symbol
-    and decimals need no asking, beyond the presets. `now_ms` and `entropy`: clock and randomness, for tests.
+    and decimals need no asking, beyond the presets. `allow_http`: the gateway and the nodes may be reached without TLS also
+    where they are not on loopback. `now_ms` and `entropy`: clock and randomness, for tests.
     """
 
     wallet: Wallet | None
@@ -121,6 +123,7 @@ class ClientOptions(TypedDict, total=False):
     patience: Patience
     before_signing: Callable[[PaymentQuote], None]
     deadline_s: float
+    allow_http: bool
     assets: tuple[Asset, ...]
     now_ms: Callable[[], int]
     entropy: Callable[[int], bytes]
@@ -128,9 +131,12 @@ class ClientOptions(TypedDict, total=False):
 
 class Desk:
     """Safe to use from many threads and tasks at once; it keeps no state of a call. Raises ValueError for options
-    that make no sense."""
+    that make no sense, TypeError for unknown ones."""
 
     def __init__(self, gateway_url: str, options: ClientOptions) -> None:
+        check_names(options, ClientOptions.__annotations__, of="the client")
+        for url in (gateway_url, *options.get("rpc_urls", {}).values()):
+            check_tls(url, allow_http=options.get("allow_http", False))
         self.root = gateway_url.rstrip("/").removesuffix(API_PREFIX)
         # What the signature names is the gateway's public URL; under which address it is reached does not matter.
         self.origin = parse_origin(options.get("public_url") or self.root)
@@ -390,6 +396,18 @@ class Desk:
         request = httpx.Request("POST", url, json=question)
         request.extensions = {"timeout": NODE_TIMEOUT.as_dict()}
         return request
+
+
+def check_tls(url: str, *, allow_http: bool) -> None:
+    """Raises `HttpNotAllowed` for `http://` beyond loopback. It names no URL: those of nodes carry keys."""
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL:
+        return  # no request goes there, and the refusal of that is not about TLS
+    if parsed.scheme == "http" and not allow_http and not is_loopback(parsed.host):
+        raise HttpNotAllowed(
+            f"{parsed.host} would be reached without TLS: use https, or allow it (--allow-http, allow_http=True)"
+        )
 
 
 def _pass(_: PaymentQuote) -> None:

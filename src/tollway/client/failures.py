@@ -20,6 +20,7 @@
 import re
 from collections.abc import Mapping
 
+from tollway.errors import StorageUnavailable
 from tollway.identifiers import TxHash
 
 DETAIL_CHARACTERS_MAX = 4_000
@@ -154,3 +155,20 @@ class CallHeld(CallerFailure):
         self.is_retryable = is_retryable
         self.call_id = call_id
         self.call_url = call_url
+
+
+class StoreUnusable(StorageUnavailable):
+    """The store cannot be used until its owner does something: it is no database or a damaged one, a row holds what this
+    version does not know, or the file cannot be opened. Nothing is signed meanwhile."""
+
+
+class HeaderInvalid(ValueError):
+    """A header's name or value that no request can have."""
+
+    code = "header_invalid"
+
+
+class HttpNotAllowed(ValueError):
+    """A URL without TLS that is not on loopback, and that the caller did not allow."""
+
+    code = "http_not_allowed"

@@ -106,12 +106,13 @@ def check_origin(gateway: str) -> str:
     parts = urlsplit(gateway)
     if parts.scheme == "https" and parts.hostname:
         return f"https://{parts.netloc}"
-    if parts.scheme == "http" and parts.hostname and _is_loopback(parts.hostname):
+    if parts.scheme == "http" and parts.hostname and is_loopback(parts.hostname):
         return f"http://{parts.netloc}"
     raise ValueError("the gateway's URL is https, or on loopback")
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """127.0.0.0/8, ::1, `localhost`."""
     try:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:

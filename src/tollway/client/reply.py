@@ -93,6 +93,19 @@ def is_from_gateway(response: httpx.Response) -> bool:
     )
 
 
+def is_worth_repeating(response: httpx.Response) -> bool:
+    """Whether the same request can succeed later, without another payment: by the gateway's own problem, or by the status
+    of something before the gateway. What a provider answered is its last word. The body must be read."""
+    if is_from_gateway(response):
+        try:
+            problem = from_json(response.content)
+        except ValueError:
+            return False
+        return isinstance(problem, dict) and problem.get("retryable") is True
+    is_relayed = "received-status" in response.headers.get("proxy-status", "")
+    return not is_relayed and response.status_code in (429, 503)
+
+
 def read_answer(response: httpx.Response, content: bytes | None) -> Answer:
     """`content`: the body of a gateway's own problem, None for every other answer."""
     problem: object = None

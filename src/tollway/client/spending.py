@@ -8,12 +8,16 @@ that returned survives a loss of power. The file holds signed transactions and o
 """
 
 import contextlib
+import errno
 import os
 import sqlite3
+import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tollway.client import authorization_rows, kept_key_rows
+from tollway.client.authorization_rows import UnreadableRow
+from tollway.client.failures import StoreUnusable
 from tollway.client.quote import Cap, to_atto
 from tollway.client.steps import (
     UNRESOLVED,
@@ -33,6 +37,17 @@ from tollway.identifiers import Address, ChainId, TxHash
 from tollway.money import Asset
 
 BUSY_TIMEOUT_S = 10.0
+OWN_FOLDER = ".tollway"
+_PASSING_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.EINTR})
+_PASSING_SQLITE = frozenset(
+    {
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_LOCKED,
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_NOMEM,
+    }
+)
 SCHEMA_VERSION = 6
 
 _SCHEMA = """
@@ -68,7 +83,7 @@ _COLUMNS = "tx_hash, raw, chain_id, token, symbol, decimals, payer, pay_to, gate
 class SpendingStore:
     """Safe to use from many threads and processes at once: every method is one transaction.
 
-    Raises `StorageUnavailable` when the file cannot be read or written.
+    Raises `StorageUnavailable` when the file cannot be read or written now, and `StoreUnusable` when that will not pass.
     """
 
     def __init__(self, path: Path, *, now_ms: Callable[[], int]) -> None:
@@ -286,12 +301,18 @@ class SpendingStore:
                 connection.execute("COMMIT")
             finally:
                 connection.close()  # rolls back what was not committed
-        except (sqlite3.Error, OSError) as exc:
-            raise StorageUnavailable(f"The payment store {self.path} cannot be used: {exc}") from exc
+        except (sqlite3.Error, OSError, UnreadableRow) as exc:
+            kind = StorageUnavailable if _is_passing(exc) else StoreUnusable
+            raise kind(f"The payment store {self.path} cannot be used: {exc}") from exc
 
     def _connect(self) -> sqlite3.Connection:
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if self.path.parent.name == OWN_FOLDER:
+            _tighten(self.path.parent, 0o700)
         os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
+        for name in ("", "-journal", "-wal", "-shm"):
+            with contextlib.suppress(FileNotFoundError):
+                _tighten(self.path.with_name(self.path.name + name), 0o600)
         connection = sqlite3.connect(self.path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
         try:
             connection.execute("PRAGMA journal_mode=DELETE")
@@ -301,6 +322,20 @@ class SpendingStore:
             connection.close()
             raise
         return connection
+
+
+def _tighten(path: Path, mode: int) -> None:
+    """Takes from others what they could do with it: it holds signed transactions and open authorisations."""
+    if stat.S_IMODE(path.stat().st_mode) & (stat.S_IRWXG | stat.S_IRWXO):
+        path.chmod(mode)
+
+
+def _is_passing(failure: Exception) -> bool:
+    """Whether the same can succeed later, with nothing done about the file."""
+    if isinstance(failure, OSError):
+        return failure.errno in _PASSING_ERRORS
+    code = getattr(failure, "sqlite_errorcode", None)
+    return code is not None and code & 0xFF in _PASSING_SQLITE
 
 
 def _prepare(connection: sqlite3.Connection) -> None:
@@ -382,9 +417,17 @@ def _select(connection: sqlite3.Connection, where: str, values: Sequence[object]
 
 
 def _read(row: Sequence[object]) -> Transfer:
+    try:
+        return _parse(row)
+    except (ValueError, TypeError) as exc:
+        raise UnreadableRow(f"its row of payment {str(row[0])[:66]} cannot be read: {exc}") from exc
+
+
+def _parse(row: Sequence[object]) -> Transfer:
     tx_hash, raw, chain_id, token, symbol, decimals, payer, pay_to, gateway = row[:9]
     amount, rest, nonce, confirmations, state, fee_max = row[9:]
-    assert isinstance(raw, bytes)
+    if not isinstance(raw, bytes):
+        raise TypeError("a signed transaction is bytes")
     return Transfer(
         tx_hash=TxHash.parse(str(tx_hash)),
         raw=raw,

@@ -20,6 +20,7 @@ from tollway.client.failures import (
     PaymentPending,
     PaymentRefused,
     PriceAboveMax,
+    StoreUnusable,
 )
 from tollway.client.reply import CallResponse, is_from_gateway
 from tollway.client.shown_text import format_json, plain, show
@@ -43,6 +44,7 @@ _ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _STATES = ("none", "charged", "released", "held")
 
 _AGAIN = "Repeat it with exactly the same arguments: it goes on where this stopped and is not paid twice."
+_STORE = "Nothing was signed. Only the owner of this wallet can mend its store."
 _NOTHING = "Nothing was paid."
 _OWNER = "Only the owner of this wallet can raise its limits; an agent cannot."
 
@@ -143,6 +145,8 @@ def _is_text(kind: str, content: bytes) -> bool:
 
 def explain(failure: Exception, *, limits: Mapping[str, object]) -> ToolAnswer:
     """A failure of the caller's side: what happened to the money, and what to do."""
+    if isinstance(failure, StoreUnusable):
+        return ToolAnswer.of_error("store_unusable", str(failure), advice=_STORE)
     if not isinstance(failure, CallerFailure):
         return ToolAnswer.of_error("wallet_books_unavailable", str(failure), advice=_AGAIN)
     more: dict[str, object] = {"notice": DETAIL_UNTRUSTED, "isRetryable": failure.is_retryable}
