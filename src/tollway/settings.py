@@ -86,6 +86,7 @@ TRADER_KEYS = frozenset(
         "KEY_PASSWORD",
         "PRIVATE_KEY",
         "STORE",
+        "ALLOW_HTTP",
         "BUDGET",
         "MAX_FEE",
         "MAX_PRICE",

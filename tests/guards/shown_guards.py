@@ -113,7 +113,7 @@ SHOWN_GUARDS = (
     guard(
         "C23",
         "a client knows its options",
-        "client/desk.py",
+        "client.desk:Desk.__init__",
         '        check_names(options, ClientOptions.__annotations__, of="the client")\n',
         "",
         test="client/test_desk.py::test_a_client_refuses_an_option_that_it_does_not_know",
@@ -121,7 +121,7 @@ SHOWN_GUARDS = (
     guard(
         "C23",
         "a call knows its options",
-        "client/call_plan.py",
+        "client.call_plan:plan_call",
         '    check_names(options, CallOptions.__annotations__, of="a call")\n',
         "",
         test="client/test_call_plan.py::test_an_unknown_option_is_refused_with_the_nearest_one",
@@ -129,7 +129,7 @@ SHOWN_GUARDS = (
     guard(
         "C23",
         "an update drops nothing without a word",
-        "cli/trade.py",
+        "cli.trade:refuse_dropping",
         "    if dropped:\n",
         "    if False:\n",
         test="cli/test_trade.py::test_an_update_drops_nothing_that_it_was_not_told_to_drop",
@@ -137,7 +137,7 @@ SHOWN_GUARDS = (
     guard(
         "C23",
         "a header's name is a name",
-        "client/call_plan.py",
+        "client.call_plan:_check_headers",
         "        if not _TOKEN.fullmatch(name):\n",
         "        if False:\n",
         test="client/test_call_plan.py::test_a_header_that_no_request_can_have_is_refused_with_its_code",
@@ -145,7 +145,7 @@ SHOWN_GUARDS = (
     guard(
         "C23",
         "the exit code follows the gateway's word alone",
-        "client/reply.py",
+        "client.reply:is_worth_repeating",
         "    return not is_relayed and response.status_code in (429, 503)\n",
         "    return response.status_code in (429, 503)\n",
         test="cli/test_trade.py::test_call_exits_by_what_the_gateway_says_of_a_repeat",
@@ -153,7 +153,7 @@ SHOWN_GUARDS = (
     guard(
         "C24",
         "a store of others' eyes is tightened",
-        "client/spending.py",
+        "client.spending:_tighten",
         "        path.chmod(mode)\n",
         "        pass\n",
         test="client/test_spending.py::test_a_store_that_others_can_read_is_tightened_when_it_is_opened",
@@ -161,7 +161,7 @@ SHOWN_GUARDS = (
     guard(
         "C24",
         "an unreadable row of a payment stops the store",
-        "client/spending.py",
+        "client.spending:_read",
         '    except (ValueError, TypeError) as exc:\n        raise UnreadableRow(f"its row of payment',
         '    except ZeroDivisionError as exc:\n        raise UnreadableRow(f"its row of payment',
         test="client/test_spending.py::test_a_row_that_makes_no_sense_makes_the_store_unusable",
@@ -169,7 +169,7 @@ SHOWN_GUARDS = (
     guard(
         "C25",
         "http beyond loopback has to be allowed",
-        "client/desk.py",
+        "client.desk:check_tls",
         'if parsed.scheme == "http" and not allow_http and',
         "if False and",
         test="client/test_desk.py::test_http_beyond_this_machine_has_to_be_allowed",
@@ -177,7 +177,7 @@ SHOWN_GUARDS = (
     guard(
         "C25",
         "a node that names its chain is reached by https",
-        "cli/told.py",
+        "cli.told:read_nodes",
         "            check_tls(entry, allow_http=allow_http)\n",
         "",
         test="cli/test_trade.py::test_failures_have_a_code_and_an_exit_code",
