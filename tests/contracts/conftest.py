@@ -167,6 +167,12 @@ class Books:
         await store.open()
         return store
 
+    async def set_clocks(self, now_ms: int, *books: Any) -> None:
+        """It is that moment for the database and for every gateway; these have looked at the clock."""
+        self.clock.ms = self._shared.ms = now_ms
+        for book in books:
+            await book.renew_ownership(now_ms=now_ms)
+
     def gas(self) -> Any:
         """The lanes of the gas keys, of whichever gateway."""
         return GasStore(self.database) if self.database is not None else MemoryGas(self._memory.rows)

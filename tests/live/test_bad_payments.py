@@ -94,7 +94,7 @@ class Shop:
         async def find() -> tuple[list[dict[str, Any]]] | None:
             calls = await self.street.history(self.gateway, payer.signer)
             charged = (call for call in calls if call["payment"]["state"] == "charged")
-            return (calls,) if all(call["completedAt"] is not None for call in charged) else None
+            return (calls,) if all(call["responseBytes"] is not None for call in charged) else None
 
         (calls,) = await poll(find, deadline_s=30, what="the end of every answer")
         return calls
