@@ -4,7 +4,7 @@
                  ^   ^       ├──> released         (mined again, or paid from the next transfer: consumed)
                  │   │       └──> unknown ──> released | consumed
                  │   └───────────────┘ a repeat of the same request
-                 └── consumed, cut off by its upstream or dropped by its gateway: one repeat
+                 └── consumed, cut off by its upstream or dropped by its gateway: one repeat that gets an answer
                      (dropped, and it cannot run again: unknown)
 
 `settling` belongs to authorisations (x402, MPP), whose money moves when the upstream has answered.
