@@ -1,0 +1,74 @@
+"""All families of scenes, and how one of them is run: a fresh gateway, its scenes in their order, its transcript."""
+
+import importlib
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from tests.transcripts.databases import KINDS, PostgresServer
+from tests.transcripts.recorder import Recorder
+from tests.transcripts.stage import Forks, Stage, settings_of
+
+NAMES = (
+    "authorizations",
+    "answers",
+    "repeats",
+    "kills",
+    "limits",
+    "transactions",
+    "settlements",
+    "finality",
+    "unpaid",
+    "registry",
+    "accounts",
+    "site",
+    "ownership",
+)
+
+
+@dataclass
+class Run:
+    """What is started once and used by all families."""
+
+    forks: Forks
+    server: PostgresServer | None = None
+
+    @classmethod
+    def begin(cls) -> "Run":
+        return cls(Forks())
+
+    def play(self, name: str, kind: str) -> Recorder:
+        """The transcript of one family over one database."""
+        assert kind in KINDS
+        if kind == "postgresql" and self.server is None:
+            self.server = PostgresServer(self._migrate)
+        family = find(name)
+        stage = Stage(
+            self.forks,
+            self.server if kind == "postgresql" else None,
+            settings=getattr(family, "SETTINGS", None),
+            outlives=getattr(family, "OUTLIVES", False),
+            counts_rpc=getattr(family, "COUNTS_RPC", True),
+        )
+        try:
+            family.play(stage)
+            return stage.recorder
+        finally:
+            stage.close()
+
+    def _migrate(self, url: str, clock: Path) -> None:
+        folder = clock.parent
+        env = settings_of(
+            folder, database_url=url, port=1, nodes=("http://127.0.0.1:1", "http://127.0.0.1:2")
+        )
+        pid = self.forks.start(["migrate"], env=env, folder=folder, clock=clock)
+        assert self.forks.wait(pid) == 0, (folder / "log").read_text()
+
+    def close(self) -> None:
+        self.forks.close()
+        if self.server is not None:
+            self.server.close()
+
+
+def find(name: str) -> ModuleType:
+    return importlib.import_module(f"tests.transcripts.scenes.{name}")

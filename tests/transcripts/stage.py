@@ -1,0 +1,468 @@
+"""One gateway process with everything around it: database, two chain nodes, the provider's API, and the clock."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tests.transcripts import adapter
+from tests.transcripts.databases import PostgresServer, Rows
+from tests.transcripts.forks import EPOCH_MS
+from tests.transcripts.node import Node
+from tests.transcripts.recorder import Recorder
+from tests.transcripts.signing import AUTHORITY, Account, checksum, keccak256, sign_request
+from tests.transcripts.upstream import Upstream
+from tests.transcripts.wire import LOST, Answer, Connection, write_request
+
+API = "/api/v2"
+ROOT = Path(__file__).parents[2]
+SECOND_CHAIN = 421614
+SECOND_TOKEN = "0x75faf114eafb1BDbe2F0316DF893fd58CE46AA4d"
+TICK_MS = 1_000
+DEADLINE_S = 30.0
+QUIET_S = 0.2
+END_DEADLINE_S = 2.0
+"""For what is written when a body has ended. Of a call whose process died it never is."""
+
+Headers = list[tuple[str, str]]
+
+
+class Forks:
+    """The process that gateways are forked from."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.transcripts.forks"],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._read()
+
+    def _read(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, "the forking process has ended"
+        return json.loads(line)
+
+    def ask(self, question: dict[str, Any]) -> Any:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(question) + "\n")
+        self._process.stdin.flush()
+        return self._read()
+
+    def start(self, arguments: list[str], *, env: dict[str, str], folder: Path, clock: Path) -> int:
+        wanted = {"arguments": arguments, "env": env, "log": str(folder / "log")}
+        return int(self.ask({"start": {**wanted, "folder": str(folder), "clock": str(clock)}})["pid"])
+
+    def wait(self, pid: int) -> int:
+        deadline = time.monotonic() + DEADLINE_S
+        while (code := self.ask({"poll": pid})["code"]) is None:
+            assert time.monotonic() < deadline, f"process {pid} goes on"
+            time.sleep(0.005)
+        return int(code)
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(DEADLINE_S)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+
+def settings_of(folder: Path, *, database_url: str, port: int, nodes: tuple[str, str]) -> dict[str, str]:
+    """The environment of a gateway; the networks stand in a file of that folder."""
+    gas_key = keccak256(b"transcript gas").hex()
+    config = folder / "tollway.toml"
+    config.write_text(adapter.NETWORKS.format(first=nodes[0], second=nodes[1], gas_key=gas_key))
+    config.chmod(0o600)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TOLLWAY_")}
+    return {
+        **kept,
+        **adapter.SETTINGS,
+        "TOLLWAY_CONFIG": str(config),
+        "TOLLWAY_DATABASE_URL": database_url,
+        "TOLLWAY_LISTEN": f"127.0.0.1:{port}",
+    }
+
+
+class Clock:
+    """Milliseconds in a file, read by the gateway as its time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.now_ms = EPOCH_MS
+        path.write_bytes(self.now_ms.to_bytes(8, "big"))
+        self._file = os.open(path, os.O_WRONLY)
+        self.held: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+
+    @property
+    def now_s(self) -> int:
+        return self.now_ms // 1000
+
+    def advance(self, seconds: float) -> None:
+        with self.held():
+            self.now_ms += int(seconds * 1000)
+            self._write()
+
+    def _write(self) -> None:
+        os.pwrite(self._file, self.now_ms.to_bytes(8, "big"), 0)
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+class Pending:
+    """A request whose answer has not been read."""
+
+    def __init__(self, stage: "Stage", title: str, request: tuple[str, str, Headers, bytes]) -> None:
+        self._stage, self._title, self._request = stage, title, request
+        self.connection = stage.connect()
+        self.answer: Answer = LOST
+        self.connection.send(write_request(*request))
+        self._thread = threading.Thread(target=self._receive, daemon=True)
+
+    def _receive(self) -> None:
+        self.answer = self.connection.receive(self._request[0])
+
+    def finish(self, **options: Any) -> Answer:
+        self._receive()
+        self.connection.close()
+        self._stage.record(self._title, self._request, self.answer, **options)
+        return self.answer
+
+    def finish_lost(self) -> None:
+        """The gateway is dead: nothing more is heard."""
+        self.connection.close()
+        self._stage.record_lost(self._title, self._request)
+
+    def leave(self, **options: Any) -> None:
+        """The caller goes without an answer."""
+        self.connection.reset()
+        self._stage.record(self._title, self._request, None, **options)
+
+
+class Stage:
+    """The gateway of one family. `settings`: beside the usual ones."""
+
+    def __init__(
+        self,
+        forks: Forks,
+        server: PostgresServer | None,
+        *,
+        settings: dict[str, str] | None = None,
+        counts_rpc: bool = True,
+        outlives: bool = False,
+    ) -> None:
+        self._counts_rpc = counts_rpc
+        self._forks = forks
+        self.folder = Path(tempfile.mkdtemp(prefix="transcript-"))
+        self.folder.chmod(0o755)  # the database server may be another user, and reads the clock
+        self.clock = Clock(self.folder / "clock")
+        self.node = Node(lambda: self.clock.now_s, chain_id=84532)
+        self.second = Node(lambda: self.clock.now_s, chain_id=SECOND_CHAIN, token=SECOND_TOKEN)
+        self.upstream = Upstream()
+        self.is_postgres = server is not None
+        self.database_url = (
+            f"sqlite:///{self.folder}/gateway.sqlite3" if server is None else server.make(self.clock.path)
+        )
+        self._port = _find_port()
+        nodes = (self.node.url, self.second.url)
+        self._env = {
+            **settings_of(self.folder, database_url=self.database_url, port=self._port, nodes=nodes),
+            **(settings or {}),
+            **(adapter.RENEWS_OFTEN if outlives and self.is_postgres else {}),
+        }
+        self._rows = Rows(self.database_url, server)
+        literals = {self.upstream.authority: "<upstream>", f"127.0.0.1:{self._port}": "<listen>"}
+        if outlives:
+            self.clock.held = self._rows.clock_held
+        self.recorder = Recorder(literals)
+        self.node.on_random = self.recorder.learn
+        self._labels = self._never_finished = 0
+        self.start()
+
+    # ---- The process.
+
+    def start(self) -> None:
+        self._pid = self._fork("serve")
+        deadline = time.monotonic() + DEADLINE_S
+        while not self._is_ready():
+            assert time.monotonic() < deadline, f"never ready\n{self.read_log()}"
+            assert self._forks.ask({"poll": self._pid})["code"] is None, f"ended at once\n{self.read_log()}"
+            time.sleep(0.01)
+        self._rows.open()
+        self._wait_quiet()
+
+    def _fork(self, *arguments: str) -> int:
+        return self._forks.start(list(arguments), env=self._env, folder=self.folder, clock=self.clock.path)
+
+    def _is_ready(self) -> bool:
+        with contextlib.suppress(OSError):
+            connection = self.connect()
+            connection.send(write_request("GET", "/readyz", [("Host", AUTHORITY)], b""))
+            answer = connection.receive("GET")
+            connection.close()
+            return answer.status == 200 or (self.node.is_away and answer.status == 503)
+        return False
+
+    def _wait_quiet(self) -> None:
+        """Until what runs at a start has run; where the chain is asked all the time, until gas prices are known."""
+        if not self._counts_rpc:
+            wait_for(lambda: bool(self.node.asked["eth_gasPrice"]) or self.node.is_away, what="gas prices")
+            time.sleep(QUIET_S)
+            return
+        deadline = time.monotonic() + DEADLINE_S
+        before, since = -1, time.monotonic()
+        while time.monotonic() - since < QUIET_S or (
+            not self.node.is_away and not self.node.asked["eth_gasPrice"]
+        ):
+            assert time.monotonic() < deadline, f"never quiet\n{self.read_log()}"
+            time.sleep(0.02)
+            now = self.node.asked.total() + self.second.asked.total()
+            if now != before:
+                before, since = now, time.monotonic()
+        self._take_rpc()
+
+    def kill(self) -> None:
+        self._forks.ask({"signal": self._pid, "number": signal.SIGKILL})
+        self._forks.wait(self._pid)
+        self._rows.close()
+
+    def stop(self) -> None:
+        self._forks.ask({"signal": self._pid, "number": signal.SIGTERM})
+        code = self._forks.wait(self._pid)
+        assert code == 0, f"exit code {code}\n{self.read_log()}"
+        self._rows.close()
+
+    def restart(self, *, after_s: float = 1, until: str | None = None, rows: int = 1) -> None:
+        """Stops in order, and begins again so much later. `until`: what so many `rows` must tell before this returns."""
+        self.stop()
+        self.clock.advance(after_s)
+        self.start()
+        if until is not None:
+            self.wait_row(until)
+        self.note(f"the gateway is restarted, {after_s:g} s later")
+
+    def revive(self, *, until: str | None = None, rows: int = 1) -> None:
+        """After `kill`: a new process, once the lease of the dead one is over. On a database that gateways share it judges
+        others only after it has renewed its own for as long: then it starts that much earlier."""
+        step_s = adapter.LEASE_S * 0.45
+        steps = 3 if self.is_postgres else 0
+        self.clock.advance(1 + step_s * (3 - steps))
+        self.start()
+        for _ in range(steps):
+            self.clock.advance(step_s)
+            wait_for(lambda: self._rows.renewed_ms >= self.clock.now_ms, what="renewal")
+        for at_ms in (self.clock.now_ms, self.clock.now_ms - int(step_s * 1000)):
+            # Who looks for calls left behind may have read one clock before the last step, and the other one after it.
+            self.recorder.learn_literal(str(at_ms), "<recovered>")
+            self.recorder.learn_literal(format_time(at_ms), "<recovered>")
+        if until is not None:
+            self.wait_row(until, rows)
+        self.note("a new process, once the lease of the dead one is over")
+
+    def operate(self, *arguments: str) -> None:
+        """A command of the operator, with this gateway's settings."""
+        code = self._forks.wait(self._fork(*arguments))
+        assert code == 0, f"{arguments}: exit code {code}\n{self.read_log()}"
+        self.note("operator: tollway " + " ".join(arguments))
+
+    def set(self, name: str, value: str) -> None:
+        """A setting, from the next start on."""
+        self._env[name] = value
+
+    def read_log(self) -> str:
+        return (self.folder / "log").read_text(errors="replace")[-1_000:]
+
+    def close(self) -> None:
+        with contextlib.suppress(Exception):
+            self.upstream.release()
+        if self._forks.ask({"poll": self._pid})["code"] is None:
+            self.kill()
+        self.node.close()
+        self.second.close()
+        self.upstream.close()
+        self.clock.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    # ---- Scenes.
+
+    @contextlib.contextmanager
+    def scene(self, title: str) -> Iterator[None]:
+        self.recorder.begin_scene(title)
+        try:
+            yield
+        except BaseException as exc:
+            exc.add_note(f"in the scene: {title}\n{self.recorder.text[-1500:]}\n{self.read_log()}")
+            raise
+
+    def note(self, text: str) -> None:
+        """A line about what happened beside the exchanges, with the rows that it changed."""
+        self.recorder.note(text)
+        self.recorder.note_rows(self._rows.take())
+
+    def next_label(self) -> str:
+        """Makes nonces differ, and the same in every run."""
+        self._labels += 1
+        return str(self._labels)
+
+    # ---- Requests.
+
+    def connect(self) -> Connection:
+        return Connection(self._port)
+
+    def ask(
+        self,
+        title: str,
+        method: str,
+        target: str,
+        headers: Headers | None = None,
+        body: bytes = b"",
+        **options: Any,
+    ) -> Answer:
+        """One request and its answer, recorded."""
+        return self.begin(title, method, target, headers, body).finish(**options)
+
+    def begin(
+        self, title: str, method: str, target: str, headers: Headers | None = None, body: bytes = b""
+    ) -> Pending:
+        self.clock.advance(TICK_MS / 1000)
+        sent = list(headers or [])
+        names = {name.lower() for name, _ in sent}
+        if "host" not in names:
+            sent.insert(0, ("Host", AUTHORITY))
+        if body and not {"content-length", "transfer-encoding"} & names:
+            sent.append(("Content-Length", str(len(body))))
+        return Pending(self, title, (method, target, sent, body))
+
+    def call(
+        self, title: str, api_id: str, rest: str, headers: Headers | None = None, **options: Any
+    ) -> Answer:
+        method, body = options.pop("method", "GET"), options.pop("body", b"")
+        return self.ask(title, method, f"{API}/gateway/{api_id}{rest}", headers, body, **options)
+
+    def control(
+        self,
+        title: str,
+        account: Account,
+        method: str,
+        path: str,
+        content: Any = None,
+        headers: Headers | None = None,
+        **options: Any,
+    ) -> Answer:
+        """A request of the control plane, signed by a wallet."""
+        body = (
+            b""
+            if content is None
+            else content
+            if isinstance(content, bytes)
+            else json.dumps(content).encode()
+        )
+        more = [("Content-Type", options.pop("kind", "application/json"))] if body else []
+        now_s, label = self.clock.now_s + 1, self.next_label()
+        signed = sign_request(account, method, API + path, body, now_s=now_s, label=label)
+        return self.ask(title, method, API + path, [*more, *signed, *(headers or [])], body, **options)
+
+    def publish(self, account: Account, **fields: Any) -> str:
+        """The id of a new listing at the upstream, 0.01 USDC a call unless said otherwise. Not recorded."""
+        draft = {
+            "name": "Quotes",
+            "pricePerRequest": "0.01",
+            "currency": "USDC",
+            "endpoint": self.upstream.url,
+            "networks": ["eip155:84532"],
+            **fields,
+        }
+        answer = self.control("", account, "POST", "/apis", draft, is_recorded=False)
+        assert answer.status == 201, answer.body
+        return str(answer.json["id"])
+
+    def record(
+        self,
+        title: str,
+        request: tuple[str, str, Headers, bytes],
+        answer: Answer | None,
+        *,
+        is_recorded: bool = True,
+        counts_rpc: bool = True,
+        with_upstream: bool = True,
+        learns: str | None = None,
+        until: Callable[[], bool] | None = None,
+    ) -> None:
+        """Writes one exchange down, once its rows stand still. `until`: what else is waited for. `counts_rpc`,
+        `with_upstream`: False where these depend on who is faster. `learns`: a member of the answer that is random."""
+        if until is not None:
+            wait_for(until, what=title)
+        if learns is not None and answer is not None and learns in answer.json:
+            self.recorder.learn(learns, answer.json[learns])
+        rows = self._settle_rows()
+        arrived, rpc = self.upstream.take(), self._take_rpc()
+        if is_recorded:
+            shown = arrived if with_upstream else []
+            self.recorder.add(
+                title,
+                request,
+                answer,
+                upstream=shown,
+                rpc=rpc if counts_rpc and self._counts_rpc else None,
+                rows=rows,
+            )
+
+    def record_lost(self, title: str, request: tuple[str, str, Headers, bytes]) -> None:
+        """Of a gateway that was killed. Its rows are told by the next one's start."""
+        self._take_rpc()
+        self.recorder.add(title, request, LOST, upstream=self.upstream.take(), rpc=None, rows=[])
+
+    def has_row(self, text: str, rows: int = 1) -> bool:
+        """Whether so many rows with this text are new or have changed since the last exchange."""
+        return sum(text in row for row in self._rows.peek()) >= rows
+
+    def wait_row(self, text: str, rows: int = 1) -> None:
+        wait_for(lambda: self.has_row(text, rows), what=f"a row with {text}")
+
+    def _settle_rows(self) -> list[str]:
+        deadline = time.monotonic() + END_DEADLINE_S
+        while (left := self._rows.unfinished) > self._never_finished and time.monotonic() < deadline:
+            time.sleep(0.005)
+        self._never_finished = left
+        return self._rows.take()
+
+    def _take_rpc(self) -> dict[str, int]:
+        counts = dict(self.node.take_counts())
+        for name, count in self.second.take_counts().items():
+            counts[name + " (second)"] = count
+        return counts
+
+
+def format_time(at_ms: int) -> str:
+    return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")
+
+
+def wait_for(test: Callable[[], bool], *, what: str, pause_s: float = 0.005) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not test():
+        assert time.monotonic() < deadline, f"{what} did not come"
+        time.sleep(pause_s)
+
+
+def _find_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+__all__ = ["API", "SECOND_CHAIN", "SECOND_TOKEN", "Answer", "Forks", "Stage", "checksum"]
