@@ -193,7 +193,7 @@ COLUMNS: dict[str, tuple[str, str, tuple[str, ...], dict[str, str]]] = {
 FLAGS = frozenset({"held", "plainEnded", "authorized", "clockReleases", "adrift", "open"})
 UNFINISHED = (
     "SELECT count(*) FROM call WHERE state IN ('consumed', 'released')"
-    " AND (completed_ms IS NULL OR (upstream_status = http_status AND delivery IS NULL))"
+    " AND (completed_ms IS NULL OR (upstream_status = http_status AND delivery IS NULL AND cut = ''))"
 )
 """Calls that are closed and whose end is written a moment later."""
 

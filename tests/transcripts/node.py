@@ -335,17 +335,17 @@ class Node:
         return found
 
     def _eth_sendRawTransaction(self, raw: str) -> str:
-        if self.refuses_sends is not None:
-            raise Fault(-32000, self.refuses_sends)
         signed = bytes.fromhex(raw[2:])
         tx_hash = "0x" + keccak256(signed).hex()
-        if tx_hash in self._mined or tx_hash in self._pool:
-            raise Fault(-32000, "already known")
         fields = decode_rlp(signed[1:])
         if "0x" + fields[7][4:][160:192].hex() in self.random:
             self.on_random("settlement", tx_hash[2:])
+        if self.refuses_sends is not None:
+            raise Fault(-32000, self.refuses_sends)
         if self.loses_held:
             return tx_hash
+        if tx_hash in self._mined or tx_hash in self._pool:
+            raise Fault(-32000, "already known")
         unsigned = keccak256(b"\x02" + encode_rlp(fields[:9]))
         signature = fields[10].rjust(32, b"\0") + fields[11].rjust(32, b"\0")
         signer = recover(unsigned, signature + bytes([27 + int.from_bytes(fields[9], "big")]))

@@ -35,6 +35,9 @@ _PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("route", r'(?<="route": ")[0-9a-f]{32}(?=")'),
         ("salt", r'(?<="salt": ")[0-9a-f]{24}(?=")'),
         ("nonce", r'(?<=nonce=")[0-9a-f]{32}(?=")'),
+        ("nonce", r'(?<="nonce": ")[0-9a-f]{32}(?=")'),
+        ("etag", r'(?<=etag: ")[0-9a-f]{24}(?=")'),
+        ("etag", r'(?<=If-None-Match: ")[0-9a-f]{24}(?=")'),
         ("etag", r'(?<="r\d-)[0-9a-f]{16}(?=")'),
         ("digest", r"(?<=sha-256=:)[A-Za-z0-9+/]{43}=(?=:)"),
     )
@@ -126,7 +129,9 @@ class Recorder:
             self._add_message("< ", status, answer.headers, answer.body)
             if answer.is_broken and answer.status:
                 self.lines.append("< (broken off)")
-        for arrived in upstream:
+        for arrived in sorted(
+            upstream, key=lambda one: (one.target, one.method)
+        ):  # some are asked for at once
             self._add_message(
                 "  upstream ", f"{arrived.method} {arrived.target}", arrived.headers, arrived.body
             )

@@ -401,10 +401,14 @@ class Stage:
         counts_rpc: bool = True,
         with_upstream: bool = True,
         learns: str | None = None,
+        delivers: bool = False,
         until: Callable[[], bool] | None = None,
     ) -> None:
         """Writes one exchange down, once its rows stand still. `until`: what else is waited for. `counts_rpc`,
-        `with_upstream`: False where these depend on who is faster. `learns`: a member of the answer that is random."""
+        `with_upstream`: False where these depend on who is faster. `learns`: a member of the answer that is random.
+        `delivers`: it gives out an answer that its call could not, and the call is told so a moment later."""
+        if delivers:
+            self.wait_row("delivery=-->complete")
         if until is not None:
             wait_for(until, what=title)
         if learns is not None and answer is not None and learns in answer.json:

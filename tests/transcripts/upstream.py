@@ -10,6 +10,8 @@ from urllib.parse import parse_qsl
 from tests.transcripts.node import start_server
 
 BIG = 300 * 1024
+PART_S = 0.05
+"""Between two parts of a body: they must not arrive as one."""
 
 
 @dataclass(frozen=True)
@@ -90,14 +92,14 @@ class Upstream:
                 gate.wait(30)
                 self._send(handler, 200, b'{"held":true}')
             case "half":
-                self._send_head(handler, 200, [("Content-Type", "text/plain"), ("Content-Length", "2000")])
-                handler.wfile.write(b"h" * 1000)
+                self._send_head(handler, 200, [_TEXT, ("Content-Length", "2000")], b"h" * 1000)
                 self.waiting.release()
                 gate.wait(30)
+                time.sleep(PART_S)
                 handler.wfile.write(b"H" * 1000)
             case "cut":
-                self._send_head(handler, 200, [("Content-Type", "text/plain"), ("Content-Length", "2000")])
-                handler.wfile.write(b"c" * 1000)
+                self._send_head(handler, 200, [_TEXT, ("Content-Length", "2000")], b"c" * 1000)
+                time.sleep(PART_S)
                 handler.close_connection = True
             case "close":
                 handler.close_connection = True
@@ -108,12 +110,10 @@ class Upstream:
                 time.sleep(float(rest))
                 self._send(handler, 200, b'{"waited":true}')
             case "stream":
-                self._send_head(
-                    handler, 200, [("Content-Type", "text/plain"), ("Transfer-Encoding", "chunked")]
-                )
-                for part in (b"one ", b"two ", b"three"):
-                    handler.wfile.write(b"%x\r\n%s\r\n" % (len(part), part))
-                handler.wfile.write(b"0\r\n\r\n")
+                self._send_head(handler, 200, [_TEXT, ("Transfer-Encoding", "chunked")], b"4\r\none \r\n")
+                for part in (b"4\r\ntwo \r\n", b"5\r\nthree\r\n", b"0\r\n\r\n"):
+                    time.sleep(PART_S)
+                    handler.wfile.write(part)
             case "big":
                 self._send(handler, 200, b"b" * BIG, kind="text/plain")
             case "empty":
@@ -143,22 +143,23 @@ class Upstream:
         kind: str = "application/json",
         more: list[tuple[str, str]] | None = None,
     ) -> None:
-        self._send_head(
-            handler, status, [("Content-Type", kind), ("Content-Length", str(len(body))), *(more or [])]
-        )
-        if handler.command != "HEAD" and status != 304:
-            handler.wfile.write(body)
+        is_bare = handler.command == "HEAD" or status == 304
+        headers = [("Content-Type", kind), ("Content-Length", str(len(body))), *(more or [])]
+        self._send_head(handler, status, headers, b"" if is_bare else body)
 
     def _send_head(
-        self, handler: BaseHTTPRequestHandler, status: int, headers: list[tuple[str, str]]
+        self,
+        handler: BaseHTTPRequestHandler,
+        status: int,
+        headers: list[tuple[str, str]],
+        first: bytes = b"",
     ) -> None:
-        handler.send_response_only(status)
-        for name, value in headers:
-            handler.send_header(name, value)
-        handler.end_headers()
-        handler.wfile.flush()
+        """In one piece with the first part of the body, so that the gateway reads both at once every time."""
+        lines = "".join(f"{name}: {value}\r\n" for name, value in headers)
+        handler.wfile.write(f"HTTP/1.1 {status} Told\r\n{lines}\r\n".encode() + first)
 
 
+_TEXT = ("Content-Type", "text/plain")
 _UNUSUAL = [
     ("Set-Cookie", "a=b"),
     ("Strict-Transport-Security", "max-age=1"),

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from tests.transcripts.payer import DIALECTS, quote, show
+from tests.transcripts.payer import MPP, V2, quote, show
 from tests.transcripts.signing import Account, plain
 from tests.transcripts.stage import Headers, Pending, Stage, wait_for
 
@@ -21,7 +21,7 @@ COUNTS_RPC = False
 def play(stage: Stage) -> None:
     for method, key in (("GET", ""), ("POST", ""), ("POST", "killed")):
         play_transaction(stage, method, key)
-    for dialect in DIALECTS:
+    for dialect in (V2, MPP):
         play_authorization(stage, dialect)
     play_free(stage)
 
@@ -133,7 +133,7 @@ def play_authorization(stage: Stage, dialect: str) -> None:
         node.loses_held = False
         stage.wait_row("consumed")
         stage.note("a node takes the transaction at last")
-        stage.call("later", api, "/echo?b", headers)
+        stage.call("later", api, "/echo?b", headers, delivers=True)
 
     with stage.scene(f"{dialect}: killed with a transaction sent and not mined"):
         headers = sign("/echo?c")
@@ -143,12 +143,12 @@ def play_authorization(stage: Stage, dialect: str) -> None:
         node.mine_all()
         node.is_mining = True
         stage.revive(until="consumed")
-        stage.call("again", api, "/echo?c", headers)
+        stage.call("again", api, "/echo?c", headers, delivers=True)
 
 
 def play_free(stage: Stage) -> None:
     api = stage.publish(PROVIDER, name="Killed free", pricePerRequest="0")
     with stage.scene("free: killed between claim and head"):
         die(stage, ask(stage, "killed", api, "/hold?f", []), stage.upstream.wait_arrival)
-        stage.revive()
+        stage.revive(until="unknown")
         stage.call("again", api, "/echo?f")
