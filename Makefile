@@ -45,7 +45,7 @@ FUZZ_SECONDS ?= 120
 attack: install  ## hostile providers, callers and text, long form, then fuzzing (options: FUZZ_SECONDS=3600 ARGS="-k framing")
 	ATTACK=long $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --timeout=1200 tests/attack $(ARGS)
 	@cat $(STAMPS)/exhaustion.md 2>/dev/null || true
-	$(BIN)/python tests/fuzz/run.py --seconds $(FUZZ_SECONDS)
+	$(BIN)/python -m tests.fuzz.run --seconds $(FUZZ_SECONDS)
 
 mutants: install ## five deliberate breakages, each caught by its named test
 	$(BIN)/python -m tests.mutants
@@ -55,7 +55,7 @@ guards: install  ## each guard against hostile input taken away once: its test m
 	WORKERS=$(WORKERS) $(BIN)/python -m tests.guards $(ARGS)
 
 schema: install ## the tables of a new SQLite file, written down after a migration has changed
-	$(BIN)/python -m tollway.testing.schema_writer
+	$(BIN)/python -m tests.kit.schema_writer
 
 AUDIT := $(AUDIT_VENV)/bin/python tests/lock_audit.py
 check: install $(STAMPS)/audit   ## format, lint, types, import contracts, docs, known vulnerabilities

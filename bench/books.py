@@ -16,6 +16,7 @@ import itertools
 import json
 import re
 import resource
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -24,16 +25,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).parents[1]))  # for `tests.kit`
+
 import uvloop
 from machine import GATEWAY_CORE, LOAD_CORE, describe_machine, pin
 from nodes import Server, cpu_ticks, postgres_pids
 
+from tests.kit.ledger_records import claim_on, close_of, finish_of, new_payment
 from tollway.identifiers import keccak256
 from tollway.ledger.book import Claimed, Closed
 from tollway.storage.book_store import BookStore
 from tollway.storage.database import Database, SqliteDatabase, connect_database, sqlite_module
 from tollway.storage.migrate import upgrade
-from tollway.testing.book_samples import claim_on, close_of, finish_of, new_payment
 
 TICK_US = 10_000
 _FRAME = ("BEGIN", "COMMIT", "ROLLBACK", "PRAGMA", "SET ")

@@ -16,12 +16,22 @@ import cProfile
 import json
 import secrets
 import statistics
+import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
+
+sys.path.append(str(Path(__file__).parents[1]))  # for `tests.kit`
 
 import uvloop
 
+from tests.kit.accounts import CHAIN, Buyer, FakeChains
+from tests.kit.gateway import CALLS, PAY_TO, PROVIDER, PUBLIC_URL, RULES, USDC
+from tests.kit.gateway_settlement import SmallSettlement, Stores
+from tests.kit.listings import sample_listing
+from tests.kit.memory_catalog import MemoryCatalog
+from tests.model.ledger import MemoryBook
 from tollway.entropy import Entropy
 from tollway.gateway.cashier import Cashier
 from tollway.gateway.forward import Passage
@@ -39,12 +49,6 @@ from tollway.outbound.upstream import Progress, UpstreamRequest
 from tollway.payments.till import Till
 from tollway.rates import Rates
 from tollway.registry.listing import Shelf
-from tollway.testing.listing_samples import sample_listing
-from tollway.testing.memory_book import MemoryBook
-from tollway.testing.memory_catalog import MemoryCatalog
-from tollway.testing.small_crowd import CHAIN, Buyer, FakeChains
-from tollway.testing.small_gateway import CALLS, PAY_TO, PROVIDER, PUBLIC_URL, RULES, USDC
-from tollway.testing.small_settlement import SmallSettlement, Stores
 from tollway.web.app import build_app
 from tollway.web.call_routes import CallRoutes
 from tollway.web.load_gauge import LoadGauge

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+sys.path.append(str(Path(__file__).parents[1]))  # for `tests.kit`
+
 import aiohttp
 import settlements
 import upstream
@@ -29,13 +31,13 @@ from eth_account import Account
 from eth_account.messages import encode_defunct
 from machine import GATEWAY_CORE, LOAD_CORE, pin
 
+from tests.kit.authorizations import Payer, encode_header
 from tollway.client.client import AsyncTollwayClient
 from tollway.client.wallet import Wallet
 from tollway.identifiers import Address
 from tollway.sandbox.anvil import run_anvil
 from tollway.sandbox.chain_driver import ChainDriver
 from tollway.sandbox.playground import PlayAccount, Playground, furnish_playground
-from tollway.testing.authorization_samples import Payer, encode_header
 
 GATEWAY_URL, UPSTREAM_URL = "http://127.0.0.1:18504", "http://127.0.0.1:18505"
 PRICE, PRICE_UNITS = "0.001", 1_000

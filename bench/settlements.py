@@ -8,20 +8,23 @@ import argparse
 import asyncio
 import json
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).parents[1]))  # for `tests.kit`
+
 import aiohttp
 import uvloop
 
+from tests.kit.settlement_stack import DeskCall, SettlingDesk
 from tollway.chain.gas_key import GasKey
 from tollway.identifiers import Address
 from tollway.payments.settlement import Settled
 from tollway.sandbox.anvil import run_anvil
 from tollway.sandbox.chain_driver import ChainDriver
 from tollway.sandbox.playground import furnish_playground
-from tollway.testing.settling_desk import DeskCall, SettlingDesk
 
 PAYEE = Address(b"\x71" * 20)
 BASE_UNITS = 10_000

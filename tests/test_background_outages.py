@@ -15,6 +15,15 @@ import pytest
 from limits import RateLimitItem, RateLimitItemPerSecond
 from prometheus_client import generate_latest
 
+from tests.kit.chain import MemoryChain
+from tests.kit.ledger_records import (
+    NOW_MS,
+    authorization_of,
+    authorized_claim,
+    claim_on,
+    close_of,
+    new_payment,
+)
 from tollway.background import BackgroundTask, TaskName
 from tollway.errors import StorageUnavailable
 from tollway.house import House
@@ -25,15 +34,6 @@ from tollway.registry.quality_tally import bucket_of
 from tollway.settings import Settings, load_settings
 from tollway.shared_windows import SharedWindows
 from tollway.storage.database import Database, SqliteDatabase, Work
-from tollway.testing.book_samples import (
-    NOW_MS,
-    authorization_of,
-    authorized_claim,
-    claim_on,
-    close_of,
-    new_payment,
-)
-from tollway.testing.memory_chain import MemoryChain
 
 CHAIN = ChainId(84532)
 NOBODY = "127.0.0.1:1"

@@ -15,6 +15,9 @@ import pytest
 from prometheus_client import generate_latest
 from sqlalchemy import text
 
+from tests.kit.ledger_records import NOW_MS, PAYER, claim_on, new_payment
+from tests.kit.listings import sample_listing
+from tests.kit.upstream import plain, run_upstream, say_nothing, until
 from tollway.background import TaskName
 from tollway.clocks import now_ms
 from tollway.errors import EndpointNotAllowed, SettingsInvalid
@@ -28,9 +31,6 @@ from tollway.registry.ownership import Stake
 from tollway.settings import Settings, load_settings
 from tollway.storage.database import Database, SqliteDatabase, connect_database
 from tollway.storage.migrate import upgrade
-from tollway.testing.book_samples import NOW_MS, PAYER, claim_on, new_payment
-from tollway.testing.listing_samples import sample_listing
-from tollway.testing.loopback import plain, run_upstream, say_nothing, until
 
 NOBODY = "http://127.0.0.1:1"
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.gateway import CALLS, open_gateway
+from tests.kit.gateway_server import serving
 from tollway.limits import DEFAULT_LIMITS, KIB, MIB, Limits
 from tollway.money import Price
-from tollway.testing.served_gateway import serving
-from tollway.testing.small_gateway import CALLS, open_gateway
 
 TESTS = Path(__file__).parent
 SOURCES = TESTS.parent / "src" / "tollway"

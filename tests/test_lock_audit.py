@@ -1,28 +1,16 @@
 """`make audit` fails for a vulnerability and for a lock without hashes, and says in one line that it could not ask."""
 
-import importlib.util
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests import lock_audit
+
 HERE = Path(__file__).parent
 LOCK = "alpha==1 \\\n    --hash=sha256:aa\nbeta==2 \\\n    --hash=sha256:bb\ngamma==3 \\\n    --hash=sha256:cc\ndelta==4 \\\n    --hash=sha256:dd\n"
-
-
-def _load(name: str, path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    sys.modules[name] = module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-lock_audit = _load("tollway_lock_audit", HERE / "lock_audit.py")
 
 
 class Auditor:

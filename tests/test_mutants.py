@@ -1,11 +1,6 @@
 """Each mutant of `make mutants` still applies, and its test is still there."""
 
-import sys
-from pathlib import Path
-
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.guards.breaking import SOURCE, Breakage, is_defined, mutate
 from tests.mutants import MUTANTS

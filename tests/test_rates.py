@@ -7,14 +7,14 @@ from typing import cast
 import pytest
 from limits import RateLimitItem, RateLimitItemPerMinute
 
+from tests.kit.gateway import open_gateway
+from tests.kit.upstream import plain
 from tollway.gateway.meters import Meters
 from tollway.identifiers import ListingId
 from tollway.limits import Limits
 from tollway.rates import Rates, Room, name_crowd
 from tollway.registry.listing import RateLimit
 from tollway.shared_windows import SharedWindows, Standing
-from tollway.testing.loopback import plain
-from tollway.testing.small_gateway import open_gateway
 from tollway.web.load_gauge import LoadGauge
 
 TWICE = RateLimitItemPerMinute(2)

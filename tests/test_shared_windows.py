@@ -2,13 +2,10 @@
 
 import asyncio
 import contextlib
-import importlib.util
 import itertools
-import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -16,10 +13,11 @@ from limits import RateLimitItemPerMinute
 from prometheus_client import generate_latest
 from structlog.testing import capture_logs
 
+from tests.kit.upstream import until
+from tests.kit.valkey import run_valkey
 from tollway.house import House
 from tollway.settings import load_settings
 from tollway.shared_windows import NOTES_MAX, SharedWindows
-from tollway.testing.loopback import until
 
 TWICE = RateLimitItemPerMinute(2, namespace="twice")
 MANY = RateLimitItemPerMinute(1_000, namespace="many")
@@ -27,30 +25,16 @@ WALLET = "0x" + "a1" * 20
 _NAMES = itertools.count(1)
 
 
-def _load(name: str) -> ModuleType:
-    """Test files are no package; this one is shared by path."""
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / f"{name}.py")
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
-
-
-valkey_server = _load("valkey_server")
-
-
 @pytest.fixture(scope="module")
 def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with valkey_server.run_valkey(tmp_path_factory.mktemp("valkey")) as server:
+    with run_valkey(tmp_path_factory.mktemp("valkey")) as server:
         yield server
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Any]:
     """One that the test may break."""
-    with valkey_server.run_valkey(tmp_path) as server:
+    with run_valkey(tmp_path) as server:
         yield server
 
 

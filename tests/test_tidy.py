@@ -136,7 +136,6 @@ JSON_LOADED_BY: dict[str, str] = {
     "sandbox/chain_driver.py": "a chain node that we started",
     "sandbox/tour.py": "the demo's own gateway and provider",
     "storage/catalog_rows.py": "our own rows; what is in them was parsed by web/json_body.py",
-    "testing/asgi_exchange.py": "answers of our own",
     "web/json_body.py": "nesting is measured before",
 }
 """Who may use `json.loads` and why. A library of ours lifts Python's recursion limit, and then deep nesting kills the
@@ -161,7 +160,7 @@ NETWORKED_BY: dict[str, tuple[str, str]] = {
     "sandbox/tour.py": ("httpx", "the demo's own caller"),
 }
 """Who may reach a network beside `outbound/`, with what, and where it leads. Everything that somebody else may name is
-fetched through `outbound/`. The command line and the client run on their user's side; `testing/` serves tests."""
+fetched through `outbound/`. The command line and the client run on their user's side."""
 
 NETWORK_MODULES = frozenset(
     (
@@ -271,7 +270,7 @@ def test_json_from_outside_is_parsed_by_what_nesting_cannot_crash(path: Path) ->
 
 @pytest.mark.parametrize("path", list(modules()), ids=name_of)
 def test_only_the_way_out_reaches_a_network(path: Path) -> None:
-    if path.parent.name in ("outbound", "cli", "client", "testing"):
+    if path.parent.name in ("outbound", "cli", "client"):
         return
     may_use, _ = NETWORKED_BY.get(name_of(path), ("", ""))
     assert find_networking(ast.parse(path.read_text())) == set(may_use.split())
@@ -337,7 +336,7 @@ def test_every_module_has_a_test_file_named_after_it() -> None:
     missing = set()
     for path in modules():
         name = name_of(path)
-        is_exempt = path.name in ("__init__.py", "__main__.py") or name.startswith("testing/")
+        is_exempt = path.name in ("__init__.py", "__main__.py")
         has_own = (TESTS / Path(name).parent / f"test_{path.name}").exists()
         if not (is_exempt or has_own or name in covered):
             missing.add(name)

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
+from tests.kit.authorizations import CHAIN, USDC
+from tests.kit.settlement_scene import LISTING, SettlingScene, make_gas_key
 from tollway.background import BackgroundTasks
 from tollway.chores import Chores
 from tollway.identifiers import Address, CallId
@@ -23,8 +25,6 @@ from tollway.storage.leadership import Duty, Leadership
 from tollway.storage.migrate import upgrade
 from tollway.storage.sealer import Sealer
 from tollway.telemetry import Metrics
-from tollway.testing.authorization_samples import CHAIN, USDC
-from tollway.testing.settling_scene import LISTING, SettlingScene, make_gas_key
 from tollway.treasury import Treasury, make_challenger, make_notes
 
 LIMITS = replace(DEFAULT_LIMITS, sweep_interval_s=0.01)

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tollway_attack_namespace as namespace
 
+from tests.attack import namespace
 from tollway.limits import DEFAULT_LIMITS
 
 IS_LONG = os.environ.get("ATTACK") == "long"

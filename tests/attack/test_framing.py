@@ -12,11 +12,9 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 import pytest_asyncio
-import tollway_attack_attacked_gateway as attacked_gateway
-import tollway_attack_framing_corpus as framing_corpus
-import tollway_attack_strict_upstream as strict_upstream
 from eth_account import Account
 
+from tests.attack import attacked_gateway, framing_corpus, strict_upstream
 from tollway.client.wallet import Wallet
 
 CROWD = 16

@@ -16,10 +16,9 @@ from urllib.parse import unquote_to_bytes, urlsplit
 import httpx
 import pytest
 import pytest_asyncio
-import tollway_attack_attacked_gateway as attacked_gateway
-import tollway_attack_strict_upstream as strict_upstream
 from eth_account import Account
 
+from tests.attack import attacked_gateway, strict_upstream
 from tollway.client.wallet import Wallet
 
 BASE = "/base/path"

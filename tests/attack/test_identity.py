@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import httpx
 import pytest
 import pytest_asyncio
-import tollway_attack_attacked_gateway as attacked_gateway
 
+from tests.attack import attacked_gateway
 from tollway.client.wallet import Wallet
 from tollway.identifiers import ChainId
 from tollway.identity.http_signature import SignedRequest

@@ -5,7 +5,8 @@ where every address of the world is local: what is dialled is seen on the wire.
 from typing import Any
 
 import pytest
-import tollway_attack_namespace as namespace
+
+from tests.attack import namespace
 
 DEADLINE_S = 300.0
 

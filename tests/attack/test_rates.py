@@ -16,11 +16,11 @@ from typing import Any
 import httpx
 import pytest
 import pytest_asyncio
-import tollway_attack_attacked_gateway as attacked_gateway
 
+from tests.attack import attacked_gateway
+from tests.kit.upstream import run_upstream
 from tollway.client.wallet import Wallet
 from tollway.shares import WALLETS_PER_ADDRESS
-from tollway.testing.loopback import run_upstream
 from tollway.web.registration_meter import LOOKS_PER_LISTING
 
 URL = "https://gw.example.com"

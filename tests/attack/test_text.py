@@ -22,10 +22,10 @@ import asyncpg
 import httpx
 import pytest
 import pytest_asyncio
-import tollway_attack_attacked_gateway as attacked_gateway
-import tollway_contract_databases as databases
 from eth_account import Account
 
+from tests.attack import attacked_gateway
+from tests.contracts import conftest as databases
 from tollway.client.wallet import Wallet
 
 IS_LONG = os.environ.get("ATTACK") == "long"

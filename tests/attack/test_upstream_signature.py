@@ -18,13 +18,13 @@ from typing import Any
 import httpx
 import pytest
 import pytest_asyncio
-import tollway_attack_attacked_gateway as attacked_gateway
 from eth_account import Account
 
+from tests.attack import attacked_gateway
+from tests.kit.upstream import LoopbackUpstream, run_upstream
 from tollway.client.forwarded import ForwardedRefused, ForwardedVerifier
 from tollway.client.wallet import Wallet
 from tollway.gateway.upstream_signature import UpstreamSigner, cover_body, format_digest
-from tollway.testing.loopback import LoopbackUpstream, run_upstream
 
 CLIENTS = Path(__file__).parent.parent / "clients"
 LONG = os.environ.get("ATTACK") == "long"

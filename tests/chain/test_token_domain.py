@@ -3,13 +3,13 @@
 import pytest
 from eth_abi import encode
 
+from tests.kit.chain import MemoryChain
 from tollway.chain import tokens
 from tollway.chain.reader import ContractAnswer
 from tollway.chain.token_domain import DomainFault, find_domain_fault
 from tollway.errors import ChainUnavailable
 from tollway.identifiers import Address, ChainId
 from tollway.money import Asset, TokenDomain
-from tollway.testing.memory_chain import MemoryChain
 
 CHAIN = ChainId(84532)
 TOKEN = Address(b"\xc3" * 20)

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from tests.kit.chain import MemoryChain
 from tollway.chain import tokens
 from tollway.chain.gas_key import GasKey, SignedTransaction
 from tollway.chain.reader import AuthorizationFacts, ChainFacts, NotMined, SendFault, SendRefused
 from tollway.errors import ChainUnavailable
 from tollway.identifiers import Address, ChainId
-from tollway.testing.memory_chain import MemoryChain
 
 CHAIN = ChainId(84532)
 TOKEN, PAYER, PAYEE = (Address(bytes([n]) * 20) for n in (3, 1, 2))

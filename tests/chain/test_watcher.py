@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 
+from tests.kit.chain import Block, MemoryChain, Transaction, authorization_log, transfer_log
+from tests.kit.ledger_records import attempt_of, authorization_of, authorized_claim, claim_on, close_of
+from tests.model.ledger import MemoryBook
 from tollway.chain.reader import Trust
 from tollway.chain.rules import ChainRules
 from tollway.chain.watcher import LOOKS_UNTIL_GONE, RECEIPTS_AT_ONCE, Watcher
@@ -16,9 +19,6 @@ from tollway.ledger.book import Claimed, Unspendable
 from tollway.ledger.call import CallState, NewPayment, Payment, PaymentState
 from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.money import Asset
-from tollway.testing.book_samples import attempt_of, authorization_of, authorized_claim, claim_on, close_of
-from tollway.testing.memory_book import MemoryBook
-from tollway.testing.memory_chain import Block, MemoryChain, Transaction, authorization_log, transfer_log
 
 CHAIN, OTHER, UNKNOWN = ChainId(84532), ChainId(10), ChainId(5)
 PAYER, PAYEE, TOKEN = (Address(bytes([n]) * 20) for n in (1, 2, 3))

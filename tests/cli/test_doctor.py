@@ -10,6 +10,11 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
+from tests.kit.authorizations import USDC
+from tests.kit.chain import MemoryChain
+from tests.kit.chain_tokens import authorizing_token
+from tests.kit.listings import sample_listing
+from tests.kit.settlement_scene import facilitator_at
 from tollway.chain.gas_key import GasKey
 from tollway.chain.reader import ContractAnswer
 from tollway.cli.doctor import Finding, examine
@@ -24,11 +29,6 @@ from tollway.storage.database import connect_database
 from tollway.storage.migrate import upgrade
 from tollway.storage.sealer import Sealer
 from tollway.telemetry import BackgroundFigures, Metrics
-from tollway.testing.authorization_samples import USDC
-from tollway.testing.listing_samples import sample_listing
-from tollway.testing.memory_chain import MemoryChain
-from tollway.testing.memory_tokens import authorizing_token
-from tollway.testing.settling_scene import facilitator_at
 
 NOW_S = 1_800_000_000.0
 CHAIN = ChainId(84532)

@@ -10,15 +10,15 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
+from tests.kit.listings import sample_listing
+from tests.kit.memory_catalog import MemoryCatalog
+from tests.kit.memory_moderation import MemoryModeration
 from tollway.cli import operate
 from tollway.errors import StorageUnavailable
 from tollway.identifiers import Address, TxHash
 from tollway.ledger.book import AuditReport
 from tollway.settings import Settings
 from tollway.storage.database import ProcessLock, connect_database
-from tollway.testing.listing_samples import sample_listing
-from tollway.testing.memory_catalog import MemoryCatalog
-from tollway.testing.memory_moderation import MemoryModeration
 
 WALLET = Address(b"w" * 20)
 TX = TxHash(b"t" * 32)

@@ -6,6 +6,7 @@ import httpx
 import pytest
 from pydantic_core import to_json
 
+from tests.kit.upstream import plain, run_upstream
 from tollway.client.key_directory import (
     AFTER_FAILURE_S,
     BETWEEN_FETCHES_S,
@@ -20,7 +21,6 @@ from tollway.client.key_directory import (
     read_directory,
 )
 from tollway.gateway.upstream_signature import SigningKey, UpstreamSigner
-from tollway.testing.loopback import plain, run_upstream
 
 ONE, TWO = SigningKey.derive(b"\x01" * 32), SigningKey.derive(b"\x02" * 32)
 

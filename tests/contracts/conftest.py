@@ -18,6 +18,10 @@ import pytest
 from alembic.script import ScriptDirectory
 from sqlalchemy import make_url
 
+from tests.kit.ledger_records import NOW_MS
+from tests.model.gas import MemoryGas
+from tests.model.ledger import MemoryBook
+from tests.model.stored_responses import MemoryAnswers
 from tollway.limits import DEFAULT_LIMITS
 from tollway.storage.answer_store import AnswerStore
 from tollway.storage.book_store import BookStore
@@ -25,10 +29,6 @@ from tollway.storage.database import Database, connect_database
 from tollway.storage.gas_store import GasStore
 from tollway.storage.migrate import MIGRATIONS, upgrade
 from tollway.storage.sealer import Sealer
-from tollway.testing.book_samples import NOW_MS
-from tollway.testing.memory_answers import MemoryAnswers
-from tollway.testing.memory_book import MemoryBook
-from tollway.testing.memory_gas import MemoryGas
 
 _NUMBERS = count(1)
 

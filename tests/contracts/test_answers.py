@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
+from tests.kit.ledger_records import NOW_MS, PAYER
 from tollway.errors import StorageUnavailable
 from tollway.identifiers import Address, CallId
 from tollway.ledger.kept_answers import StoredAnswer, encode_answer
 from tollway.storage.answer_store import AnswerStore
 from tollway.storage.database import Database
 from tollway.storage.sealer import Sealer
-from tollway.testing.book_samples import NOW_MS, PAYER
 
 OTHER = Address(b"\x01" * 20)
 DAY_MS = 86_400_000

@@ -6,6 +6,18 @@ from typing import Any
 
 import pytest
 
+from tests.kit.ledger_records import (
+    NOW_MS,
+    PAYEE,
+    PAYER,
+    attempt_of,
+    authorization_of,
+    authorized_claim,
+    claim_on,
+    close_of,
+    new_payment,
+    transfer_in,
+)
 from tollway.identifiers import Address
 from tollway.ledger.authorization import AuthorizedCall, Cover, Dialect
 from tollway.ledger.book import (
@@ -18,18 +30,6 @@ from tollway.ledger.book import (
     UnfinalLimit,
 )
 from tollway.ledger.call import CallState, Rail
-from tollway.testing.book_samples import (
-    NOW_MS,
-    PAYEE,
-    PAYER,
-    attempt_of,
-    authorization_of,
-    authorized_claim,
-    claim_on,
-    close_of,
-    new_payment,
-    transfer_in,
-)
 
 OTHER = Address(b"\x01" * 20)
 HOUR_MS = 3_600_000

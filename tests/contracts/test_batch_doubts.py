@@ -12,14 +12,14 @@ import asyncpg
 import pytest
 from sqlalchemy import Connection, text
 
+from tests.kit.ledger_records import NOW_MS, claim_on, close_of
+from tests.kit.paused_ledger import Desk, once, start, until
 from tollway.errors import StorageUnavailable
 from tollway.ledger.book import Claimed, Closed, Fenced
 from tollway.ledger.call import CallState
 from tollway.limits import DEFAULT_LIMITS
 from tollway.storage import database as database_module
 from tollway.storage.database import Database, connect_database
-from tollway.testing.book_samples import NOW_MS, claim_on, close_of
-from tollway.testing.gated_books import Desk, once, start, until
 
 HALF_LEASE_MS = int(DEFAULT_LIMITS.owner_lease_s * 500)
 HOLD_MS = DEFAULT_LIMITS.unknown_hold_s * 1000

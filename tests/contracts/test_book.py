@@ -7,6 +7,18 @@ from typing import Any
 import pytest
 from sqlalchemy import String
 
+from tests.kit.ledger_records import (
+    CHAIN,
+    NOW_MS,
+    PAYEE,
+    PAYER,
+    USDC,
+    claim_on,
+    close_of,
+    finish_of,
+    new_payment,
+    tx_hash,
+)
 from tollway.identifiers import Address
 from tollway.ledger.book import (
     Claim,
@@ -26,18 +38,6 @@ from tollway.ledger.claims import TEXT_LENGTH_MAX
 from tollway.ledger.open_calls import OpenCall
 from tollway.limits import Limits
 from tollway.storage.book_tables import call_table
-from tollway.testing.book_samples import (
-    CHAIN,
-    NOW_MS,
-    PAYEE,
-    PAYER,
-    USDC,
-    claim_on,
-    close_of,
-    finish_of,
-    new_payment,
-    tx_hash,
-)
 
 HOUR_MS = 3_600_000
 NONCE = b"\x07" * 32

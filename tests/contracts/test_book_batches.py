@@ -10,6 +10,16 @@ import pytest
 from sqlalchemy import text
 from structlog.testing import capture_logs
 
+from tests.kit.ledger_records import (
+    NOW_MS,
+    PAYER,
+    claim_on,
+    close_of,
+    finish_of,
+    new_payment,
+    tx_hash,
+)
+from tests.kit.paused_ledger import Desk, once, start, until
 from tollway.errors import StorageUnavailable
 from tollway.ledger.book import Claimed, Closed, Exhausted, Fenced, NonceUsed
 from tollway.ledger.call import CallState
@@ -19,16 +29,6 @@ from tollway.storage.authorization_store import LOCK_SPACE
 from tollway.storage.database import Database, connect_database
 from tollway.storage.outage import ValueRefused
 from tollway.storage.turns import STRIPES
-from tollway.testing.book_samples import (
-    NOW_MS,
-    PAYER,
-    claim_on,
-    close_of,
-    finish_of,
-    new_payment,
-    tx_hash,
-)
-from tollway.testing.gated_books import Desk, once, start, until
 
 
 @pytest.fixture

@@ -7,16 +7,7 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
-from tollway.ledger.call import CallState
-from tollway.ledger.kept_answers import StoredAnswer
-from tollway.ledger.statement import HistoryQuery
-from tollway.limits import Limits
-from tollway.storage.answer_store import AnswerStore
-from tollway.storage.book_store import BookStore
-from tollway.storage.database import SqliteDatabase
-from tollway.storage.gas_store import GasStore
-from tollway.storage.sealer import Sealer
-from tollway.testing.book_samples import (
+from tests.kit.ledger_records import (
     CHAIN,
     GAS_KEY,
     NOW_MS,
@@ -29,6 +20,15 @@ from tollway.testing.book_samples import (
     new_payment,
     transfer_in,
 )
+from tollway.ledger.call import CallState
+from tollway.ledger.kept_answers import StoredAnswer
+from tollway.ledger.statement import HistoryQuery
+from tollway.limits import Limits
+from tollway.storage.answer_store import AnswerStore
+from tollway.storage.book_store import BookStore
+from tollway.storage.database import SqliteDatabase
+from tollway.storage.gas_store import GasStore
+from tollway.storage.sealer import Sealer
 
 # a piece of the statement -> the search that it must be
 PLANS = {

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, insert, select
 
+from tests.kit.listings import sample_listing
+from tests.kit.memory_catalog import MemoryCatalog
 from tollway.errors import StorageUnavailable
 from tollway.identifiers import Address, ChainId, ListingId
 from tollway.money import Price
@@ -21,8 +23,6 @@ from tollway.storage.database import Database, connect_database
 from tollway.storage.migrate import OLDEST_SERVICEABLE, upgrade
 from tollway.storage.sealer import Sealer
 from tollway.storage.standing_tables import ownership_table, quality_table
-from tollway.testing.listing_samples import sample_listing
-from tollway.testing.memory_catalog import MemoryCatalog
 
 ALICE, BOB = Address(b"\xaa" * 20), Address(b"\xbb" * 20)
 BASE, OPTIMISM = ChainId(8453), ChainId(10)

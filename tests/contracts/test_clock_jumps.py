@@ -8,13 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection
 
-from tollway.ledger.book import POSTPONED_MS_MAX, Claimed, Closed
-from tollway.ledger.call import CallState
-from tollway.limits import DEFAULT_LIMITS
-from tollway.payments.sweeper import REST_MAX_MS
-from tollway.storage.book_store import BookStore
-from tollway.storage.database import Database, connect_database
-from tollway.testing.book_samples import (
+from tests.kit.ledger_records import (
     NOW_MS,
     authorization_of,
     authorized_claim,
@@ -24,6 +18,12 @@ from tollway.testing.book_samples import (
     new_payment,
     transfer_in,
 )
+from tollway.ledger.book import POSTPONED_MS_MAX, Claimed, Closed
+from tollway.ledger.call import CallState
+from tollway.limits import DEFAULT_LIMITS
+from tollway.payments.sweeper import REST_MAX_MS
+from tollway.storage.book_store import BookStore
+from tollway.storage.database import Database, connect_database
 
 HOUR = 3_600_000
 HOLD_MS = DEFAULT_LIMITS.unknown_hold_s * 1000

@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from tests.kit.listings import sample_listing
+from tests.kit.memory_catalog import MemoryCatalog
+from tests.kit.memory_creations import MemoryCreations
 from tollway.errors import StorageUnavailable
 from tollway.identifiers import Address, ListingId
 from tollway.limits import DEFAULT_LIMITS, Limits
@@ -26,9 +29,6 @@ from tollway.storage.creation_store import CreationStore
 from tollway.storage.database import Database
 from tollway.storage.migrate import OLDEST_SERVICEABLE, upgrade
 from tollway.storage.sealer import Sealer
-from tollway.testing.listing_samples import sample_listing
-from tollway.testing.memory_catalog import MemoryCatalog
-from tollway.testing.memory_creations import MemoryCreations
 
 ALICE, BOB = Address(b"\xaa" * 20), Address(b"\xbb" * 20)
 LISTING = sample_listing(provider=ALICE)

@@ -13,13 +13,10 @@ from typing import Any
 import asyncpg
 import pytest
 
-from tollway.errors import StorageUnavailable
-from tollway.ledger.call import CallState
-from tollway.ledger.open_calls import CallOpen
-from tollway.limits import DEFAULT_LIMITS
-from tollway.storage.database import Database, connect_database
-from tollway.testing.asgi_exchange import Exchange
-from tollway.testing.book_samples import (
+from tests.kit.asgi_exchange import Exchange
+from tests.kit.failing_gateways import Crowd, Fault, GatedGateway, opened_gateways
+from tests.kit.gateway import SmallGateway
+from tests.kit.ledger_records import (
     NOW_MS,
     attempt_of,
     authorization_of,
@@ -27,10 +24,13 @@ from tollway.testing.book_samples import (
     claim_on,
     close_of,
 )
-from tollway.testing.gated_books import Desk
-from tollway.testing.gated_gateways import Crowd, Fault, GatedGateway, opened_gateways
-from tollway.testing.small_gateway import SmallGateway
-from tollway.testing.small_payer import SmallPayer, earned, has_terms, served, transfers
+from tests.kit.paused_ledger import Desk
+from tests.kit.payer import SmallPayer, earned, has_terms, served, transfers
+from tollway.errors import StorageUnavailable
+from tollway.ledger.call import CallState
+from tollway.ledger.open_calls import CallOpen
+from tollway.limits import DEFAULT_LIMITS
+from tollway.storage.database import Database, connect_database
 
 PRICE = 10_000
 TARGET = "/quote?x=1"

@@ -5,12 +5,12 @@ from typing import Any
 
 from sqlalchemy import event
 
+from tests.kit.ledger_records import CHAIN, NOW_MS, claim_on, new_payment
 from tollway.identifiers import ChainId
 from tollway.ledger.block_finality import UnfinalBlock
 from tollway.ledger.book import Claimed, Unspendable
 from tollway.ledger.call import Payment, PaymentState
 from tollway.storage.book_store import BookStore
-from tollway.testing.book_samples import CHAIN, NOW_MS, claim_on, new_payment
 
 HOUR_MS = 3_600_000
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from sqlalchemy import event, insert, select, text
 
+from tests.kit.chain import MemoryChain, Transaction, transfer_log
 from tollway.chain.rules import ChainRules
 from tollway.chain.watcher import Watcher
 from tollway.identifiers import Address, ChainId, TxHash
@@ -21,7 +22,6 @@ from tollway.money import Asset
 from tollway.storage.book_store import BookStore
 from tollway.storage.book_tables import payment_table
 from tollway.storage.database import Database, SqliteDatabase
-from tollway.testing.memory_chain import MemoryChain, Transaction, transfer_log
 
 IS_LONG = os.environ.get("TORTURE") == "long"
 PAYMENTS_PER_S = 200

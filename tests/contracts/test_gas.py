@@ -6,12 +6,7 @@ from typing import Any
 
 import pytest
 
-from tollway.identifiers import Address, ChainId, ListingId
-from tollway.ledger.authorization import SettlementAttempt
-from tollway.ledger.book import Claimed, Closed
-from tollway.ledger.call import CallState
-from tollway.ledger.gas import CodeRecord, LaneTaken
-from tollway.testing.book_samples import (
+from tests.kit.ledger_records import (
     CHAIN,
     GAS_KEY,
     NOW_MS,
@@ -20,6 +15,11 @@ from tollway.testing.book_samples import (
     authorized_claim,
     close_of,
 )
+from tollway.identifiers import Address, ChainId, ListingId
+from tollway.ledger.authorization import SettlementAttempt
+from tollway.ledger.book import Claimed, Closed
+from tollway.ledger.call import CallState
+from tollway.ledger.gas import CodeRecord, LaneTaken
 
 LISTING = ListingId("api_1")
 OTHER_KEY = Address(b"\xee" * 20)

@@ -7,6 +7,7 @@ import pytest
 from sqlalchemy import Connection, func, insert, select
 from sqlalchemy.util import await_only
 
+from tests.kit.ledger_records import NOW_MS, PAYER, PROVIDER, call_row, claim_on, close_of, new_payment
 from tollway.identifiers import Address
 from tollway.ledger.statement import HistoryQuery
 from tollway.storage.book_reader import BookReader
@@ -15,7 +16,6 @@ from tollway.storage.book_tables import call_table, call_total_table
 from tollway.storage.call_totals import count_lot
 from tollway.storage.database import Database
 from tollway.storage.migrate import upgrade
-from tollway.testing.book_samples import NOW_MS, PAYER, PROVIDER, call_row, claim_on, close_of, new_payment
 
 OTHER = Address(b"\x0c" * 20)
 

@@ -6,13 +6,7 @@ from typing import Any
 
 import pytest
 
-from tollway.identifiers import Address
-from tollway.ledger.book import Claimed
-from tollway.ledger.call import CallState, Delivery
-from tollway.ledger.kept_answers import StoredAnswer
-from tollway.ledger.keyed_calls import KeyedCall, KeyTaken
-from tollway.limits import DEFAULT_LIMITS
-from tollway.testing.book_samples import (
+from tests.kit.ledger_records import (
     NOW_MS,
     PAYER,
     authorization_of,
@@ -23,6 +17,12 @@ from tollway.testing.book_samples import (
     new_payment,
     tx_hash,
 )
+from tollway.identifiers import Address
+from tollway.ledger.book import Claimed
+from tollway.ledger.call import CallState, Delivery
+from tollway.ledger.kept_answers import StoredAnswer
+from tollway.ledger.keyed_calls import KeyedCall, KeyTaken
+from tollway.limits import DEFAULT_LIMITS
 
 KEY = "one"
 TTL_MS = DEFAULT_LIMITS.answer_ttl_s * 1000

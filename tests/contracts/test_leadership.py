@@ -13,6 +13,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from sqlalchemy import Executable
 
+from tests.kit.chain import MemoryChain
 from tollway.cli.doctor import Finding, examine
 from tollway.errors import StorageUnavailable
 from tollway.house import House
@@ -21,7 +22,6 @@ from tollway.settings import load_settings
 from tollway.storage.database import Ask, Database, PostgresDatabase, Work, connect_database
 from tollway.storage.leadership import Duty, Leadership, are_sessions_shared, choose_lock, find_leaders
 from tollway.telemetry import Metrics
-from tollway.testing.memory_chain import MemoryChain
 
 QUICK = replace(DEFAULT_LIMITS, leader_poll_s=0.01, leader_lease_s=5.0)
 DEADLINE_S = 20.0

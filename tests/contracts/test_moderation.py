@@ -4,11 +4,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from tests.kit.memory_moderation import MemoryModeration
 from tollway.identifiers import Address
 from tollway.registry.moderation import Moderation
 from tollway.storage.database import connect_database
 from tollway.storage.moderation_store import ModerationStore
-from tollway.testing.memory_moderation import MemoryModeration
 
 ALICE, BOB = Address(b"a" * 20), Address(b"b" * 20)
 

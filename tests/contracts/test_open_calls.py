@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
+from tests.kit.ledger_records import NOW_MS, claim_on, close_of, finish_of, new_payment, tx_hash
 from tollway.ledger.book import Claimed, Fenced
 from tollway.ledger.call import CallState
 from tollway.ledger.open_calls import CallOpen
-from tollway.testing.book_samples import NOW_MS, claim_on, close_of, finish_of, new_payment, tx_hash
 
 DIGEST = b"\x05" * 32
 

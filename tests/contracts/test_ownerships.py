@@ -6,6 +6,9 @@ from itertools import count
 
 import pytest
 
+from tests.kit.listings import sample_listing
+from tests.kit.memory_catalog import MemoryCatalog
+from tests.kit.memory_ownerships import MemoryOwnerships
 from tollway.errors import StorageUnavailable
 from tollway.identifiers import Address, ChainId, ListingId
 from tollway.outbound.policy import Endpoint, parse_endpoint
@@ -17,9 +20,6 @@ from tollway.storage.database import Database, connect_database
 from tollway.storage.migrate import OLDEST_SERVICEABLE, upgrade
 from tollway.storage.ownership_store import FRESH_MS, OwnershipStore
 from tollway.storage.sealer import Sealer
-from tollway.testing.listing_samples import sample_listing
-from tollway.testing.memory_catalog import MemoryCatalog
-from tollway.testing.memory_ownerships import MemoryOwnerships
 
 ALICE, BOB = Address(b"\xaa" * 20), Address(b"\xbb" * 20)
 ORIGIN = "https://api.example.com"

@@ -7,6 +7,8 @@ import asyncpg
 import pytest
 from sqlalchemy import Connection, event, insert, text
 
+from tests.kit.ledger_records import NOW_MS, PAYER, PROVIDER, call_row, new_payment
+from tests.kit.listings import sample_listing
 from tollway.identifiers import Address, CallId, ChainId, ListingId
 from tollway.ledger.statement import HistoryQuery
 from tollway.registry.catalog import ListingQuery
@@ -19,8 +21,6 @@ from tollway.storage.history_page import history
 from tollway.storage.ownership_store import find_due, find_holder
 from tollway.storage.payment_store import insert_payment, unfinal_query
 from tollway.storage.standing_tables import ownership_table, quality_table
-from tollway.testing.book_samples import NOW_MS, PAYER, PROVIDER, call_row, new_payment
-from tollway.testing.listing_samples import sample_listing
 
 CALLS, LISTINGS = 3_000, 1_500
 STATES = {0: ("released", 503), 1: ("consumed", 404), 2: ("unknown", None), 3: ("forwarding", None)}

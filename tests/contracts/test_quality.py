@@ -8,6 +8,9 @@ import asyncpg
 import pytest
 from sqlalchemy import Connection, func, select
 
+from tests.kit.listings import sample_listing
+from tests.kit.memory_catalog import MemoryCatalog
+from tests.kit.memory_quality import MemoryQuality
 from tollway.identifiers import Address, ListingId
 from tollway.registry.catalog import Catalog, ListingQuery
 from tollway.registry.quality_book import QualityBook
@@ -18,9 +21,6 @@ from tollway.storage.database import Database, connect_database
 from tollway.storage.quality_store import QualityStore
 from tollway.storage.sealer import Sealer
 from tollway.storage.standing_tables import quality_day_table
-from tollway.testing.listing_samples import sample_listing
-from tollway.testing.memory_catalog import MemoryCatalog
-from tollway.testing.memory_quality import MemoryQuality
 
 TODAY = 20_000
 FAST, SLOW = bucket_of(10), bucket_of(300)

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from tests.kit.ledger_records import NOW_MS, new_payment, tx_hash
 from tollway.errors import StorageUnavailable
 from tollway.ledger.call import Recorded
-from tollway.testing.book_samples import NOW_MS, new_payment, tx_hash
 
 
 async def test_what_was_judged_before_a_restore_was_known_is_not_recorded(book: Any) -> None:

@@ -12,6 +12,7 @@ import pytest
 from sqlalchemy import Connection, text
 from structlog.testing import capture_logs
 
+from tests.kit.ledger_records import NOW_MS, claim_on, close_of, new_payment, tx_hash
 from tollway.errors import StorageUnavailable
 from tollway.ledger.book import Claimed, Closed, Fenced, Unspendable
 from tollway.ledger.call import CallState
@@ -21,7 +22,6 @@ from tollway.storage.book_store import BookStore
 from tollway.storage.database import COMMAND_TIMEOUT_S, Database, SqliteDatabase, connect_database
 from tollway.storage.generation import mark_path, stamp_copy
 from tollway.storage.recovery import OWNER_KEPT_MS, Stranded, prune_owners, read_shared_clock, settle
-from tollway.testing.book_samples import NOW_MS, claim_on, close_of, new_payment, tx_hash
 
 HOLD_MS = 86_400_000
 LIFE_ONE: Callable[[Connection], str] = lambda _: "life-1"  # noqa: E731
@@ -361,7 +361,7 @@ from tollway.ledger.book import Claimed
 from tollway.ledger.call import CallState
 from tollway.storage.book_store import BookStore
 from tollway.storage.database import SqliteDatabase
-from tollway.testing.book_samples import NOW_MS, claim_on, close_of, new_payment
+from tests.kit.ledger_records import NOW_MS, claim_on, close_of, new_payment
 
 async def call(book, payment, price):
     while True:

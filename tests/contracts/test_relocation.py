@@ -5,10 +5,7 @@ from typing import Any
 
 import pytest
 
-from tollway.identifiers import Address
-from tollway.ledger.book import Claimed, Closed, NotCovered
-from tollway.ledger.call import CallState, PaymentState
-from tollway.testing.book_samples import (
+from tests.kit.ledger_records import (
     NOW_MS,
     PAYER,
     authorization_of,
@@ -19,6 +16,9 @@ from tollway.testing.book_samples import (
     transfer_in,
     tx_hash,
 )
+from tollway.identifiers import Address
+from tollway.ledger.book import Claimed, Closed, NotCovered
+from tollway.ledger.call import CallState, PaymentState
 
 
 async def settled(book: Any, price_units: int = 4, name: str = "settled", **fields: Any) -> Any:

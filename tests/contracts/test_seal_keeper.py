@@ -6,6 +6,8 @@ from dataclasses import replace
 
 from sqlalchemy import select, update
 
+from tests.kit.ledger_records import NOW_MS, PAYER
+from tests.kit.listings import sample_listing
 from tollway.identifiers import Address, CallId, ListingId
 from tollway.ledger.kept_answers import StoredAnswer
 from tollway.registry.catalog import Revised
@@ -16,8 +18,6 @@ from tollway.storage.catalog_tables import listing_table
 from tollway.storage.database import Database
 from tollway.storage.seal_keeper import LOST_NAMED_MAX, SealCount, SealKeeper, SealSurvey
 from tollway.storage.sealer import Sealer
-from tollway.testing.book_samples import NOW_MS, PAYER
-from tollway.testing.listing_samples import sample_listing
 
 DAY_MS = 86_400_000
 OLD, NEW = b"k" * 32, b"n" * 32

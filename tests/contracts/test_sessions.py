@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from tests.kit.accounts import Buyer
+from tests.kit.memory_sessions import MemorySessions
 from tollway.chain.reader import ContractAnswer
 from tollway.errors import Code, Refusal
 from tollway.identifiers import Address, ChainId, keccak256
@@ -17,8 +19,6 @@ from tollway.identity.signatures import SignatureJudge, eip191_digest
 from tollway.limits import DEFAULT_LIMITS
 from tollway.storage.database import connect_database
 from tollway.storage.session_store import SqlSessions
-from tollway.testing.memory_sessions import MemorySessions
-from tollway.testing.small_crowd import Buyer
 
 RACERS = 50
 NOW_MS = 1_790_000_000_000

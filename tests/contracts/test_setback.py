@@ -8,12 +8,12 @@ import pytest
 from sqlalchemy import Connection, text
 from structlog.testing import capture_logs
 
+from tests.kit.ledger_records import NOW_MS, claim_on, close_of, new_payment, tx_hash
 from tollway.errors import StorageUnavailable
 from tollway.ledger.book import Claimed, Unspendable
 from tollway.storage.book_store import BookStore
 from tollway.storage.database import Database, PostgresDatabase, SqliteDatabase
 from tollway.storage.recovery import OWNER_KEPT_MS
-from tollway.testing.book_samples import NOW_MS, claim_on, close_of, new_payment, tx_hash
 
 SEEN = "UPDATE gateway_owner SET seen_ms = seen_ms - 1 WHERE id = 'one'"
 ROW = "DELETE FROM gateway_owner WHERE id = 'one'"

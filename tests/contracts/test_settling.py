@@ -5,16 +5,7 @@ from typing import Any
 
 import pytest
 
-from tollway.errors import StorageUnavailable
-from tollway.identifiers import Address
-from tollway.ledger.book import POSTPONED_MS_MAX, Claimed, Closed, Exhausted, Fenced
-from tollway.ledger.call import CallState, PaymentState, Rail
-from tollway.ledger.gas import LaneTaken
-from tollway.ledger.kept_answers import StoredAnswer
-from tollway.ledger.settled import UNRECOGNISABLE
-from tollway.ledger.statement import HistoryQuery
-from tollway.limits import DEFAULT_LIMITS, Limits
-from tollway.testing.book_samples import (
+from tests.kit.ledger_records import (
     CHAIN,
     NOW_MS,
     PAYEE,
@@ -30,6 +21,15 @@ from tollway.testing.book_samples import (
     transfer_in,
     tx_hash,
 )
+from tollway.errors import StorageUnavailable
+from tollway.identifiers import Address
+from tollway.ledger.book import POSTPONED_MS_MAX, Claimed, Closed, Exhausted, Fenced
+from tollway.ledger.call import CallState, PaymentState, Rail
+from tollway.ledger.gas import LaneTaken
+from tollway.ledger.kept_answers import StoredAnswer
+from tollway.ledger.settled import UNRECOGNISABLE
+from tollway.ledger.statement import HistoryQuery
+from tollway.limits import DEFAULT_LIMITS, Limits
 
 ANSWER = StoredAnswer(status=200, headers=((b"content-type", b"text/plain"),), body=b"hello")
 SETTLED = Closed(rest_units=None)

@@ -9,14 +9,7 @@ import pytest
 from sqlalchemy import event, text
 from sqlalchemy.util import await_only
 
-from tollway.errors import StorageUnavailable
-from tollway.identifiers import Address
-from tollway.ledger.book import AuthorizationTaken, Claimed, Closed, Fenced, NotCovered
-from tollway.ledger.call import CallState
-from tollway.ledger.gas import LaneTaken
-from tollway.storage.authorization_store import find_known
-from tollway.storage.database import Database, connect_database
-from tollway.testing.book_samples import (
+from tests.kit.ledger_records import (
     NOW_MS,
     attempt_of,
     authorization_of,
@@ -26,7 +19,14 @@ from tollway.testing.book_samples import (
     transfer_in,
     tx_hash,
 )
-from tollway.testing.gated_books import Desk, once, start, until
+from tests.kit.paused_ledger import Desk, once, start, until
+from tollway.errors import StorageUnavailable
+from tollway.identifiers import Address
+from tollway.ledger.book import AuthorizationTaken, Claimed, Closed, Fenced, NotCovered
+from tollway.ledger.call import CallState
+from tollway.ledger.gas import LaneTaken
+from tollway.storage.authorization_store import find_known
+from tollway.storage.database import Database, connect_database
 
 SETTLED = Closed(rest_units=None)
 

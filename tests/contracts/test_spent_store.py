@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from tests.kit.ledger_records import NOW_MS, claim_on, close_of, new_payment
 from tollway.ledger.book import Claimed, Exhausted, InDebt, NonceUsed
 from tollway.ledger.call import CallState
-from tollway.testing.book_samples import NOW_MS, claim_on, close_of, new_payment
 
 NONCE = b"\x07" * 32
 

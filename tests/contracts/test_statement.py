@@ -6,12 +6,7 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from tollway.identifiers import Address
-from tollway.ledger.call import CallState, Delivery, Rail
-from tollway.ledger.statement import HistoryQuery
-from tollway.storage.book_store import BookStore
-from tollway.storage.database import Database
-from tollway.testing.book_samples import (
+from tests.kit.ledger_records import (
     NOW_MS,
     PAYER,
     PROVIDER,
@@ -21,6 +16,11 @@ from tollway.testing.book_samples import (
     new_payment,
     tx_hash,
 )
+from tollway.identifiers import Address
+from tollway.ledger.call import CallState, Delivery, Rail
+from tollway.ledger.statement import HistoryQuery
+from tollway.storage.book_store import BookStore
+from tollway.storage.database import Database
 
 STRANGER = Address(b"\x09" * 20)
 

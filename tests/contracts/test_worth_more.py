@@ -4,9 +4,7 @@ from typing import Any
 
 import pytest
 
-from tollway.ledger.book import Claimed
-from tollway.ledger.call import CallState
-from tollway.testing.book_samples import (
+from tests.kit.ledger_records import (
     NOW_MS,
     PAYER,
     attempt_of,
@@ -17,6 +15,8 @@ from tollway.testing.book_samples import (
     new_payment,
     transfer_in,
 )
+from tollway.ledger.book import Claimed
+from tollway.ledger.call import CallState
 
 
 async def tell(book: Any, value_units: int, name: str = "tx", **fields: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.kit.documents import LISTING_ID, PUBLIC_URL, show_listing
 from tollway.discovery.agent import AGENT_BYTES_MAX, describe_for_agents
 from tollway.discovery.shown_listing import ShownListing
 from tollway.limits import DEFAULT_LIMITS
@@ -14,7 +15,6 @@ from tollway.money import Price
 from tollway.registry.listing import ChargeOn, Operation, RateLimit
 from tollway.registry.standing import Quality, Standing
 from tollway.sandbox.provider_document import SAMPLE_DOCUMENT
-from tollway.testing.shown_samples import LISTING_ID, PUBLIC_URL, show_listing
 
 WIDE = "\U0001f310"  # four bytes of UTF-8
 LONG_URL = "https://" + ".".join(["a" * 60] * 4) + ".example:65535"

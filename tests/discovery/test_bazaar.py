@@ -12,6 +12,7 @@ from x402.extensions.bazaar.facilitator_client import _parse_list_response, _par
 from x402.extensions.bazaar.types import parse_discovery_extension
 from x402.schemas import PaymentRequirements
 
+from tests.kit.authorizations import PAY_TO, USDC, requirement_of
 from tollway.discovery.bazaar import (
     Entry,
     ResourceFilter,
@@ -24,7 +25,6 @@ from tollway.discovery.bazaar import (
 from tollway.identifiers import Address, ChainId, ListingId, Network
 from tollway.money import Price
 from tollway.registry.listing import ChargeOn, Listing, Operation
-from tollway.testing.authorization_samples import PAY_TO, USDC, requirement_of
 
 OPENAPI: dict[str, Any] = {
     "paths": {

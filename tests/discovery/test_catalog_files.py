@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.kit.listings import sample_listing
 from tollway.discovery.catalog_files import (
     CATALOG_PAGE_SIZE,
     CATALOG_PAGES_MAX,
@@ -18,7 +19,6 @@ from tollway.discovery.catalog_files import (
 from tollway.identifiers import Address, ListingId
 from tollway.money import Price
 from tollway.registry.listing import Listing
-from tollway.testing.listing_samples import sample_listing
 
 URL = "https://gw.example.com"
 PROVIDER = Address(b"\xaa" * 20)

@@ -4,11 +4,11 @@ from typing import Any
 
 import jsonschema
 
+from tests.kit.documents import show_listing
 from tollway.discovery.closed_schema import DEFINITIONS_MAX, SchemaCloser
 from tollway.discovery.plain_schema import SchemaCopier
 from tollway.discovery.sold_operations import list_sold_operations
 from tollway.registry.openapi_document import ProviderDocument
-from tollway.testing.shown_samples import show_listing
 
 COUNT = 1_000
 

@@ -5,13 +5,13 @@ from dataclasses import replace
 import jsonschema
 import pytest
 
+from tests.kit.documents import LISTING_ID, PUBLIC_URL, show_listing
 from tollway.discovery.discovery_document import SCHEMAS_BYTES_MAX, describe_listing
 from tollway.discovery.operation_forms import size_of
 from tollway.discovery.shown_listing import PRICES_MAX, ShownListing
 from tollway.money import Price
 from tollway.registry.listing import Operation
 from tollway.sandbox.provider_document import SAMPLE_DOCUMENT
-from tollway.testing.shown_samples import LISTING_ID, PUBLIC_URL, show_listing
 
 
 def describe(shown: ShownListing) -> dict[str, object]:

@@ -5,12 +5,12 @@ from typing import Any
 import jsonschema
 import pytest
 
+from tests.kit.documents import show_listing
 from tollway.discovery.example_call import EXAMPLE_BYTES_MAX, example_arguments, example_json
 from tollway.discovery.operation_forms import size_of
 from tollway.discovery.sold_operations import SoldOperation
 from tollway.registry.listing import Listing
 from tollway.sandbox.provider_document import SAMPLE_DOCUMENT
-from tollway.testing.shown_samples import show_listing
 
 GATEWAY = "https://gw.example.com/api/v2/gateway/api_1"
 

@@ -11,13 +11,13 @@ import jsonschema
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
+from tests.kit.documents import show_listing
 from tollway.discovery.agent import AGENT_BYTES_MAX, describe_for_agents
 from tollway.discovery.discovery_document import describe_listing
 from tollway.discovery.listing_text import TEXT_LENGTH_MAX, write_text
 from tollway.discovery.openapi import build_openapi
 from tollway.limits import DEFAULT_LIMITS
 from tollway.sandbox.provider_document import SAMPLE_DOCUMENT
-from tollway.testing.shown_samples import show_listing
 from tollway.web.listing_wire import render_json
 
 WORDS = (

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from tests.kit.documents import LISTING_ID, PUBLIC_URL, show_listing
 from tollway.discovery.listing_text import TEXT_LENGTH_MAX, escape, write_text
 from tollway.money import Price
 from tollway.registry.standing import Quality, Standing
 from tollway.sandbox.provider_document import SAMPLE_DOCUMENT
-from tollway.testing.shown_samples import LISTING_ID, PUBLIC_URL, show_listing
 
 API = f"{PUBLIC_URL}/api/v2/apis/{LISTING_ID}"
 

@@ -6,9 +6,9 @@ from typing import Any
 import jsonschema
 import pytest
 
+from tests.kit.documents import show_listing
 from tollway.discovery.operation_forms import WORDS_MAX, bare_schema, list_forms, shallow_schema
 from tollway.sandbox.provider_document import SAMPLE_DOCUMENT
-from tollway.testing.shown_samples import show_listing
 
 SHOWN = show_listing(openapi=SAMPLE_DOCUMENT)
 QUOTE = SHOWN.operations[0]

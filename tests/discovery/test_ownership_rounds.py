@@ -6,14 +6,14 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from tests.kit.listings import sample_listing
+from tests.kit.memory_catalog import MemoryCatalog
+from tests.kit.memory_ownerships import MemoryOwnerships
 from tollway.discovery.ownership_rounds import OwnershipRounds
 from tollway.identifiers import Address, ListingId
 from tollway.limits import Limits
 from tollway.registry.listing import Listing
 from tollway.registry.ownership import Challenge, Method, Stake
-from tollway.testing.listing_samples import sample_listing
-from tollway.testing.memory_catalog import MemoryCatalog
-from tollway.testing.memory_ownerships import MemoryOwnerships
 
 ALICE, BOB = Address(b"\xaa" * 20), Address(b"\xbb" * 20)
 ORIGIN, OTHER = "https://api.example.com", "https://other.example.com"

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from eth_account import Account
 
+from tests.kit.documents import LISTING_ID, PUBLIC_URL, sample_assets, show_listing
 from tollway.discovery.payment_steps import list_rails
 from tollway.identifiers import Address, ChainId, TxHash, keccak256
 from tollway.identity.signatures import paid_call_digest, recover
 from tollway.limits import DEFAULT_LIMITS
 from tollway.payments.proof import Proof, parse_proof
 from tollway.payments.x402 import parse_payment
-from tollway.testing.shown_samples import LISTING_ID, PUBLIC_URL, sample_assets, show_listing
 
 KEY = "0x" + "11" * 32
 PAYER = Address.parse(Account.from_key(KEY).address)

@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
+from tests.kit.documents import LISTING_ID, PUBLIC_URL, show_listing
 from tollway.discovery.shown_listing import PRICES_MAX, arguments_json, list_prices
 from tollway.discovery.sold_operations import Argument
 from tollway.money import Price
 from tollway.registry.listing import Operation
-from tollway.testing.shown_samples import LISTING_ID, PUBLIC_URL, show_listing
 
 DEAR = Operation(method="GET", path="/dear", price=Price.parse("2.5"))
 

@@ -2,11 +2,11 @@
 
 from typing import Any
 
+from tests.kit.listings import sample_listing
 from tollway.discovery.sold_operations import SoldOperation, list_sold_operations
 from tollway.identifiers import Address
 from tollway.money import Price
 from tollway.registry.listing import Operation
-from tollway.testing.listing_samples import sample_listing
 
 PROVIDER = Address.parse("0x" + "11" * 20)
 

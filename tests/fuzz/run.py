@@ -1,4 +1,4 @@
-"""Coverage-guided fuzzing of every target, each for its share of the time: `python tests/fuzz/run.py --seconds 120`.
+"""Coverage-guided fuzzing of every target, each for its share of the time: `python -m tests.fuzz.run --seconds 120`.
 
 Needs atheris, which there is for Linux on x86_64; elsewhere it says so and ends well, and the corpus and the random inputs of
 `test_corpus.py` are all there is. Each target runs in a process of its own. Nothing is added to the committed corpus: what is
@@ -48,12 +48,23 @@ def list_targets() -> list[str]:
 
 def run(name: str, *, seconds: int, runs: int) -> bool:
     """One target in a process of its own; True when nothing was found."""
-    command = (sys.executable, __file__, "--one", name, "--seconds", str(seconds), "--runs", str(runs))
+    command = (
+        sys.executable,
+        "-m",
+        "tests.fuzz.run",
+        "--one",
+        name,
+        "--seconds",
+        str(seconds),
+        "--runs",
+        str(runs),
+    )
     with tempfile.TemporaryDirectory() as folder:
         try:
             done = subprocess.run(
                 command,
                 cwd=folder,
+                env={**os.environ, "PYTHONPATH": str(HERE.parents[1])},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 timeout=seconds + START_S + INPUT_DEADLINE_S,

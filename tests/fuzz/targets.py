@@ -9,6 +9,8 @@ from urllib.parse import unquote_to_bytes
 
 from pydantic_core import to_json
 
+from tests.kit.authorizations import USDC
+from tests.kit.listings import sample_listing
 from tollway.chain.answers import Unusable, parse_batch
 from tollway.chain.rlp_items import decode_item
 from tollway.client.forwarded import ForwardedRefused, ForwardedVerifier
@@ -40,8 +42,6 @@ from tollway.registry.plain_text import find_unclean
 from tollway.registry.upstream_rules import find_document_fault
 from tollway.registry.words import query_words
 from tollway.registry.yaml_document import YamlRefused, parse_yaml_object
-from tollway.testing.authorization_samples import USDC
-from tollway.testing.listing_samples import sample_listing
 from tollway.web.json_body import parse_json_object
 from tollway.web.listing_query import parse_listing_query
 from tollway.web.listing_routes import endpoint_judge

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tollway.testing.small_gateway import SmallGateway
-from tollway.testing.small_payer import SmallPayer
+from tests.kit.gateway import SmallGateway
+from tests.kit.payer import SmallPayer
 
 
 @pytest.fixture

@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 
+from tests.kit.gateway import USDC, SmallGateway, open_gateway
+from tests.kit.payer import SmallPayer
+from tests.kit.upstream import Answerer, Arrived, hang_up, plain, raw, say_nothing, until
 from tollway.gateway.appraisal import appraise
 from tollway.gateway.trip import Ticket
 from tollway.identifiers import CallId
@@ -14,9 +17,6 @@ from tollway.ledger.call import CallState, Rail
 from tollway.money import Price
 from tollway.registry.listing import ChargeOn
 from tollway.registry.quality_tally import FAILED
-from tollway.testing.loopback import Answerer, Arrived, hang_up, plain, raw, say_nothing, until
-from tollway.testing.small_gateway import USDC, SmallGateway, open_gateway
-from tollway.testing.small_payer import SmallPayer
 
 GOOD, BAD, NOTHING = "good", "bad", "nothing"
 

@@ -11,6 +11,13 @@ from typing import Any
 
 import pytest
 
+from tests.kit.accounts import CHAIN, Buyer
+from tests.kit.asgi_exchange import Exchange
+from tests.kit.authorizations import encode_header
+from tests.kit.gateway import PAY_TO, USDC, SmallGateway, open_gateway
+from tests.kit.gateway_settlement import ETHER, GAS_KEY
+from tests.kit.payer import Header, SmallPayer, earned, has_terms, served, transfers
+from tests.kit.upstream import plain
 from tollway.chain.reader import ContractAnswer
 from tollway.chain.tokens import ERC1271_MAGIC
 from tollway.identifiers import Address, ChainId
@@ -18,13 +25,6 @@ from tollway.ledger.authorization import Dialect
 from tollway.ledger.call import CallState
 from tollway.money import Price
 from tollway.registry.listing import RateLimit
-from tollway.testing.asgi_exchange import Exchange
-from tollway.testing.authorization_samples import encode_header
-from tollway.testing.loopback import plain
-from tollway.testing.small_crowd import CHAIN, Buyer
-from tollway.testing.small_gateway import PAY_TO, USDC, SmallGateway, open_gateway
-from tollway.testing.small_payer import Header, SmallPayer, earned, has_terms, served, transfers
-from tollway.testing.small_settlement import ETHER, GAS_KEY
 
 PRICE = 10_000
 TARGET = "/quote?x=1"

@@ -6,6 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from tests.kit.gateway import open_gateway
+from tests.kit.payer import SmallPayer, earned, has_terms, transfers
+from tests.kit.upstream import until
 from tollway.errors import Code, Problem
 from tollway.gateway.cargo import (
     EMPTY_BODY_HASH,
@@ -21,9 +24,6 @@ from tollway.gateway.exchange import BodyRefused, CallerGone
 from tollway.identifiers import keccak256
 from tollway.ledger.call import CallState
 from tollway.limits import DEFAULT_LIMITS
-from tollway.testing.loopback import until
-from tollway.testing.small_gateway import open_gateway
-from tollway.testing.small_payer import SmallPayer, earned, has_terms, transfers
 
 PRICE = 10_000
 LIMITS = replace(DEFAULT_LIMITS, buffer_bytes=4, bound_body_bytes_max=8, upload_bytes_max=12)

@@ -8,14 +8,9 @@ from typing import Any
 
 import pytest
 
-from tollway.chain.reader import ContractAnswer
-from tollway.ledger.authorization import Dialect
-from tollway.ledger.call import CallState, Delivery, Rail
-from tollway.registry.listing import ChargeOn
-from tollway.testing.loopback import Arrived, hang_up, plain, raw, until
-from tollway.testing.small_crowd import CHAIN
-from tollway.testing.small_gateway import NOW_MS, PAY_TO, USDC, SmallGateway, open_gateway
-from tollway.testing.small_payer import (
+from tests.kit.accounts import CHAIN
+from tests.kit.gateway import NOW_MS, PAY_TO, USDC, SmallGateway, open_gateway
+from tests.kit.payer import (
     SmallPayer,
     earned,
     has_terms,
@@ -24,6 +19,11 @@ from tollway.testing.small_payer import (
     stop_mining,
     transfers,
 )
+from tests.kit.upstream import Arrived, hang_up, plain, raw, until
+from tollway.chain.reader import ContractAnswer
+from tollway.ledger.authorization import Dialect
+from tollway.ledger.call import CallState, Delivery, Rail
+from tollway.registry.listing import ChargeOn
 
 PRICE = 10_000
 TARGET = "/quote?x=1"

@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+from tests.kit.gateway import NOW_MS, USDC, SmallGateway
+from tests.kit.upstream import LoopbackUpstream
+from tests.model.ledger import MemoryBook
 from tollway.errors import Code
 from tollway.gateway.cargo import NO_CARGO, Cargo
 from tollway.gateway.counter import Counter, Order, Purchase
@@ -34,9 +37,6 @@ from tollway.payments.proof import Binding, Proof
 from tollway.payments.terms import Tariff
 from tollway.payments.till import Tender
 from tollway.registry.listing import Listing, Shelf
-from tollway.testing.loopback import LoopbackUpstream
-from tollway.testing.memory_book import MemoryBook
-from tollway.testing.small_gateway import NOW_MS, USDC, SmallGateway
 
 TX = TxHash(keccak256(b"tx"))
 

@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 
+from tests.kit.accounts import Buyer
+from tests.kit.gateway import NOW_MS, USDC, SmallGateway
+from tests.kit.upstream import LoopbackUpstream
 from tollway.errors import Code, Problem
 from tollway.gateway.customers import Customers
 from tollway.gateway.exchange import Abandoned, Answer, Declined, IncomingCall, Outcome
@@ -16,9 +19,6 @@ from tollway.limits import DEFAULT_LIMITS
 from tollway.money import Price
 from tollway.rates import Rates
 from tollway.registry.listing import Listing, RateLimit
-from tollway.testing.loopback import LoopbackUpstream
-from tollway.testing.small_crowd import Buyer
-from tollway.testing.small_gateway import NOW_MS, USDC, SmallGateway
 
 LIMITS = replace(DEFAULT_LIMITS, failed_calls_per_window=2, failed_calls_wait_s=0.0, free_calls_per_minute=2)
 LISTING = SmallGateway(LoopbackUpstream(), limits=LIMITS).sample("api_quotes")

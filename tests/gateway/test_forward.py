@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from tests.kit.asgi_exchange import Exchange
+from tests.kit.gateway import PUBLIC_URL, SmallGateway, open_gateway
+from tests.kit.upstream import Arrived, hang_up, plain, raw, say_nothing, until
 from tollway.gateway.prober import Prober
 from tollway.ledger.book import Close, Closed, Fenced
 from tollway.ledger.call import CallState, Delivery
 from tollway.money import Price
 from tollway.registry.listing import ChargeOn
-from tollway.testing.asgi_exchange import Exchange
-from tollway.testing.loopback import Arrived, hang_up, plain, raw, say_nothing, until
-from tollway.testing.small_gateway import PUBLIC_URL, SmallGateway, open_gateway
 
 CUT = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n"
 

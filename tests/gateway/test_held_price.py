@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 
+from tests.kit.asgi_exchange import Exchange
+from tests.kit.gateway import PAY_TO, HeaderPairs, SmallGateway, open_gateway
+from tests.kit.payer import SmallPayer, earned, served
+from tests.kit.upstream import hang_up, plain
 from tollway.identifiers import Address
 from tollway.ledger.authorization import Dialect
 from tollway.ledger.call import CallState
 from tollway.money import Price
-from tollway.testing.asgi_exchange import Exchange
-from tollway.testing.loopback import hang_up, plain
-from tollway.testing.small_gateway import PAY_TO, HeaderPairs, SmallGateway, open_gateway
-from tollway.testing.small_payer import SmallPayer, earned, served
 
 HOUR_MS = 3_600_000
 ELSEWHERE = Address(b"\x9e" * 20)

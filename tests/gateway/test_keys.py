@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
+from tests.kit.asgi_exchange import Exchange
+from tests.kit.gateway import NOW_MS, SmallGateway, open_gateway
+from tests.kit.payer import SmallPayer, earned, has_terms, served, transfers
+from tests.kit.upstream import Arrived, hang_up, plain, until
+from tests.model.ledger import MemoryBook
 from tollway.identifiers import Address
 from tollway.ledger.authorization import Dialect
 from tollway.ledger.call import CallState
 from tollway.money import Price
-from tollway.testing.asgi_exchange import Exchange
-from tollway.testing.loopback import Arrived, hang_up, plain, until
-from tollway.testing.memory_book import MemoryBook
-from tollway.testing.small_gateway import NOW_MS, SmallGateway, open_gateway
-from tollway.testing.small_payer import SmallPayer, earned, has_terms, served, transfers
 
 PRICE = 10_000
 TARGET = "/orders"

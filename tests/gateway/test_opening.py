@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from tests.kit.gateway import NOW_MS, SmallGateway
+from tests.kit.upstream import LoopbackUpstream
 from tollway.errors import Code, Problem
 from tollway.gateway.exchange import IncomingCall
 from tollway.gateway.opening import Opening, Openings
@@ -16,8 +18,6 @@ from tollway.limits import DEFAULT_LIMITS
 from tollway.money import Price
 from tollway.outbound.policy import Endpoint
 from tollway.registry.listing import Operation, Shelf, UpstreamAuth
-from tollway.testing.loopback import LoopbackUpstream
-from tollway.testing.small_gateway import NOW_MS, SmallGateway
 
 LISTING = SmallGateway(LoopbackUpstream(), limits=DEFAULT_LIMITS).sample("api_quotes")
 CITY = Operation(method="GET", path="/v1/cities/{city}", price=Price.parse("0.02"))

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.kit.listings import sample_listing
 from tollway.errors import Code
 from tollway.gateway.parameters import Manual
 from tollway.identifiers import Address
 from tollway.registry.listing import UpstreamAuth
-from tollway.testing.listing_samples import sample_listing
 
 PROVIDER = Address.parse("0x" + "11" * 20)
 TEXT = {"type": "string"}

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
+from tests.kit.asgi_exchange import Exchange
+from tests.kit.gateway import NOW_MS, SmallGateway, open_gateway
+from tests.kit.payer import SmallPayer, earned, has_terms, served
+from tests.kit.upstream import Arrived, plain, until
 from tollway.gateway import patience as room
 from tollway.gateway.patience import Patience
 from tollway.limits import DEFAULT_LIMITS
 from tollway.rates import Rates
-from tollway.testing.asgi_exchange import Exchange
-from tollway.testing.loopback import Arrived, plain, until
-from tollway.testing.small_gateway import NOW_MS, SmallGateway, open_gateway
-from tollway.testing.small_payer import SmallPayer, earned, has_terms, served
 
 LIMITS = replace(DEFAULT_LIMITS, failed_calls_per_window=3, failed_calls_window_s=60, failed_calls_wait_s=0.0)
 ONE, TWO, BOTH = ("one",), ("two",), ("one", "two")

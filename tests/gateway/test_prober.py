@@ -5,12 +5,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from tests.kit.upstream import until
 from tollway.errors import UpstreamUnreachable
 from tollway.gateway.breaker import Breaker
 from tollway.gateway.prober import PROBES_AT_ONCE, Prober
 from tollway.limits import Limits
 from tollway.outbound.policy import Endpoint
-from tollway.testing.loopback import until
 
 A, B = "https://a.example", "https://b.example:8443"
 

@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
+from tests.kit.accounts import CHAIN, Buyer
+from tests.kit.asgi_exchange import Exchange
+from tests.kit.gateway import CALLS, PUBLIC_URL, USDC, SmallGateway, open_gateway
+from tests.kit.payer import SmallPayer, come_back, earned, has_terms, served, stop_mining
+from tests.kit.upstream import Arrived, hang_up, plain, until
 from tollway.gateway.replays import ClientNetworks
 from tollway.identity.http_signature import SignedRequest, signature_headers
 from tollway.identity.public_origin import parse_origin
 from tollway.identity.signatures import eip191_digest
 from tollway.identity.signin import SignInMessage, format_moment, format_sign_in
 from tollway.ledger.authorization import Dialect
-from tollway.testing.asgi_exchange import Exchange
-from tollway.testing.loopback import Arrived, hang_up, plain, until
-from tollway.testing.small_crowd import CHAIN, Buyer
-from tollway.testing.small_gateway import CALLS, PUBLIC_URL, USDC, SmallGateway, open_gateway
-from tollway.testing.small_payer import SmallPayer, come_back, earned, has_terms, served, stop_mining
 
 PRICE = 10_000
 TARGET = "/quote?x=1"

@@ -4,6 +4,10 @@ import pytest
 from eth_account import Account
 from eth_account.messages import encode_typed_data
 
+from tests.kit.accounts import Buyer
+from tests.kit.authorizations import decode_header
+from tests.kit.gateway import USDC
+from tests.kit.ledger_records import authorization_of
 from tollway.gateway.exchange import IncomingCall
 from tollway.gateway.receipt_writer import Receipts, write_plain_receipt
 from tollway.gateway.target import Target
@@ -11,10 +15,6 @@ from tollway.identifiers import ListingId, TxHash
 from tollway.identity.notary import Notary
 from tollway.ledger.authorization import Dialect
 from tollway.payments.offer_receipt import OFFER_RECEIPT
-from tollway.testing.authorization_samples import decode_header
-from tollway.testing.book_samples import authorization_of
-from tollway.testing.small_crowd import Buyer
-from tollway.testing.small_gateway import USDC
 
 TX = TxHash(b"\x07" * 32)
 NOTARY = Notary.derive(b"n" * 32)

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from tests.kit.gateway import NOW_MS, USDC, SmallGateway
+from tests.kit.upstream import LoopbackUpstream
 from tollway.errors import (
     ChainUnavailable,
     Code,
@@ -33,8 +35,6 @@ from tollway.limits import DEFAULT_LIMITS
 from tollway.money import Price
 from tollway.payments.terms import Due
 from tollway.registry.listing import ChargeOn, Shelf
-from tollway.testing.loopback import LoopbackUpstream
-from tollway.testing.small_gateway import NOW_MS, USDC, SmallGateway
 
 LISTING = SmallGateway(LoopbackUpstream(), limits=DEFAULT_LIMITS).sample("api_quotes")
 SHELF = Shelf(listing=LISTING, versions=(LISTING.current_terms(since_ms=0),))

@@ -5,14 +5,14 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from tests.kit.gateway import SmallGateway, open_gateway
+from tests.kit.payer import SmallPayer, come_back, served, stop_mining
+from tests.kit.upstream import Answerer, Arrived, plain, until
 from tollway.gateway.trip import Keeper
 from tollway.ledger.authorization import Dialect
 from tollway.ledger.call import CallState
 from tollway.ledger.kept_answers import StoredAnswer
 from tollway.money import Price
-from tollway.testing.loopback import Answerer, Arrived, plain, until
-from tollway.testing.small_gateway import SmallGateway, open_gateway
-from tollway.testing.small_payer import SmallPayer, come_back, served, stop_mining
 
 KEY = [("Idempotency-Key", "one")]
 TARGET = "/quote?x=1"

@@ -8,17 +8,10 @@ from typing import Any
 
 import pytest
 
-from tollway.identifiers import ListingId
-from tollway.ledger.authorization import Dialect
-from tollway.ledger.book import Claim, ClaimOutcome
-from tollway.ledger.call import CallState
-from tollway.money import Price
-from tollway.testing.asgi_exchange import Exchange
-from tollway.testing.loopback import Arrived, hang_up, plain, until
-from tollway.testing.memory_book import MemoryBook
-from tollway.testing.small_crowd import Buyer
-from tollway.testing.small_gateway import NOW_MS, SmallGateway, open_gateway
-from tollway.testing.small_payer import (
+from tests.kit.accounts import Buyer
+from tests.kit.asgi_exchange import Exchange
+from tests.kit.gateway import NOW_MS, SmallGateway, open_gateway
+from tests.kit.payer import (
     Edit,
     SmallPayer,
     come_back,
@@ -29,6 +22,13 @@ from tollway.testing.small_payer import (
     stop_mining,
     transfers,
 )
+from tests.kit.upstream import Arrived, hang_up, plain, until
+from tests.model.ledger import MemoryBook
+from tollway.identifiers import ListingId
+from tollway.ledger.authorization import Dialect
+from tollway.ledger.book import Claim, ClaimOutcome
+from tollway.ledger.call import CallState
+from tollway.money import Price
 
 PRICE = 10_000
 TARGET = "/quote?x=1"

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from tests.kit.gateway import NOW_MS, SmallGateway, open_gateway
 from tollway.identifiers import ListingId
 from tollway.money import Price
-from tollway.testing.small_gateway import NOW_MS, SmallGateway, open_gateway
 
 
 @pytest.fixture

@@ -8,13 +8,10 @@ from typing import Any
 
 import pytest
 
-from tollway.ledger.authorization import Dialect
-from tollway.ledger.call import CallState
-from tollway.testing.authorization_samples import decode_header
-from tollway.testing.loopback import Arrived, plain, until
-from tollway.testing.small_crowd import CHAIN
-from tollway.testing.small_gateway import USDC, SmallGateway, open_gateway
-from tollway.testing.small_payer import (
+from tests.kit.accounts import CHAIN
+from tests.kit.authorizations import decode_header
+from tests.kit.gateway import USDC, SmallGateway, open_gateway
+from tests.kit.payer import (
     SmallPayer,
     come_back,
     earned,
@@ -24,6 +21,9 @@ from tollway.testing.small_payer import (
     stop_mining,
     transfers,
 )
+from tests.kit.upstream import Arrived, plain, until
+from tollway.ledger.authorization import Dialect
+from tollway.ledger.call import CallState
 
 PRICE = 10_000
 TARGET = "/quote?x=1"

@@ -11,16 +11,16 @@ from typing import Any, Literal
 
 import pytest
 
+from tests.kit.accounts import Buyer
+from tests.kit.asgi_exchange import Exchange
+from tests.kit.gateway import NOW_MS, PAY_TO, SmallGateway, open_gateway
+from tests.kit.ledger_records import claim_on, close_of
+from tests.kit.upstream import Arrived, plain, raw
 from tollway.errors import Code
 from tollway.identifiers import ChainId, TxHash, keccak256
 from tollway.ledger.call import CallState, Rail
 from tollway.money import Price
 from tollway.registry.listing import ChargeOn, Operation, RateLimit, UpstreamAuth
-from tollway.testing.asgi_exchange import Exchange
-from tollway.testing.book_samples import claim_on, close_of
-from tollway.testing.loopback import Arrived, plain, raw
-from tollway.testing.small_crowd import Buyer
-from tollway.testing.small_gateway import NOW_MS, PAY_TO, SmallGateway, open_gateway
 
 STRANGER = Buyer.named("stranger")
 Scene = Callable[[SmallGateway], Awaitable[Exchange]]

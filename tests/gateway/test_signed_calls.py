@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 from pydantic_core import to_json
 
+from tests.kit.gateway import PUBLIC_URL, SmallGateway, open_gateway
+from tests.kit.mcp import QUOTES, mcp_desk, visit
+from tests.kit.payer import SmallPayer
+from tests.kit.upstream import Arrived, hang_up, plain
 from tollway.client.forwarded import Forwarded, ForwardedRefused, ForwardedVerifier
 from tollway.gateway.upstream_signature import format_digest
 from tollway.ledger.authorization import Dialect
 from tollway.money import Price
 from tollway.registry.listing import UpstreamAuth
-from tollway.testing.loopback import Arrived, hang_up, plain
-from tollway.testing.small_gateway import PUBLIC_URL, SmallGateway, open_gateway
-from tollway.testing.small_mcp import QUOTES, mcp_desk, visit
-from tollway.testing.small_payer import SmallPayer
 from tollway.web.mcp_tools import Asked, ToolRoom
 
 LARGE = b"x" * 200_000

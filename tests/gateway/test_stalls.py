@@ -4,9 +4,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from tests.kit.asgi_exchange import Exchange
+from tests.kit.gateway import NOW_MS, SmallGateway, open_gateway
 from tollway.ledger.book import Claim, ClaimOutcome
-from tollway.testing.asgi_exchange import Exchange
-from tollway.testing.small_gateway import NOW_MS, SmallGateway, open_gateway
 
 PRICE = 10_000
 TARGET = "/orders"

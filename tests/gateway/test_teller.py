@@ -5,16 +5,16 @@ from typing import Any
 
 import pytest
 
+from tests.kit.accounts import Buyer
+from tests.kit.asgi_exchange import Exchange
+from tests.kit.gateway import NOW_MS, HeaderPairs, SmallGateway, open_gateway
+from tests.kit.payer import has_terms, served
+from tests.kit.upstream import hang_up, plain
+from tests.model.ledger import MemoryBook
 from tollway.chain.reader import ContractAnswer
 from tollway.identifiers import Address
 from tollway.ledger.call import Payment
 from tollway.money import Price
-from tollway.testing.asgi_exchange import Exchange
-from tollway.testing.loopback import hang_up, plain
-from tollway.testing.memory_book import MemoryBook
-from tollway.testing.small_crowd import Buyer
-from tollway.testing.small_gateway import NOW_MS, HeaderPairs, SmallGateway, open_gateway
-from tollway.testing.small_payer import has_terms, served
 
 PRICE = 10_000
 KEY = ("Idempotency-Key", "one")

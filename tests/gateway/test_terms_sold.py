@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from tests.kit.accounts import CHAIN
+from tests.kit.asgi_exchange import Exchange
+from tests.kit.gateway import NOW_MS, SmallGateway, open_gateway
+from tests.kit.payer import SmallPayer, served
 from tollway.ledger.authorization import Dialect
 from tollway.money import Price
 from tollway.registry.listing import Operation
-from tollway.testing.asgi_exchange import Exchange
-from tollway.testing.small_crowd import CHAIN
-from tollway.testing.small_gateway import NOW_MS, SmallGateway, open_gateway
-from tollway.testing.small_payer import SmallPayer, served
 
 OLD, NEW = Price.parse("0.001"), Price.parse("10")
 OLD_UNITS, NEW_UNITS = 1_000, 10_000_000

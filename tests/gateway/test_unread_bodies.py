@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
+from tests.kit.accounts import Buyer
+from tests.kit.gateway import HeaderPairs, SmallGateway, open_gateway
+from tests.kit.payer import SmallPayer, served
 from tollway.identifiers import TxHash
 from tollway.ledger.authorization import Dialect
 from tollway.money import Price
-from tollway.testing.small_crowd import Buyer
-from tollway.testing.small_gateway import HeaderPairs, SmallGateway, open_gateway
-from tollway.testing.small_payer import SmallPayer, served
 
 KEY = ("Idempotency-Key", "k")
 STRANGER = Buyer.named("stranger")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+
 from tests.guards.breaking import ROOT, SOURCE, Breakage, Edit, Run, Workshop, is_defined, judge_group, mutate
 from tests.guards.guard import Guard
 from tests.guards.guards import GUARDS

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import coincurve
 import pytest
 
+from tests.kit.memory_sessions import MemorySessions
 from tollway.chain.reader import ContractAnswer
 from tollway.errors import ChainUnavailable
 from tollway.identifiers import Address, ChainId, keccak256
@@ -17,7 +18,6 @@ from tollway.identity.public_origin import parse_origin
 from tollway.identity.signatures import SignatureJudge
 from tollway.limits import DEFAULT_LIMITS
 from tollway.rates import Rates
-from tollway.testing.memory_sessions import MemorySessions
 
 CHAIN = ChainId(84532)
 PUBLIC_URL = "https://gw.example.com"

@@ -12,6 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.kit.chain import transfer_log
+from tests.kit.gateway import PUBLIC_URL, USDC, SmallGateway
+from tests.kit.upstream import run_upstream
 from tollway.chain.reader import ChainFacts
 from tollway.errors import Code, Problem, Refusal
 from tollway.identifiers import Address, ChainId, TxHash, keccak256
@@ -30,9 +33,6 @@ from tollway.identity.signin import (
 from tollway.ledger.call import Payment
 from tollway.limits import DEFAULT_LIMITS
 from tollway.payments.proof import format_binding, parse_binding, parse_proof
-from tollway.testing.loopback import run_upstream
-from tollway.testing.memory_chain import transfer_log
-from tollway.testing.small_gateway import PUBLIC_URL, USDC, SmallGateway
 
 CHAIN = ChainId(84532)
 ORIGIN = parse_origin(PUBLIC_URL)

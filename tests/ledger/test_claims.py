@@ -6,6 +6,16 @@ from typing import Any
 
 import pytest
 
+from tests.kit.ledger_records import (
+    CHAIN,
+    NOW_MS,
+    PAYEE,
+    PAYER,
+    USDC,
+    authorization_of,
+    authorized_claim,
+    claim_on,
+)
 from tollway.identifiers import Address, CallId, TxHash
 from tollway.ledger.book import (
     AuthorizationTaken,
@@ -33,16 +43,6 @@ from tollway.ledger.claims import (
 from tollway.ledger.covers import EXPIRY_SLACK_S, KnownAuthorization
 from tollway.ledger.keyed_calls import KeyedCall, KeyName, KeyTaken
 from tollway.ledger.open_calls import CallOpen, OpenCall, RequestName
-from tollway.testing.book_samples import (
-    CHAIN,
-    NOW_MS,
-    PAYEE,
-    PAYER,
-    USDC,
-    authorization_of,
-    authorized_claim,
-    claim_on,
-)
 
 NONCE = b"\x07" * 32
 

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
+from tests.kit.ledger_records import NOW_MS, authorization_of
 from tollway.identifiers import Address, CallId
 from tollway.ledger.authorization import Cover, Dialect
 from tollway.ledger.book import AuthorizationTaken, NotCovered
 from tollway.ledger.call import CallState, Rail
 from tollway.ledger.covers import EXPIRY_SLACK_S, Covers, KnownAuthorization, rail_of, wallet_of
-from tollway.testing.book_samples import NOW_MS, authorization_of
 
 COVER = Cover(balance_units=10, block_number=100)
 NOW_S = NOW_MS // 1000

@@ -4,20 +4,19 @@
 """
 
 import asyncio
-import importlib.util
 import itertools
-import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 
 import aiohttp
 import pytest
 import pytest_asyncio
 from eth_account import Account
 
+from tests.contracts import conftest as databases
+from tests.live.street import Street
 from tollway.identifiers import Address, TxHash
 from tollway.sandbox.anvil import Anvil, run_anvil
 from tollway.sandbox.artifacts import Contract, load_artifact
@@ -29,24 +28,6 @@ CONTRACTS = Path(__file__).parent / "contracts"
 HERE = Path(__file__).parent
 
 
-def _load(name: str, path: Path) -> ModuleType:
-    """Test files are no package; this one is shared by path."""
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
-
-
-street_module = _load("tollway_live_street", HERE / "street.py")
-_load("tollway_live_hand_payer", HERE / "hand_payer.py")
-_load("tollway_live_signed_calls", HERE / "signed_calls.py")
-_load("tollway_live_rpc_line", HERE / "rpc_line.py")
-_load("tollway_live_work_counter", HERE / "work_counter.py")
-_load("tollway_valkey_server", HERE.parent / "valkey_server.py")
-databases = _load("tollway_contract_databases", HERE.parent / "contracts" / "conftest.py")
 postgres_server = databases.postgres_server
 postgres_template = databases.postgres_template
 _DATABASES = itertools.count(1)
@@ -143,7 +124,7 @@ async def street(
         # Each snapshot that a test went back to has set the chain's clock back as well. None is taken here: the wallets
         # of a street are its own.
         await driver.rpc("evm_setTime", int(time.time()))
-        yield street_module.Street(
+        yield Street(
             driver=driver,
             playground=furnished,
             provider=provider,
@@ -166,7 +147,7 @@ async def quiet_street(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterato
         run_provider() as provider,
     ):
         driver = ChainDriver(session, anvil.rpc_url, anvil.chain_id)
-        yield street_module.Street(
+        yield Street(
             driver=driver,
             playground=await furnish_playground(driver),
             provider=provider,

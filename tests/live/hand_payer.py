@@ -12,9 +12,9 @@ from typing import Any
 
 from eth_account import Account
 
+from tests.kit.authorizations import decode_header, encode_header, read_challenge
 from tollway.identifiers import Address, keccak256
 from tollway.sandbox.playground import PlayAccount
-from tollway.testing.authorization_samples import decode_header, encode_header, read_challenge
 
 V2, V1, MPP = "x402 v2", "x402 v1", "mpp"
 DIALECTS = (V2, V1, MPP)

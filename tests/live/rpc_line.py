@@ -13,8 +13,9 @@ from typing import Any
 
 import aiohttp
 from aiohttp import web
-from tollway_live_signed_calls import QUICK, SignedCall, Stall, count_sent
-from tollway_live_street import poll
+
+from tests.live.signed_calls import QUICK, SignedCall, Stall, count_sent
+from tests.live.street import poll
 
 SEND = "eth_sendRawTransaction"
 DEADLINE_S = 60.0

@@ -8,9 +8,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
-from tollway_live_hand_payer import V2, HandPayer, Header, Quote, undress
-from tollway_live_street import plain
-
+from tests.live.hand_payer import V2, HandPayer, Header, Quote, undress
+from tests.live.street import plain
 from tollway.chain.gas_key import GasKey
 from tollway.chain.tokens import encode_transfer_with_authorization
 from tollway.identifiers import Address, TxHash, keccak256

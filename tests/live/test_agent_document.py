@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from tollway_live_street import poll
 
+from tests.live.street import poll
 from tollway.discovery.agent import AGENT_BYTES_MAX
 from tollway.identifiers import Address
 from tollway.sandbox.provider_document import SAMPLE_DOCUMENT

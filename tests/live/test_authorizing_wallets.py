@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from eth_abi.abi import encode
-from tollway_live_hand_payer import DIALECTS, RECEIPTS, V2, HandPayer
-from tollway_live_street import PRICE_UNITS, Street, poll
 
+from tests.live.hand_payer import DIALECTS, RECEIPTS, V2, HandPayer
+from tests.live.street import PRICE_UNITS, Street, poll
 from tollway.identifiers import Address
 from tollway.limits import DEFAULT_LIMITS
 from tollway.payments.settlement_rules import WALLET_BUDGET_DIVISOR

@@ -14,8 +14,9 @@ import pytest
 import pytest_asyncio
 from eth_account import Account
 from eth_account.messages import encode_defunct
-from tollway_live_street import API, PRICE_UNITS, plain, poll, sign_text
 from yarl import URL
+
+from tests.live.street import API, PRICE_UNITS, plain, poll, sign_text
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -13,7 +13,10 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from tollway_live_hand_payer import (
+from yarl import URL
+
+from tests.kit.authorizations import decode_header, encode_header
+from tests.live.hand_payer import (
     DIALECTS,
     MPP,
     RECEIPTS,
@@ -28,11 +31,8 @@ from tollway_live_hand_payer import (
     encode_text,
     undress,
 )
-from tollway_live_street import PRICE_UNITS, plain, poll
-from yarl import URL
-
+from tests.live.street import PRICE_UNITS, plain, poll
 from tollway.identifiers import Address
-from tollway.testing.authorization_samples import decode_header, encode_header
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -7,6 +7,7 @@ import pytest
 from eth_abi.abi import encode
 from eth_account import Account
 
+from tests.kit.memory_sessions import MemorySessions
 from tollway.chain.rpc import ChainEndpoints, RpcReader
 from tollway.errors import ChainUnavailable, Code, Refusal
 from tollway.identifiers import Address, ChainId, keccak256
@@ -14,7 +15,6 @@ from tollway.identity.front_desk import FrontDesk
 from tollway.identity.public_origin import parse_origin
 from tollway.identity.signatures import SignatureJudge, eip191_digest
 from tollway.limits import DEFAULT_LIMITS
-from tollway.testing.memory_sessions import MemorySessions
 
 DIGEST = keccak256(b"what was signed")
 WRAPPED = bytes.fromhex("6492" * 16)

@@ -18,8 +18,8 @@ import pytest_asyncio
 from mcp import MCPError, StdioServerParameters
 from mcp.client import Client
 from mcp.client.stdio import stdio_client
-from tollway_live_street import PRICE_UNITS, poll
 
+from tests.live.street import PRICE_UNITS, poll
 from tollway.client import AsyncTollwayClient, Wallet
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from tollway_live_hand_payer import DIALECTS, HandPayer
-from tollway_live_signed_calls import QUICK
-from tollway_live_street import PRICE_UNITS, bound, plain
 
+from tests.live.hand_payer import DIALECTS, HandPayer
+from tests.live.signed_calls import QUICK
+from tests.live.street import PRICE_UNITS, bound, plain
 from tollway.client.forwarded import Forwarded, ForwardedVerifier
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.postgres]

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from tollway_live_hand_payer import RECEIPTS, V1, V2, HandPayer
-from tollway_live_street import PRICE_UNITS, Street
 
+from tests.live.hand_payer import RECEIPTS, V1, V2, HandPayer
+from tests.live.street import PRICE_UNITS, Street
 from tollway.sandbox.chain_driver import ChainDriver
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -10,10 +10,11 @@ from typing import Any
 
 import coincurve
 import pytest
-from tollway_live_hand_payer import MPP, RECEIPTS, V2, HandPayer, Header
-from tollway_live_signed_calls import QUICK
-from tollway_live_street import PRICE_UNITS, plain
 
+from tests.kit.authorizations import decode_header
+from tests.live.hand_payer import MPP, RECEIPTS, V2, HandPayer, Header
+from tests.live.signed_calls import QUICK
+from tests.live.street import PRICE_UNITS, plain
 from tollway.client.forwarded import ForwardedVerifier
 from tollway.identifiers import Address, keccak256
 from tollway.payments.offer_receipt import offer_digest, receipt_digest
@@ -22,7 +23,6 @@ from tollway.registry.listing import UpstreamAuth
 from tollway.storage.catalog_store import CatalogStore
 from tollway.storage.database import connect_database
 from tollway.storage.sealer import Sealer
-from tollway.testing.authorization_samples import decode_header
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.postgres]
 

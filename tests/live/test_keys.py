@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from tollway_live_signed_calls import QUICK, Stall
-from tollway_live_street import PRICE_UNITS, bound, plain
+
+from tests.live.signed_calls import QUICK, Stall
+from tests.live.street import PRICE_UNITS, bound, plain
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.postgres]
 

@@ -16,7 +16,8 @@ from typing import Any
 import aiohttp
 import pytest
 import pytest_asyncio
-from tollway_live_street import PRICE_UNITS, plain, poll
+
+from tests.live.street import PRICE_UNITS, plain, poll
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -12,9 +12,10 @@ import pytest
 import pytest_asyncio
 from eth_account import Account
 from eth_account.messages import encode_defunct
-from tollway_live_hand_payer import DIALECTS, HandPayer, Quote
-from tollway_live_signed_calls import QUICK
-from tollway_live_street import API, PRICE_UNITS, bound, plain, poll
+
+from tests.live.hand_payer import DIALECTS, HandPayer, Quote
+from tests.live.signed_calls import QUICK
+from tests.live.street import API, PRICE_UNITS, bound, plain, poll
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.postgres]
 

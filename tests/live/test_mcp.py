@@ -21,11 +21,11 @@ import pytest
 import pytest_asyncio
 from eth_account import Account
 from mcp.client.client import Client
-from tollway_live_street import PRICE_UNITS
 from x402 import x402Client
 from x402.mcp import x402MCPClient
 from x402.mechanisms.evm.exact.register import register_exact_evm_client
 
+from tests.live.street import PRICE_UNITS
 from tollway.client.wallet import Wallet
 from tollway.identity.http_signature import SignedRequest
 from tollway.identity.public_origin import parse_origin

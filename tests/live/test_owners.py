@@ -13,10 +13,10 @@ import dns.message
 import dns.rrset
 import pytest
 import pytest_asyncio
-from tollway_live_street import API, PRICE_UNITS, plain, poll, sign_text
 
-from tollway.testing.loopback import Arrived, LoopbackUpstream, run_upstream
-from tollway.testing.loopback import plain as answered
+from tests.kit.upstream import Arrived, LoopbackUpstream, run_upstream
+from tests.kit.upstream import plain as answered
+from tests.live.street import API, PRICE_UNITS, plain, poll, sign_text
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

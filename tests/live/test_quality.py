@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from tollway_live_street import API, PRICE_UNITS, plain, poll
+
+from tests.live.street import API, PRICE_UNITS, plain, poll
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from tollway_live_street import PRICE_UNITS, bound, plain
+
+from tests.live.street import PRICE_UNITS, bound, plain
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

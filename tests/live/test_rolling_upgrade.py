@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tollway_contract_databases import _create_database, _named, write_newer_migrations
-from tollway_live_street import PRICE_UNITS, READY_DEADLINE_S, SERVE, find_free_port, plain, poll
 
+from tests.contracts.conftest import _create_database, _named, write_newer_migrations
+from tests.live.street import PRICE_UNITS, READY_DEADLINE_S, SERVE, find_free_port, plain, poll
 from tollway.storage.database import connect_database
 from tollway.storage.migrate import OLDEST_SERVICEABLE, upgrade
 

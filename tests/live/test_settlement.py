@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.kit.settlement_stack import DeskCall, SettlingDesk
 from tollway.chain.gas_key import GasKey
 from tollway.chain.reader import ChainFacts
 from tollway.identifiers import Address
@@ -19,7 +20,6 @@ from tollway.payments.settlement_signing import encode_call
 from tollway.payments.sweeper import EXPIRY_SLACK_S
 from tollway.sandbox.chain_driver import ChainDriver
 from tollway.sandbox.playground import Playground
-from tollway.testing.settling_desk import DeskCall, SettlingDesk
 
 PATIENT = replace(DEFAULT_LIMITS, rpc_deadline_s=20.0, settle_wait_s=60.0)
 HASTY = replace(PATIENT, settle_wait_s=0.3)

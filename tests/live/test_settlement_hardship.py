@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from tollway_live_rpc_line import SEND, Trouble, assert_undecided, open_trouble
 
+from tests.live.rpc_line import SEND, Trouble, assert_undecided, open_trouble
 from tollway.sandbox.playground import START_ETH_WEI
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -14,14 +14,15 @@ from typing import Any
 
 import aiohttp
 import pytest
-from tollway_live_signed_calls import (
+
+from tests.live.signed_calls import (
     QUICK,
     SOON_DEAD,
     SignedCall,
     Stall,
     count_sent,
 )
-from tollway_live_street import PRICE_UNITS, poll
+from tests.live.street import PRICE_UNITS, poll
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

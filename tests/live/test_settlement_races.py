@@ -14,8 +14,9 @@ from typing import Any
 import aiohttp
 import pytest
 import pytest_asyncio
-from tollway_live_hand_payer import V2, HandPayer, Quote, undress
-from tollway_live_signed_calls import (
+
+from tests.live.hand_payer import V2, HandPayer, Quote, undress
+from tests.live.signed_calls import (
     NO_TERMS,
     QUICK,
     SignedCall,
@@ -26,8 +27,7 @@ from tollway_live_signed_calls import (
     send_dearly,
     unmined,
 )
-from tollway_live_street import PRICE_UNITS, plain, poll
-
+from tests.live.street import PRICE_UNITS, plain, poll
 from tollway.identifiers import TxHash
 from tollway.sandbox.playground import START_USDC_UNITS
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from tollway_live_rpc_line import SEND, Trouble, assert_undecided, open_trouble
-from tollway_live_signed_calls import SignedCall, find_pending
-from tollway_live_street import PRICE_UNITS, plain, poll
 
+from tests.live.rpc_line import SEND, Trouble, assert_undecided, open_trouble
+from tests.live.signed_calls import SignedCall, find_pending
+from tests.live.street import PRICE_UNITS, plain, poll
 from tollway.identifiers import TxHash
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

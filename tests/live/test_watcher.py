@@ -5,13 +5,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from tests.model.ledger import MemoryBook
 from tollway.chain.reader import ChainFacts
 from tollway.chain.rpc import ChainEndpoints, RpcReader
 from tollway.chain.rules import ChainRules
 from tollway.chain.watcher import Watcher
 from tollway.ledger.call import NewPayment, Payment, PaymentState
 from tollway.limits import Limits
-from tollway.testing.memory_book import MemoryBook
 
 LIMITS = Limits(rpc_deadline_s=20.0)
 

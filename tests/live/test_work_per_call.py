@@ -17,9 +17,12 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from tollway_live_hand_payer import MPP, V1, V2, HandPayer
-from tollway_live_street import PRICE_UNITS, bound, find_free_port, plain, poll
-from tollway_live_work_counter import (
+
+from tests.kit.paused_ledger import Gate
+from tests.kit.upstream import LoopbackUpstream, run_upstream
+from tests.live.hand_payer import MPP, V1, V2, HandPayer
+from tests.live.street import PRICE_UNITS, bound, find_free_port, plain, poll
+from tests.live.work_counter import (
     Work,
     WorkCounter,
     count_postgres,
@@ -27,11 +30,8 @@ from tollway_live_work_counter import (
     count_rpc,
     count_sqlite,
 )
-
 from tollway.house import House
 from tollway.settings import load_settings
-from tollway.testing.gated_books import Gate
-from tollway.testing.loopback import LoopbackUpstream, run_upstream
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

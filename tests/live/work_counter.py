@@ -16,9 +16,9 @@ from urllib.parse import parse_qs, urlsplit
 
 import coincurve
 from aiohttp import web
-from tollway_live_rpc_line import RpcLine
-from tollway_live_street import poll
 
+from tests.live.rpc_line import RpcLine
+from tests.live.street import poll
 from tollway.storage import database as database_module
 
 _SSL_REQUEST = 80877103

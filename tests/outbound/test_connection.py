@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from tests.kit.upstream import until
 from tollway.outbound.answer_head import AnswerMalformed, HeadLimits
 from tollway.outbound.connection import Connection
 from tollway.outbound.read_memory import FIRST_READ_BYTES, HEAD_READ_BYTES, LARGE_BUFFERS, ReadMemory
-from tollway.testing.loopback import until
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 ASKED = b"GET / HTTP/1.1\r\n\r\n"

@@ -16,12 +16,12 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from tests.kit.upstream import until
 from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.outbound.connection import Connection
 from tollway.outbound.connections import Connections
 from tollway.outbound.judge import Judge
 from tollway.outbound.policy import Endpoint, parse_endpoint
-from tollway.testing.loopback import until
 
 LIMITS = replace(DEFAULT_LIMITS, dns_deadline_s=2.0, connect_deadline_s=2.0)
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"

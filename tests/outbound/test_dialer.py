@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from tests.kit.upstream import reset_connection
 from tollway.errors import (
     Code,
     EndpointNotAllowed,
@@ -21,7 +22,6 @@ from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.outbound.dialer import Dialer
 from tollway.outbound.policy import Endpoint, parse_endpoint
 from tollway.outbound.upstream import Progress, UpstreamRequest, UpstreamResponse
-from tollway.testing.loopback import reset_connection
 
 LIMITS = replace(
     DEFAULT_LIMITS, dns_deadline_s=0.3, connect_deadline_s=0.3, chunk_idle_s=0.3, unsafe_reuse_idle_s=60.0

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
+from tests.kit.upstream import LoopbackUpstream, hang_up, plain, run_upstream, say_nothing
 from tollway.errors import ChainUnavailable
 from tollway.limits import DEFAULT_LIMITS, KIB
 from tollway.outbound.facilitator_line import FacilitatorLine
-from tollway.testing.loopback import LoopbackUpstream, hang_up, plain, run_upstream, say_nothing
 
 HEADERS = (("Authorization", "Bearer hush"),)
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.kit.accounts import Buyer
+from tests.kit.upstream import Arrived, LoopbackUpstream, plain, run_upstream, say_nothing
 from tollway.chain.reader import ContractAnswer
 from tollway.errors import ChainUnavailable
 from tollway.identifiers import ChainId, ListingId
@@ -16,8 +18,6 @@ from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.outbound.dialer import Dialer
 from tollway.outbound.ownership_checker import DOCUMENT_BYTES_MAX, OwnershipChecker, Sight
 from tollway.registry.ownership import DOCUMENT_PATH, WELL_KNOWN_PATH, Challenge, Stake
-from tollway.testing.loopback import Arrived, LoopbackUpstream, plain, run_upstream, say_nothing
-from tollway.testing.small_crowd import Buyer
 
 CHAIN = ChainId(84532)
 ALICE, PAYEE, STRANGER = (Buyer.named(name) for name in ("alice", "payee", "stranger"))

@@ -8,6 +8,10 @@ from typing import Any
 import coincurve
 import pytest
 
+from tests.kit.chain import MemoryChain, Transaction, transfer_log
+from tests.kit.ledger_records import claim_on
+from tests.kit.listings import sample_listing
+from tests.model.ledger import MemoryBook
 from tollway.chain.reader import ContractAnswer, Log
 from tollway.chain.rules import ChainRules
 from tollway.identifiers import Address, ChainId, ListingId, TxHash, keccak256
@@ -20,10 +24,6 @@ from tollway.payments.payers import Request
 from tollway.payments.proof import Binding, Proof
 from tollway.payments.till import Till
 from tollway.registry.listing import ChargeOn, Shelf, Terms
-from tollway.testing.book_samples import claim_on
-from tollway.testing.listing_samples import sample_listing
-from tollway.testing.memory_book import MemoryBook
-from tollway.testing.memory_chain import MemoryChain, Transaction, transfer_log
 
 MAIN, SECOND, TEST = ChainId(8453), ChainId(10), ChainId(84532)
 START_S = 1_800_000_000

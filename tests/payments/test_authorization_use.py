@@ -5,6 +5,9 @@ from typing import Any
 
 import pytest
 
+from tests.kit.authorizations import CHAIN, Payer
+from tests.kit.chain import MemoryChain
+from tests.kit.settlement_scene import TOKEN
 from tollway.chain.reader import ChainFacts, Trust
 from tollway.errors import ChainUnavailable
 from tollway.identifiers import Address, ChainId, TxHash
@@ -17,9 +20,6 @@ from tollway.payments.authorization_use import (
     find_transfer,
     find_use,
 )
-from tollway.testing.authorization_samples import CHAIN, Payer
-from tollway.testing.memory_chain import MemoryChain
-from tollway.testing.settling_scene import TOKEN
 
 AUTHORIZATION = Payer().authorize()
 TERMS = {

@@ -5,14 +5,7 @@ from typing import Any
 
 import pytest
 
-from tollway.chain.reader import ContractAnswer
-from tollway.identifiers import Address, ChainId
-from tollway.ledger.authorization import Authorization, Cover
-from tollway.limits import DEFAULT_LIMITS
-from tollway.money import UNITS_MAX, Asset
-from tollway.payments.authorization_reasons import AuthorizationReason as Reason
-from tollway.payments.authorization_verdict import AuthorizationRefused, check_times, judge_authorization
-from tollway.testing.authorization_samples import (
+from tests.kit.authorizations import (
     NOW_S,
     PAY_TO,
     TIMEOUT_S,
@@ -21,6 +14,13 @@ from tollway.testing.authorization_samples import (
     facts_of,
     requirement_of,
 )
+from tollway.chain.reader import ContractAnswer
+from tollway.identifiers import Address, ChainId
+from tollway.ledger.authorization import Authorization, Cover
+from tollway.limits import DEFAULT_LIMITS
+from tollway.money import UNITS_MAX, Asset
+from tollway.payments.authorization_reasons import AuthorizationReason as Reason
+from tollway.payments.authorization_verdict import AuthorizationRefused, check_times, judge_authorization
 
 REVERTED = ContractAnswer(reverted=True, payload=b"")
 STRANGER = Address(b"\x99" * 20)

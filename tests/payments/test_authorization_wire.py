@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.kit.authorizations import Payer
 from tollway.errors import Code, Refusal
 from tollway.payments.authorization_wire import (
     decode_object,
@@ -16,7 +17,6 @@ from tollway.payments.authorization_wire import (
     encode_object_urlsafe,
     parse_transfer,
 )
-from tollway.testing.authorization_samples import Payer
 
 BYTES_MAX = 16 * 1024
 

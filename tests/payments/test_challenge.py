@@ -10,6 +10,12 @@ from hypothesis import strategies as st
 from x402.schemas import PaymentRequired, SettleResponse
 from x402.schemas.v1 import PaymentRequiredV1
 
+from tests.kit.authorizations import (
+    NOW_S,
+    USDC,
+    decode_header,
+    requirement_of,
+)
 from tollway.discovery.bazaar import describe_call
 from tollway.identifiers import Address, ChainId, TxHash
 from tollway.ledger.authorization import Dialect
@@ -24,12 +30,6 @@ from tollway.payments.challenge import URL as URL_HOLE
 from tollway.payments.requirement import Requirement
 from tollway.payments.stencil import Hole, Stencil
 from tollway.payments.x402 import PAYMENT_IDENTIFIER_EXTENSION, Resource
-from tollway.testing.authorization_samples import (
-    NOW_S,
-    USDC,
-    decode_header,
-    requirement_of,
-)
 
 URL = "https://gw.example.com/api/v2/gateway/api_1/v1/quote?city=Wien%20Mitte"
 RESOURCE = Resource(url=URL, description="Quotes", service_name="Quotes", tags=("weather",))

@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 
+from tests.kit.authorizations import CHAIN, TIMEOUT_S, USDC, Payer, facts_of, requirement_of
+from tests.kit.chain import NO_ANSWER, REVERTED, MemoryChain
+from tests.kit.settlement_scene import LISTING, SettlingScene
 from tollway.chain.reader import ContractAnswer
 from tollway.chain.tokens import ERC1271_MAGIC, encode_is_valid_signature
 from tollway.errors import ChainUnavailable, Code, Problem
@@ -13,9 +16,6 @@ from tollway.ledger.authorization import Authorization, Cover
 from tollway.limits import DEFAULT_LIMITS
 from tollway.payments.consents import Consents
 from tollway.payments.eip3009 import authorization_digest
-from tollway.testing.authorization_samples import CHAIN, TIMEOUT_S, USDC, Payer, facts_of, requirement_of
-from tollway.testing.memory_chain import NO_ANSWER, REVERTED, MemoryChain
-from tollway.testing.settling_scene import LISTING, SettlingScene
 
 YES = ContractAnswer(reverted=False, payload=ERC1271_MAGIC.ljust(32, b"\0"))
 GAS_MAX, BYTES_MAX = DEFAULT_LIMITS.erc1271_gas, DEFAULT_LIMITS.erc1271_bytes_max

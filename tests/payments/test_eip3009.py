@@ -7,11 +7,11 @@ from eth_account.messages import _hash_eip191_message, encode_typed_data
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.kit.authorizations import USDC, Payer
 from tollway.identifiers import Address, ChainId
 from tollway.ledger.authorization import Authorization
 from tollway.money import TokenDomain
 from tollway.payments.eip3009 import authorization_digest, is_wrapped, recover_signer
-from tollway.testing.authorization_samples import USDC, Payer
 
 DOMAIN = TokenDomain(name="USDC", version="2")
 UINT256 = st.integers(0, 2**256 - 1)

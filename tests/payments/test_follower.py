@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from tests.kit.authorizations import CHAIN
+from tests.kit.chain import MemoryChain, Transaction
+from tests.kit.settlement_scene import TOKEN
 from tollway.chain.reader import ChainFacts, NotMined, Trust
 from tollway.identifiers import Address, ChainId, TxHash, keccak256
 from tollway.payments.follower import ROUNDS_UNTIL_ALL, Follower
-from tollway.testing.authorization_samples import CHAIN
-from tollway.testing.memory_chain import MemoryChain, Transaction
-from tollway.testing.settling_scene import TOKEN
 
 LANE = Address(b"\x01" * 20)
 HASHES = [TxHash(keccak256(b"%d" % n)) for n in range(30)]

@@ -2,9 +2,9 @@
 
 import pytest
 
+from tests.kit.settlement_scene import make_gas_key
 from tollway.identifiers import ChainId
 from tollway.payments.gas_lane import GasLane, LaneProgress
-from tollway.testing.settling_scene import make_gas_key
 
 
 def lane_at(nonce: int) -> GasLane:

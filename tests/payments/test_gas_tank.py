@@ -7,6 +7,18 @@ from typing import Any
 
 import pytest
 
+from tests.kit.authorizations import CHAIN, TIMEOUT_S, USDC, Payer, requirement_of
+from tests.kit.chain_blocks import Wallet
+from tests.kit.chain_tokens import authorizing_token
+from tests.kit.settlement_scene import (
+    LISTING,
+    TOKEN,
+    ScriptedLine,
+    SettlingScene,
+    facilitator_at,
+    make_gas_key,
+    settlement_rules,
+)
 from tollway.errors import Code, Problem
 from tollway.identifiers import ListingId, keccak256
 from tollway.ledger.authorization import Cover
@@ -16,18 +28,6 @@ from tollway.payments.gas_tank import BUDGET_PAUSE_FACTOR, LOOKS_UNTIL_STALE
 from tollway.payments.remote_facilitator import RemoteFacilitator
 from tollway.payments.settlement import Settled, Undecided
 from tollway.payments.settlement_rules import CODE_REVERTS_MAX, WALLET_BUDGET_DIVISOR
-from tollway.testing.authorization_samples import CHAIN, TIMEOUT_S, USDC, Payer, requirement_of
-from tollway.testing.memory_blocks import Wallet
-from tollway.testing.memory_tokens import authorizing_token
-from tollway.testing.settling_scene import (
-    LISTING,
-    TOKEN,
-    ScriptedLine,
-    SettlingScene,
-    facilitator_at,
-    make_gas_key,
-    settlement_rules,
-)
 
 KEY = make_gas_key().address
 

@@ -7,6 +7,16 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from tests.kit.authorizations import CHAIN, USDC
+from tests.kit.chain_transfers import parse_sent
+from tests.kit.settlement_scene import (
+    HASTY,
+    LISTING,
+    ClaimedCall,
+    SettlingScene,
+    make_gas_key,
+    settlement_rules,
+)
 from tollway.chain.reader import SendFault, SendRefused
 from tollway.identifiers import keccak256
 from tollway.ledger.call import CallState
@@ -16,16 +26,6 @@ from tollway.payments.settlement import Settled, Undecided
 from tollway.payments.settlement_signing import read_offer
 from tollway.payments.settling_notes import WithdrawalReason
 from tollway.payments.sweeper import EXPIRY_SLACK_S
-from tollway.testing.authorization_samples import CHAIN, USDC
-from tollway.testing.memory_transfers import parse_sent
-from tollway.testing.settling_scene import (
-    HASTY,
-    LISTING,
-    ClaimedCall,
-    SettlingScene,
-    make_gas_key,
-    settlement_rules,
-)
 
 KEY = make_gas_key().address
 

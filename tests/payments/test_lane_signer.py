@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from tests.kit.authorizations import CHAIN
+from tests.kit.settlement_scene import SettlingScene
 from tollway.identifiers import CallId, ListingId
 from tollway.ledger.authorization import SettlementAttempt
 from tollway.ledger.book import Fenced
@@ -13,8 +15,6 @@ from tollway.ledger.gas import LaneTaken
 from tollway.payments.gas_lane import GasLane
 from tollway.payments.lane_signer import LANE_TRIES, sign_next
 from tollway.payments.settlement_signing import Carriage
-from tollway.testing.authorization_samples import CHAIN
-from tollway.testing.settling_scene import SettlingScene
 
 Store = Callable[[SettlementAttempt], Awaitable[bool | LaneTaken]]
 

@@ -10,11 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tollway.errors import Code, Refusal
-from tollway.identifiers import keccak256
-from tollway.limits import DEFAULT_LIMITS
-from tollway.payments.mpp import Challenger, Credential, Route, format_moment, parse_moment
-from tollway.testing.authorization_samples import (
+from tests.kit.authorizations import (
     CHAIN,
     CHALLENGER,
     NOW_S,
@@ -26,6 +22,10 @@ from tollway.testing.authorization_samples import (
     read_challenge,
     requirement_of,
 )
+from tollway.errors import Code, Refusal
+from tollway.identifiers import keccak256
+from tollway.limits import DEFAULT_LIMITS
+from tollway.payments.mpp import Challenger, Credential, Route, format_moment, parse_moment
 
 Content = dict[str, Any]
 

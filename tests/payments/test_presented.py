@@ -9,14 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tollway.errors import Code, Problem
-from tollway.identifiers import Address, ChainId, keccak256
-from tollway.ledger.authorization import Authorization, Dialect
-from tollway.limits import DEFAULT_LIMITS
-from tollway.money import Asset, TokenDomain
-from tollway.payments.eip3009 import recover_signer
-from tollway.payments.presented import Presented, match_requirement, parse_presented
-from tollway.testing.authorization_samples import (
+from tests.kit.authorizations import (
     CHALLENGER,
     NOW_S,
     PAY_TO,
@@ -27,6 +20,13 @@ from tollway.testing.authorization_samples import (
     encode_header,
     requirement_of,
 )
+from tollway.errors import Code, Problem
+from tollway.identifiers import Address, ChainId, keccak256
+from tollway.ledger.authorization import Authorization, Dialect
+from tollway.limits import DEFAULT_LIMITS
+from tollway.money import Asset, TokenDomain
+from tollway.payments.eip3009 import recover_signer
+from tollway.payments.presented import Presented, match_requirement, parse_presented
 
 VECTORS = sorted((Path(__file__).parent / "vectors").glob("*.json"))
 OTHER_PAYEE = Address(b"\x99" * 20)

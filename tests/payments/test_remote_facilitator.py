@@ -7,16 +7,9 @@ from typing import Any
 
 import pytest
 
-from tollway.errors import ChainUnavailable, Code, Problem
-from tollway.identifiers import Address
-from tollway.ledger.authorization import Cover
-from tollway.ledger.call import CallState
-from tollway.payments.gas_tank import LOOKS_UNTIL_STALE
-from tollway.payments.remote_facilitator import RemoteFacilitator
-from tollway.payments.settlement import NotSettled, Settled, Undecided
-from tollway.testing.authorization_samples import CHAIN, PAY_TO, TIMEOUT_S, USDC, Payer, requirement_of
-from tollway.testing.book_samples import close_of
-from tollway.testing.settling_scene import (
+from tests.kit.authorizations import CHAIN, PAY_TO, TIMEOUT_S, USDC, Payer, requirement_of
+from tests.kit.ledger_records import close_of
+from tests.kit.settlement_scene import (
     HASTY,
     LISTING,
     ScriptedLine,
@@ -24,6 +17,13 @@ from tollway.testing.settling_scene import (
     facilitator_at,
     settlement_rules,
 )
+from tollway.errors import ChainUnavailable, Code, Problem
+from tollway.identifiers import Address
+from tollway.ledger.authorization import Cover
+from tollway.ledger.call import CallState
+from tollway.payments.gas_tank import LOOKS_UNTIL_STALE
+from tollway.payments.remote_facilitator import RemoteFacilitator
+from tollway.payments.settlement import NotSettled, Settled, Undecided
 
 ELSEWHERE = Address(b"\xee" * 20)
 

@@ -8,6 +8,17 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from tests.kit.authorizations import CHAIN, TIMEOUT_S, USDC, Payer, requirement_of
+from tests.kit.chain_transfers import parse_sent
+from tests.kit.ledger_records import close_of
+from tests.kit.settlement_scene import (
+    HASTY,
+    LISTING,
+    ClaimedCall,
+    SettlingScene,
+    make_gas_key,
+    settlement_rules,
+)
 from tollway.chain.reader import SendFault, SendRefused
 from tollway.chain.rules import UNIT_NANO
 from tollway.errors import ChainUnavailable, Code, Problem, StorageUnavailable
@@ -18,17 +29,6 @@ from tollway.ledger.gas import LaneTaken
 from tollway.limits import DEFAULT_LIMITS
 from tollway.payments.authorization_reasons import AuthorizationReason
 from tollway.payments.settlement import FencedOff, NotSettled, Settled, Undecided
-from tollway.testing.authorization_samples import CHAIN, TIMEOUT_S, USDC, Payer, requirement_of
-from tollway.testing.book_samples import close_of
-from tollway.testing.memory_transfers import parse_sent
-from tollway.testing.settling_scene import (
-    HASTY,
-    LISTING,
-    ClaimedCall,
-    SettlingScene,
-    make_gas_key,
-    settlement_rules,
-)
 
 ELSEWHERE = Address(b"\xee" * 20)
 

@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 from eth_account import Account
 
+from tests.kit.authorizations import USDC
+from tests.kit.settlement_scene import facilitator_at, settlement_rules
 from tollway.chain.rules import PRESETS, NetworkPreset
 from tollway.identifiers import Address, ChainId
 from tollway.ledger.gas import CodeRecord
 from tollway.limits import Limits
 from tollway.money import Price
 from tollway.payments.settlement_rules import is_code_trusted, is_development_key, settlement_defaults
-from tollway.testing.authorization_samples import USDC
-from tollway.testing.settling_scene import facilitator_at, settlement_rules
 
 
 @pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)

@@ -2,6 +2,9 @@
 
 import pytest
 
+from tests.kit.authorizations import CHAIN, Payer
+from tests.kit.chain_transfers import parse_authorized_transfer, parse_sent
+from tests.kit.settlement_scene import LISTING, TOKEN, make_gas_key
 from tollway.chain.reader import Fees
 from tollway.identifiers import CallId
 from tollway.payments.settlement_signing import (
@@ -17,9 +20,6 @@ from tollway.payments.settlement_signing import (
     sign_dearer,
     sign_filler,
 )
-from tollway.testing.authorization_samples import CHAIN, Payer
-from tollway.testing.memory_transfers import parse_authorized_transfer, parse_sent
-from tollway.testing.settling_scene import LISTING, TOKEN, make_gas_key
 
 GWEI = 10**9
 

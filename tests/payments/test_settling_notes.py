@@ -1,12 +1,12 @@
 """What is told to whoever counts: each end once, seconds from the signature on, gas and lanes at each look."""
 
+from tests.kit.authorizations import CHAIN
+from tests.kit.chain_blocks import REVERTED
+from tests.kit.settlement_scene import HASTY, ClaimedCall, SettlingScene, make_gas_key
 from tollway.ledger.call import CallState
 from tollway.payments.settlement import NotSettled, Settled, Undecided
 from tollway.payments.settling_notes import SILENT, SettlementEnd, WithdrawalReason
 from tollway.payments.sweeper import EXPIRY_SLACK_S
-from tollway.testing.authorization_samples import CHAIN
-from tollway.testing.memory_blocks import REVERTED
-from tollway.testing.settling_scene import HASTY, ClaimedCall, SettlingScene, make_gas_key
 
 KEY = make_gas_key().address
 

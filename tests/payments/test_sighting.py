@@ -2,9 +2,9 @@
 
 import pytest
 
+from tests.kit.chain import Transaction
 from tollway.errors import Code, Refusal, describe_rate
 from tollway.payments.sighting import Lookout, Sighting
-from tollway.testing.memory_chain import Transaction
 
 
 @pytest.fixture

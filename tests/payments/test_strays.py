@@ -1,9 +1,9 @@
 """Settlements whose waiter left: adrift when their time has come, and never twice."""
 
+from tests.kit.settlement_scene import ClaimedCall, SettlingScene
 from tollway.ledger.book import Closed
 from tollway.ledger.call import CallState
 from tollway.payments.strays import PATIENCE_S, Strays
-from tollway.testing.settling_scene import ClaimedCall, SettlingScene
 
 
 def strays_of(scene: SettlingScene) -> Strays:

@@ -8,17 +8,11 @@ from typing import Any
 
 import pytest
 
-from tollway.chain.reader import AuthorizationFacts, ChainFacts, NotMined, SendFault, SendRefused
-from tollway.identifiers import Address, ChainId, TxHash
-from tollway.ledger.call import CallState
-from tollway.payments import strays
-from tollway.payments.settlement import Settled, Undecided
-from tollway.payments.sweeper import EXPIRY_SLACK_S, REST_MIN_MS
-from tollway.testing.authorization_samples import CHAIN, USDC
-from tollway.testing.book_samples import close_of
-from tollway.testing.memory_chain import MemoryChain
-from tollway.testing.memory_tokens import authorizing_token
-from tollway.testing.settling_scene import (
+from tests.kit.authorizations import CHAIN, USDC
+from tests.kit.chain import MemoryChain
+from tests.kit.chain_tokens import authorizing_token
+from tests.kit.ledger_records import close_of
+from tests.kit.settlement_scene import (
     HASTY,
     LISTING,
     TOKEN,
@@ -27,6 +21,12 @@ from tollway.testing.settling_scene import (
     make_gas_key,
     settlement_rules,
 )
+from tollway.chain.reader import AuthorizationFacts, ChainFacts, NotMined, SendFault, SendRefused
+from tollway.identifiers import Address, ChainId, TxHash
+from tollway.ledger.call import CallState
+from tollway.payments import strays
+from tollway.payments.settlement import Settled, Undecided
+from tollway.payments.sweeper import EXPIRY_SLACK_S, REST_MIN_MS
 
 ELSEWHERE = Address(b"\xee" * 20)
 

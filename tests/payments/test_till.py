@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.kit.chain import Transaction, authorization_log
 from tollway.chain.reader import ContractAnswer, Trust
 from tollway.errors import ChainUnavailable, Code, Problem, StorageUnavailable
 from tollway.gateway.meters import Meters
@@ -16,7 +17,6 @@ from tollway.limits import DEFAULT_LIMITS
 from tollway.money import Price
 from tollway.payments.till import Tender
 from tollway.rates import Rates
-from tollway.testing.memory_chain import Transaction, authorization_log
 
 MAIN, SECOND, TEST = ChainId(8453), ChainId(10), ChainId(84532)
 DAY = 86_400

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.kit.chain import authorization_log, transfer_log
 from tollway.chain.reader import ChainFacts, Log
 from tollway.chain.rules import ChainRules
 from tollway.chain.tokens import TRANSFER_TOPIC
@@ -32,7 +33,6 @@ from tollway.payments.verdict import (
     judge,
     judge_again,
 )
-from tollway.testing.memory_chain import authorization_log, transfer_log
 
 CHAIN = ChainId(84532)
 NOW_S = 1_800_000_000

@@ -7,16 +7,9 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from tollway.limits import DEFAULT_LIMITS
-from tollway.money import TokenDomain
-from tollway.payments.gas_tank import LOOKS_UNTIL_STALE
-from tollway.payments.remote_facilitator import RemoteFacilitator
-from tollway.payments.settlement import Settled
-from tollway.payments.settling_notes import SettlingNotes, WithdrawalReason
-from tollway.payments.withdrawals import Withdrawal, Withdrawals
-from tollway.testing.authorization_samples import CHAIN, USDC
-from tollway.testing.memory_tokens import authorizing_token
-from tollway.testing.settling_scene import (
+from tests.kit.authorizations import CHAIN, USDC
+from tests.kit.chain_tokens import authorizing_token
+from tests.kit.settlement_scene import (
     LISTING,
     TOKEN,
     ScriptedLine,
@@ -25,6 +18,13 @@ from tollway.testing.settling_scene import (
     make_gas_key,
     settlement_rules,
 )
+from tollway.limits import DEFAULT_LIMITS
+from tollway.money import TokenDomain
+from tollway.payments.gas_tank import LOOKS_UNTIL_STALE
+from tollway.payments.remote_facilitator import RemoteFacilitator
+from tollway.payments.settlement import Settled
+from tollway.payments.settling_notes import SettlingNotes, WithdrawalReason
+from tollway.payments.withdrawals import Withdrawal, Withdrawals
 
 KEY = make_gas_key().address
 NETWORK = {"chain_id": CHAIN}

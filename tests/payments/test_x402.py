@@ -10,6 +10,7 @@ from x402.extensions.payment_identifier import declare_payment_identifier_extens
 from x402.schemas import PaymentPayload, PaymentRequirements, ResourceInfo
 from x402.schemas.v1 import PaymentPayloadV1, PaymentRequirementsV1
 
+from tests.kit.authorizations import CHAIN, USDC, Payer, encode_header, requirement_of
 from tollway.errors import Code, Refusal
 from tollway.identifiers import ChainId
 from tollway.limits import DEFAULT_LIMITS
@@ -24,7 +25,6 @@ from tollway.payments.x402 import (
     requirement_json_v1,
     resource_json,
 )
-from tollway.testing.authorization_samples import CHAIN, USDC, Payer, encode_header, requirement_of
 
 RESOURCE = Resource(url="https://gw.example.com/api/v2/gateway/api_1/quote?city=Wien", description="Quotes")
 

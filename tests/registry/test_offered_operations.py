@@ -2,11 +2,11 @@
 
 import pytest
 
+from tests.kit.listings import sample_listing
 from tollway.identifiers import Address
 from tollway.registry.listing import UpstreamAuth
 from tollway.registry.offered_operations import has_documented, is_asked_for, takes_method
 from tollway.registry.openapi_document import DocumentParameter, Place
-from tollway.testing.listing_samples import sample_listing
 
 PROVIDER = Address.parse("0x" + "11" * 20)
 

@@ -4,9 +4,9 @@ import gc
 import weakref
 from dataclasses import replace
 
+from tests.kit.listings import sample_listing
 from tollway.identifiers import Address, ListingId
 from tollway.registry.revision_memory import RevisionMemory
-from tollway.testing.listing_samples import sample_listing
 
 LISTING = sample_listing(provider=Address(b"\x01" * 20))
 

@@ -3,12 +3,11 @@
 from dataclasses import replace
 from typing import Any
 
+from tests.model.settling import Dropped
 from tests.simulation.fake_books import FakeGateway
-
 from tollway.identifiers import CallId
 from tollway.ledger.book import Claim, Claimed, ClaimOutcome, Close, Closed, Fenced
 from tollway.ledger.call import CallState, PaymentState
-from tollway.testing.memory_settling import Dropped
 
 
 class ForgetsDebits(FakeGateway):

@@ -3,10 +3,10 @@
 from dataclasses import replace
 from typing import Any
 
+from tests.kit.ledger_records import CHAIN, PAYEE, PROVIDER, USDC
 from tests.simulation.fake_books import Fate
 from tests.simulation.scene import IDS, LISTING, TOKEN, TX, WORDS, Scene, Trip
 from tests.simulation.truth import Fact, Request
-
 from tollway.errors import StorageUnavailable
 from tollway.identifiers import Address, CallId
 from tollway.ledger.authorization import Authorization, Cover, Dialect
@@ -14,7 +14,6 @@ from tollway.ledger.book import Claim, Claimed, Exhausted, NonceUsed
 from tollway.ledger.call import CallState
 from tollway.ledger.keyed_calls import KeyedCall, KeyTaken
 from tollway.ledger.open_calls import CallOpen, OpenCall
-from tollway.testing.book_samples import CHAIN, PAYEE, PROVIDER, USDC
 
 
 class Callers(Scene):

@@ -2,16 +2,15 @@
 
 from typing import Any
 
+from tests.kit.ledger_records import CHAIN, GAS_KEY
 from tests.simulation.callers import Callers
 from tests.simulation.scene import ANSWER, BLOCK, EXPIRY_SLACK_S, LIMITS, LISTING, TX, WORDS, Trip
-
 from tollway.errors import StorageUnavailable
 from tollway.identifiers import CallId, TxHash
 from tollway.ledger.authorization import SettledTransfer, SettlementAttempt
 from tollway.ledger.book import Close, Closed, Finish
 from tollway.ledger.call import CallState, Delivery
 from tollway.ledger.gas import LaneTaken
-from tollway.testing.book_samples import CHAIN, GAS_KEY
 
 
 class Carriage(Callers):

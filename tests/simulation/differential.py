@@ -5,13 +5,12 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 
+from tests.kit.ledger_records import NOW_MS
 from tests.simulation.fake_books import FakeMachine
 from tests.simulation.history import History
 from tests.simulation.run import at_once
 from tests.simulation.sqlite_books import SqliteDisk, SqliteMachine, opened_disk
-
 from tollway.ledger.call import CallRecord
-from tollway.testing.book_samples import NOW_MS
 
 SHOWN = 12
 FOUND_MAX = 3

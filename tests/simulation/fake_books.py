@@ -1,7 +1,7 @@
 """The fake database: the books in memory behind a machine that loses commits, answers and power, on command.
 
 `FakeMachine` is the disk and its server, `FakeGateway` one gateway process over it. Who gets what is decided by the real
-twin (`tollway.testing.memory_book`) and so by `tollway.ledger`; here is only what a process remembers and a crash forgets:
+twin (`tests.model.ledger`) and so by `tollway.ledger`; here is only what a process remembers and a crash forgets:
 which calls it has open, which commits it never heard of, which closes it still has to write.
 """
 
@@ -11,6 +11,11 @@ from dataclasses import dataclass, fields
 from enum import Enum, auto
 from typing import Any
 
+from tests.model.gas import MemoryGas
+from tests.model.ledger import MemoryBook
+from tests.model.rows import MemoryRows
+from tests.model.settling import Dropped
+from tests.model.stored_responses import MemoryAnswers
 from tollway.errors import StorageUnavailable
 from tollway.identifiers import Address, CallId
 from tollway.ledger.authorization import (
@@ -25,11 +30,6 @@ from tollway.ledger.gas import LaneTaken
 from tollway.ledger.kept_answers import StoredAnswer
 from tollway.ledger.open_calls import OpenCall
 from tollway.limits import Limits
-from tollway.testing.memory_answers import MemoryAnswers
-from tollway.testing.memory_book import MemoryBook
-from tollway.testing.memory_gas import MemoryGas
-from tollway.testing.memory_rows import MemoryRows
-from tollway.testing.memory_settling import Dropped
 
 
 class Fate(Enum):

@@ -8,13 +8,12 @@ compared, and one history played again step by step. The gateway's part is writt
 from collections.abc import Callable
 from typing import Any
 
+from tests.kit.ledger_records import CHAIN, PAYEE, USDC
 from tests.simulation.misfortunes import Misfortunes
 from tests.simulation.scene import HOLD_MS, LEASE_MS, Story
 from tests.simulation.truth import Laws, Request, need
-
 from tollway.ledger.call import CallState
 from tollway.ledger.claims import Purse
-from tollway.testing.book_samples import CHAIN, PAYEE, USDC
 
 
 class History(Misfortunes):

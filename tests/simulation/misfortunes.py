@@ -3,6 +3,7 @@
 import contextlib
 from typing import Any
 
+from tests.kit.ledger_records import CHAIN, PAYEE, USDC
 from tests.simulation.carriage import Carriage
 from tests.simulation.scene import (
     BLOCK,
@@ -11,11 +12,9 @@ from tests.simulation.scene import (
     TX,
 )
 from tests.simulation.truth import need
-
 from tollway.errors import StorageUnavailable
 from tollway.ledger.call import CallState, NewPayment, PaymentState
 from tollway.ledger.claims import purse_of
-from tollway.testing.book_samples import CHAIN, PAYEE, USDC
 
 
 class Misfortunes(Carriage):

@@ -11,11 +11,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tests.kit.ledger_records import NOW_MS
 from tests.simulation.breakages import BREAKAGES
 from tests.simulation.fake_books import FakeGateway, FakeMachine
 from tests.simulation.history import History, Story
-
-from tollway.testing.book_samples import NOW_MS
 
 T = TypeVar("T")
 ROOT = Path(__file__).parents[2]

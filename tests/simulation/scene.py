@@ -4,16 +4,15 @@ import random
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tests.kit.ledger_records import NOW_MS, USDC
 from tests.simulation.fake_books import House
 from tests.simulation.truth import Laws, Request, Truth
-
 from tollway.identifiers import Address, CallId, ListingId, TxHash, keccak256
 from tollway.ledger.authorization import SettlementAttempt
 from tollway.ledger.book import Claimed
 from tollway.ledger.call import NewPayment
 from tollway.ledger.kept_answers import StoredAnswer
 from tollway.limits import DEFAULT_LIMITS
-from tollway.testing.book_samples import NOW_MS, USDC
 
 LIMITS = replace(DEFAULT_LIMITS, close_patience_s=0.0)  # time goes by in steps here
 LEASE_MS = int(LIMITS.owner_lease_s * 1000)

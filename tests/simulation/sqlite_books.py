@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from tests.simulation.fake_books import Fate, House
-
 from tollway.errors import StorageUnavailable
 from tollway.identifiers import Address, CallId
 from tollway.ledger.book import Claim

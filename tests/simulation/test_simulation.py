@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tests.simulation.breakages import BREAKAGES
 from tests.simulation.differential import compare
 from tests.simulation.fake_books import FakeGateway
 from tests.simulation.run import ROOT, main, play_in_memory, play_in_processes, play_many
-
 from tollway.identifiers import CallId
 from tollway.ledger.book import Claimed, Fenced
 from tollway.ledger.call import CallState

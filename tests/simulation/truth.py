@@ -7,11 +7,11 @@ It reads the rows of the books and never asks their own audit.
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.model.rows import MemoryRows, purse_of_claim
 from tollway.identifiers import CallId
 from tollway.ledger.authorization import Authorization, AuthorizationKey, SettledTransfer
 from tollway.ledger.call import MOVES, TAKING, CallState, PaymentState
 from tollway.ledger.claims import Purse, purse_of
-from tollway.testing.memory_rows import MemoryRows, purse_of_claim
 
 _BEFORE: dict[str, frozenset[CallState]] = {
     "close": frozenset({CallState.FORWARDING}),

@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import Connection, event, text
 from structlog.testing import capture_logs
 
+from tests.kit.listings import sample_listing
 from tollway.errors import StorageUnavailable
 from tollway.identifiers import Address, ChainId
 from tollway.money import Price
@@ -21,7 +22,6 @@ from tollway.storage.catalog_store import CatalogStore
 from tollway.storage.database import SqliteDatabase, Work
 from tollway.storage.migrate import upgrade
 from tollway.storage.sealer import Sealer
-from tollway.testing.listing_samples import sample_listing
 
 AUTH = UpstreamAuth(location="header", name="X-Key", value="hush-hush-hush")
 LISTING = sample_listing(

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, text
 
+from tests.kit.schema_writer import describe
 from tollway.errors import StorageUnavailable
 from tollway.storage.database import SqliteDatabase
 from tollway.storage.fresh_schema import FILE_NAME, read_statements
 from tollway.storage.migrate import MIGRATIONS, schema_state, upgrade
-from tollway.testing.schema_writer import describe
 
 
 @pytest.fixture

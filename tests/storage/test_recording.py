@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.ledger_records import NOW_MS, new_payment
 from tollway.errors import StorageUnavailable
 from tollway.ledger.call import Recorded
 from tollway.storage.database import SqliteDatabase
 from tollway.storage.migrate import upgrade
 from tollway.storage.operator_notes import note_restored
 from tollway.storage.recording import Recording, find_recorded, record_each
-from tollway.testing.book_samples import NOW_MS, new_payment
 
 UNKNOWN = Recorded(payments=(), is_admitted=False, held_before_ms=None)
 

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from tests.kit.listings import sample_listing
 from tollway.identifiers import Address, ChainId, ListingId
 from tollway.money import Price
 from tollway.registry.listing import Shelf
 from tollway.storage.shelf_cache import FRESH_MS, REFRESH_MS, ShelfCache
-from tollway.testing.listing_samples import sample_listing
 
 ID = ListingId("api_1")
 START = 1_000_000

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
+
 from tests.transcripts import adapter
 
 CLOCK_LOCK = 1_800_000_000

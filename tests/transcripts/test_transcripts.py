@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from tests.transcripts.databases import KINDS
 from tests.transcripts.families import NAMES, Run
 from tests.transcripts.recorder import RECORDINGS, compare, path_of

@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from tests.kit.gateway import CALLS, SmallGateway, open_gateway
+from tests.kit.gateway_server import serving
+from tests.kit.upstream import Arrived, until
 from tollway.money import Price
 from tollway.outbound.connection import Connection
-from tollway.testing.loopback import Arrived, until
-from tollway.testing.served_gateway import serving
-from tollway.testing.small_gateway import CALLS, SmallGateway, open_gateway
 from tollway.web.caller_lines import AHEAD_BYTES_MAX, ALL_AHEAD_BYTES_MAX
 
 KIB = 1024

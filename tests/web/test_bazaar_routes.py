@@ -9,13 +9,13 @@ import pytest
 from x402.extensions.bazaar.facilitator_client import _parse_list_response, _parse_search_response
 from x402.schemas import PaymentRequirements
 
+from tests.kit.listings import sample_listing
+from tests.kit.memory_catalog import MemoryCatalog
 from tollway.chain.rules import ChainRules
 from tollway.identifiers import Address, ChainId, ListingId
 from tollway.limits import Limits
 from tollway.money import UNITS_MAX, Asset, Price, TokenDomain
 from tollway.registry.listing import Listing, Operation
-from tollway.testing.listing_samples import sample_listing
-from tollway.testing.memory_catalog import MemoryCatalog
 from tollway.web.app import build_app
 from tollway.web.bazaar_routes import BazaarDesk, bazaar_router
 from tollway.web.load_gauge import LoadGauge

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from tests.kit.asgi_exchange import Exchange
+from tests.kit.gateway import CALLS, SmallGateway, open_gateway
+from tests.kit.upstream import Arrived, plain, say_nothing, until
 from tollway.errors import StorageUnavailable
 from tollway.gateway.exchange import BodyRefused, CallerGone
 from tollway.limits import DEFAULT_LIMITS
 from tollway.money import Price
-from tollway.testing.asgi_exchange import Exchange
-from tollway.testing.loopback import Arrived, plain, say_nothing, until
-from tollway.testing.small_gateway import CALLS, SmallGateway, open_gateway
 from tollway.web.body_room import BodyRoom
 from tollway.web.call_routes import IncomingBody
 

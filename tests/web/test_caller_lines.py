@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tollway.testing.loopback import until
+from tests.kit.upstream import until
 from tollway.web.caller_lines import AHEAD_BYTES_MAX, ALL_AHEAD_BYTES_MAX, CallerLine, CallerLines
 
 LITTLE = 64 * 1024

@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from tests.kit.asgi_exchange import Exchange
+from tests.kit.gateway import SmallGateway
+from tests.kit.upstream import plain, run_upstream
 from tollway.gateway.headers import EXPOSED_HEADERS
 from tollway.limits import Limits
 from tollway.money import Price
-from tollway.testing.asgi_exchange import Exchange
-from tollway.testing.loopback import plain, run_upstream
-from tollway.testing.small_gateway import SmallGateway
 
 ORIGINS = (
     "https://app.example",

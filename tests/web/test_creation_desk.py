@@ -8,11 +8,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message
 
+from tests.kit.memory_creations import MemoryCreations
 from tollway.errors import Code, Refusal, StorageUnavailable
 from tollway.identifiers import Address, ListingId
 from tollway.limits import Limits
 from tollway.registry.creation import Begun, CreationAnswer, InProgress, KeyedCreation
-from tollway.testing.memory_creations import MemoryCreations
 from tollway.web.creation_desk import CreationDesk, read_creation_key
 
 ALICE = Address(b"\xaa" * 20)

@@ -9,6 +9,8 @@ import httpx
 import pytest
 from starlette.types import Receive, Scope, Send
 
+from tests.kit.listings import sample_listing
+from tests.kit.memory_catalog import MemoryCatalog
 from tollway.chain.rules import ChainRules
 from tollway.identifiers import Address, ChainId, ListingId
 from tollway.limits import Limits
@@ -16,8 +18,6 @@ from tollway.money import Asset, Price, TokenDomain
 from tollway.registry.listing import Listing, Operation, UpstreamAuth
 from tollway.registry.standing import Quality, Standing
 from tollway.sandbox.provider_document import SAMPLE_DOCUMENT
-from tollway.testing.listing_samples import sample_listing
-from tollway.testing.memory_catalog import MemoryCatalog
 from tollway.web.app import build_app
 from tollway.web.bazaar_routes import BazaarDesk
 from tollway.web.discovery_routes import DocumentDesk, discovery_router

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from starlette.types import Receive, Scope, Send
 
+from tests.kit.mcp import visit
 from tollway.discovery.tool_request import ToolRequest
 from tollway.errors import Refusal
 from tollway.identifiers import ListingId
-from tollway.testing.small_mcp import visit
 from tollway.web.inner_call import Visit, make_inner_call
 
 API = ListingId("api_1")

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from tests.kit.listings import sample_listing
+from tests.kit.memory_catalog import MemoryCatalog
 from tollway.errors import Code, Refusal
 from tollway.identifiers import Address, ListingId
-from tollway.testing.listing_samples import sample_listing
-from tollway.testing.memory_catalog import MemoryCatalog
 from tollway.web.listing_finder import find_listing, find_shown_listing
 
 LISTING = sample_listing(provider=Address(b"\xaa" * 20))

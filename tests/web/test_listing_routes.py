@@ -10,6 +10,7 @@ import pytest
 from fastapi import Request
 from starlette.types import Receive, Scope, Send
 
+from tests.kit.memory_catalog import MemoryCatalog
 from tollway.errors import Code, EndpointNotAllowed, Problem, Refusal
 from tollway.identifiers import Address, ChainId, ListingId
 from tollway.limits import Limits
@@ -20,7 +21,6 @@ from tollway.registry.catalog import Revised
 from tollway.registry.draft_rules import DraftRules
 from tollway.registry.listing import Listing, UpstreamAuth
 from tollway.registry.standing import Quality, Standing
-from tollway.testing.memory_catalog import MemoryCatalog
 from tollway.web.app import build_app
 from tollway.web.authentication import read_body
 from tollway.web.creation_desk import CreationDesk

@@ -1,10 +1,10 @@
 """The options to pay as JSON. (Lists and details are tested with their routes.)"""
 
+from tests.kit.authorizations import USDC
+from tests.kit.listings import sample_listing
 from tollway.identifiers import Address, ListingId
 from tollway.money import Price
 from tollway.registry.pricing import Option
-from tollway.testing.authorization_samples import USDC
-from tollway.testing.listing_samples import sample_listing
 from tollway.web.listing_wire import ListingShape, option_json
 
 PAYEE = Address(b"\xaa" * 20)

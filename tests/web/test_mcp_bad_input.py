@@ -9,9 +9,9 @@ from typing import Any
 
 import httpx
 
+from tests.kit.gateway import SmallGateway, open_gateway
+from tests.kit.mcp import QUOTES, open_door
 from tollway.money import Price
-from tollway.testing.small_gateway import SmallGateway, open_gateway
-from tollway.testing.small_mcp import QUOTES, open_door
 
 REQUESTS = 200
 INTERNAL_ERROR = -32603

@@ -10,9 +10,9 @@ import pytest
 from mcp.client.client import Client
 from mcp.shared.exceptions import MCPError
 
-from tollway.testing.served_gateway import serving
-from tollway.testing.small_gateway import NOW_MS, SmallGateway, open_gateway
-from tollway.testing.small_mcp import QUOTES, open_door
+from tests.kit.gateway import NOW_MS, SmallGateway, open_gateway
+from tests.kit.gateway_server import serving
+from tests.kit.mcp import QUOTES, open_door
 from tollway.web.mcp_routes import is_welcome
 
 BOTH = pytest.mark.parametrize("mode", ["legacy", "2026-07-28"])

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
+from tests.kit.accounts import CHAIN, Buyer
+from tests.kit.gateway import NOW_MS, PUBLIC_URL, SmallGateway, open_gateway
+from tests.kit.mcp import QUOTES, mcp_desk, visit
+from tests.kit.payer import SmallPayer, earned, served
+from tests.kit.upstream import Arrived, plain, until
 from tollway.discovery.argument_check import check_arguments
 from tollway.discovery.tool_result import PAYMENT_RESPONSE, ToolAnswer
 from tollway.discovery.tools import ANSWER_BYTES_MAX, GATEWAY_TOOLS, TOOLS_PER_PAGE
 from tollway.identifiers import keccak256
 from tollway.money import Price
-from tollway.testing.loopback import Arrived, plain, until
-from tollway.testing.small_crowd import CHAIN, Buyer
-from tollway.testing.small_gateway import NOW_MS, PUBLIC_URL, SmallGateway, open_gateway
-from tollway.testing.small_mcp import QUOTES, mcp_desk, visit
-from tollway.testing.small_payer import SmallPayer, earned, served
 from tollway.web.mcp_tools import Asked, ToolRoom
 
 ASSET = {"asset": "ETH"}

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from tests.kit.upstream import until
 from tollway.errors import Code, Refusal
 from tollway.limits import Limits
-from tollway.testing.loopback import until
 from tollway.web.body_room import BodyRoom
 from tollway.web.middleware import (
     BodyLimits,

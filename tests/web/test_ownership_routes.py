@@ -13,6 +13,11 @@ from fastapi import Request
 from jsonschema import Draft202012Validator
 from starlette.types import Receive, Scope, Send
 
+from tests.kit.accounts import Buyer, FakeChains
+from tests.kit.listings import sample_listing
+from tests.kit.memory_catalog import MemoryCatalog
+from tests.kit.memory_ownerships import MemoryOwnerships
+from tests.kit.upstream import Arrived, LoopbackUpstream, plain, run_upstream
 from tollway.discovery.site_schemas import SCHEMAS
 from tollway.errors import Code, Problem, Refusal
 from tollway.identifiers import Address, ListingId
@@ -23,11 +28,6 @@ from tollway.outbound.ownership_checker import OwnershipChecker
 from tollway.rates import Rates
 from tollway.registry.listing import Listing
 from tollway.shares import WALLETS_PER_ADDRESS
-from tollway.testing.listing_samples import sample_listing
-from tollway.testing.loopback import Arrived, LoopbackUpstream, plain, run_upstream
-from tollway.testing.memory_catalog import MemoryCatalog
-from tollway.testing.memory_ownerships import MemoryOwnerships
-from tollway.testing.small_crowd import Buyer, FakeChains
 from tollway.web.app import build_app
 from tollway.web.authentication import read_body
 from tollway.web.load_gauge import LoadGauge

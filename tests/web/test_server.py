@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.gateway import CALLS, HeaderPairs, SmallGateway, open_gateway
+from tests.kit.gateway_server import serving
+from tests.kit.upstream import Arrived, plain, raw, say_nothing, until
 from tollway.ledger.call import CallState, Delivery
 from tollway.limits import DEFAULT_LIMITS
 from tollway.money import Price
-from tollway.testing.loopback import Arrived, plain, raw, say_nothing, until
-from tollway.testing.served_gateway import serving
-from tollway.testing.small_gateway import CALLS, HeaderPairs, SmallGateway, open_gateway
 from tollway.web.server import HttpServer, PortTaken
 
 MIB = 1024 * 1024

@@ -12,6 +12,7 @@ from eth_account import Account
 from eth_account.messages import encode_defunct
 from fastapi import Depends, FastAPI, Request
 
+from tests.kit.memory_sessions import MemorySessions
 from tollway.chain.reader import ContractAnswer
 from tollway.errors import StorageUnavailable
 from tollway.identifiers import Address, ChainId
@@ -22,7 +23,6 @@ from tollway.identity.public_origin import parse_origin
 from tollway.identity.signatures import SignatureJudge
 from tollway.limits import Limits
 from tollway.rates import Rates
-from tollway.testing.memory_sessions import MemorySessions
 from tollway.web.authentication import make_challenge, wallet_dependency, wallet_of_x402_client
 from tollway.web.nonce_meter import NonceMeter
 from tollway.web.problems import install_handlers

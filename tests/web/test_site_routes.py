@@ -13,6 +13,8 @@ import httpx
 import pytest
 from starlette.types import Receive, Scope, Send
 
+from tests.kit.listings import sample_listing
+from tests.kit.memory_catalog import MemoryCatalog
 from tollway.discovery.site_openapi import Site
 from tollway.identifiers import Address, ListingId
 from tollway.limits import Limits
@@ -20,8 +22,6 @@ from tollway.money import Asset, Price, TokenDomain
 from tollway.registry.listing import Listing
 from tollway.registry.standing import Quality, Standing
 from tollway.sandbox.provider_document import SAMPLE_DOCUMENT
-from tollway.testing.listing_samples import sample_listing
-from tollway.testing.memory_catalog import MemoryCatalog
 from tollway.web.app import build_app
 from tollway.web.document_memory import FRESH_MS
 from tollway.web.listing_wire import ListingShape

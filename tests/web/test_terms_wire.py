@@ -12,6 +12,10 @@ import pytest
 from x402.schemas import PaymentRequired
 from x402.schemas.v1 import PaymentRequiredV1
 
+from tests.kit.accounts import CHAIN
+from tests.kit.asgi_exchange import Exchange
+from tests.kit.authorizations import decode_header, read_challenge
+from tests.kit.gateway import NOW_MS, PUBLIC_URL, USDC, SmallGateway, open_gateway
 from tollway.chain.rules import PRESETS
 from tollway.identifiers import Address, ChainId
 from tollway.identity.notary import Notary
@@ -19,10 +23,6 @@ from tollway.identity.signatures import recover
 from tollway.money import Asset, Price, TokenDomain
 from tollway.payments.offer_receipt import offer_digest
 from tollway.registry.listing import Operation
-from tollway.testing.asgi_exchange import Exchange
-from tollway.testing.authorization_samples import decode_header, read_challenge
-from tollway.testing.small_crowd import CHAIN
-from tollway.testing.small_gateway import NOW_MS, PUBLIC_URL, USDC, SmallGateway, open_gateway
 from tollway.web.terms_wire import HEADERS_KEPT, TermsWire
 from tollway.web.wire import parse_time
 

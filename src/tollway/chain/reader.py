@@ -1,5 +1,5 @@
 """What the gateway may ask a chain, and the facts it gets back. A port: `chain/rpc.py` asks real nodes,
-`tollway.testing` holds a chain in memory. Facts are parsed and frozen; no raw JSON leaves an adapter.
+`tests/model` holds a chain in memory. Facts are parsed and frozen; no raw JSON leaves an adapter.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,6 @@
 """What the door remembers: nonces given out, sessions opened, request signatures already used.
 
-A port with its records; `storage/session_store.py` keeps them in SQL, `tollway.testing` in memory. Both pass one
+A port with its records; `storage/session_store.py` keeps them in SQL, `tests/model` in memory. Both pass one
 contract suite. Nothing here judges a signature, and no token is ever kept: only its SHA-256.
 """
 

@@ -1,4 +1,4 @@
-"""The books of payments and calls. A port; `storage/book_store.py` keeps them in SQL, `tollway.testing` in memory.
+"""The books of payments and calls. A port; `storage/book_store.py` keeps them in SQL, `tests/model` in memory.
 Both pass one contract suite, and both decide a batch of claims with the same pure function (`ledger/claims.py`).
 
 Laws. A claim and its call row are one durable transaction. A close is written before its caller sees the head and

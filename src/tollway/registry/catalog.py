@@ -1,4 +1,4 @@
-"""The catalog: where listings are kept. A port; `storage/catalog_store.py` keeps them in SQL, `tollway.testing` in
+"""The catalog: where listings are kept. A port; `storage/catalog_store.py` keeps them in SQL, `tests/model` in
 memory. Both pass one contract suite.
 """
 

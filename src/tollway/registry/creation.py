@@ -1,5 +1,5 @@
 """Idempotency keys of `POST /apis`: one key of a wallet, one listing, however often and wherever the request is sent.
-A port; `storage/creation_store.py` keeps the keys in SQL, `tollway.testing` in memory. Both pass one contract suite.
+A port; `storage/creation_store.py` keeps the keys in SQL, `tests/model` in memory. Both pass one contract suite.
 
 A key is held by one creation at a time, under a lease, so that one whose gateway died does not hold it for ever. That
 the listing was created and what was answered are written in one transaction (`Catalog.publish_once`): a key without an

@@ -1,5 +1,5 @@
 """Where the quality of listings is written down. A port; `storage/quality_store.py` keeps it in SQL,
-`testing/memory_quality.py` in memory. Both pass one contract suite.
+`tests/kit/memory_quality.py` in memory. Both pass one contract suite.
 """
 
 from collections.abc import Collection, Mapping

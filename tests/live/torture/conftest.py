@@ -4,20 +4,19 @@
 environment (`TORTURE_SEED`) or is new each time; it is printed with every figure, so that a bad day can come again.
 """
 
-import importlib.util
 import json
 import os
 import random
 import secrets
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 from typing import Any, TypeVar
 
 import pytest
+
+from tests.live.torture.rig import Zygote
 
 T = TypeVar("T")
 
@@ -27,29 +26,10 @@ SEED = int(os.environ.get("TORTURE_SEED") or secrets.randbelow(2**32))
 _PROPERTY = "torture"
 
 
-def _load(name: str) -> ModuleType:
-    """As in `tests/live`: `name` stands in this folder, and is imported as `tollway_torture_<name>`."""
-    known = f"tollway_torture_{name}"
-    if known not in sys.modules:
-        spec = importlib.util.spec_from_file_location(known, Path(__file__).parent / f"{name}.py")
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[known] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[known])
-    return sys.modules[known]
-
-
-_load("rig")
-_load("storm")
-_load("postgres_pair")
-_load("puppet")
-_load("points")
-
-
 @pytest.fixture(scope="session")
 def zygote() -> Iterator[Any]:
     """Forks gateways: see `rig.py`. It loads while the first test still prepares."""
-    running = sys.modules["tollway_torture_rig"].Zygote()
+    running = Zygote()
     try:
         yield running
     finally:

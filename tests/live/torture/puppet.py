@@ -10,9 +10,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from tollway_torture_rig import write_request
-
-from tollway.testing.loopback import reset_connection
+from tests.kit.upstream import reset_connection
+from tests.live.torture.rig import write_request
 
 ANSWER_BYTES = 4_096
 GOES_ON = "echo"

@@ -21,10 +21,10 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from aiohttp import web
-from tollway_live_street import PRICE_UNITS, Gateway, poll
 
+from tests.kit.ports import find_low_ports
+from tests.live.street import PRICE_UNITS, Gateway, poll
 from tollway.identifiers import Address, TxHash
-from tollway.testing.low_ports import find_low_ports
 
 PROGRAM = Path(__file__).parent / "zygote.py"
 START_DEADLINE_S = 60.0

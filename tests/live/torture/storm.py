@@ -16,11 +16,11 @@ from typing import Any
 
 import aiohttp
 from sqlalchemy import Connection, select
-from tollway_live_hand_payer import V2, HandPayer, Quote
-from tollway_live_signed_calls import balance_of
-from tollway_live_street import API, PRICE_UNITS, bound, plain, poll
-from tollway_torture_rig import Progress, Seat, Upstream
 
+from tests.live.hand_payer import V2, HandPayer, Quote
+from tests.live.signed_calls import balance_of
+from tests.live.street import API, PRICE_UNITS, bound, plain, poll
+from tests.live.torture.rig import Progress, Seat, Upstream
 from tollway.sandbox.playground import START_USDC_UNITS
 from tollway.storage.book_tables import call_table, payment_table
 from tollway.storage.database import connect_database

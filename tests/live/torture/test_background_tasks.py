@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from tollway_live_hand_payer import HandPayer, Quote
-from tollway_live_street import PRICE_UNITS, poll
-from tollway_torture_postgres_pair import run_pair
 
+from tests.kit.ports import find_low_port, find_low_ports
+from tests.live.hand_payer import HandPayer, Quote
+from tests.live.street import PRICE_UNITS, poll
+from tests.live.torture.postgres_pair import run_pair
 from tollway.background import TaskName
 from tollway.sandbox.playground import START_USDC_UNITS
-from tollway.testing.low_ports import find_low_port, find_low_ports
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from tollway_live_hand_payer import HandPayer
-from tollway_live_signed_calls import QUICK
-from tollway_live_street import PRICE_UNITS, plain, poll
-from tollway_torture_postgres_pair import PostgresNode, run_pair
 
-from tollway.testing.low_ports import find_low_port
+from tests.kit.ports import find_low_port
+from tests.live.hand_payer import HandPayer
+from tests.live.signed_calls import QUICK
+from tests.live.street import PRICE_UNITS, plain, poll
+from tests.live.torture.postgres_pair import PostgresNode, run_pair
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 

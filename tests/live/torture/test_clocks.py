@@ -19,12 +19,12 @@ import pytest
 import pytest_asyncio
 from eth_account import Account
 from eth_account.messages import encode_defunct
-from tollway_live_hand_payer import V2, HandPayer, Quote
-from tollway_live_signed_calls import QUICK
-from tollway_live_street import API, PRICE_UNITS, bound, plain, poll
-from tollway_torture_rig import Seat, Upstream, run_upstream
 
-from tollway.testing.low_ports import find_low_ports
+from tests.kit.ports import find_low_ports
+from tests.live.hand_payer import V2, HandPayer, Quote
+from tests.live.signed_calls import QUICK
+from tests.live.street import API, PRICE_UNITS, bound, plain, poll
+from tests.live.torture.rig import Seat, Upstream, run_upstream
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 

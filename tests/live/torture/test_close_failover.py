@@ -5,12 +5,12 @@ wait for the new server; those that cannot are dropped, and their callers have o
 from typing import Any
 
 import pytest
-from tollway_torture_postgres_pair import run_pair
 
+from tests.kit.failing_gateways import Crowd, opened_gateways
+from tests.kit.paused_ledger import until
+from tests.kit.ports import find_low_port
+from tests.live.torture.postgres_pair import run_pair
 from tollway.storage.database import connect_database
-from tollway.testing.gated_books import until
-from tollway.testing.gated_gateways import Crowd, opened_gateways
-from tollway.testing.low_ports import find_low_port
 
 pytestmark = [pytest.mark.postgres, pytest.mark.timeout(300)]
 

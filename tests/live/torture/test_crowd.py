@@ -9,8 +9,9 @@ from typing import Any
 
 import asyncpg
 import pytest
-from tollway_live_street import API, bound, plain
-from tollway_torture_rig import Chorus, Heard, open_seats, pay_in_bulk, stopwatch, write_request
+
+from tests.live.street import API, bound, plain
+from tests.live.torture.rig import Chorus, Heard, open_seats, pay_in_bulk, stopwatch, write_request
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(1_200)]
 

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from tollway_live_street import API, PRICE_UNITS, plain, poll
-from tollway_torture_postgres_pair import run_pair
-from tollway_torture_rig import Progress, open_seats, pay_in_bulk, run_upstream, stopwatch
 
-from tollway.testing.low_ports import find_low_port
+from tests.kit.ports import find_low_port
+from tests.live.street import API, PRICE_UNITS, plain, poll
+from tests.live.torture.postgres_pair import run_pair
+from tests.live.torture.rig import Progress, open_seats, pay_in_bulk, run_upstream, stopwatch
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tollway_torture_rig import Seat, open_seats, run_upstream, stopwatch
-from tollway_torture_storm import KINDS, Storm
+
+from tests.live.torture.rig import Seat, open_seats, run_upstream, stopwatch
+from tests.live.torture.storm import KINDS, Storm
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(1_200)]
 

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from sqlalchemy import update
-from tollway_live_signed_calls import QUICK, Stall
-from tollway_live_street import PRICE_UNITS, plain, poll
-from tollway_torture_puppet import Puppet, run_puppet
-from tollway_torture_rig import open_seats, pay_in_bulk
 
+from tests.live.signed_calls import QUICK, Stall
+from tests.live.street import PRICE_UNITS, plain, poll
+from tests.live.torture.puppet import Puppet, run_puppet
+from tests.live.torture.rig import open_seats, pay_in_bulk
 from tollway.storage.book_tables import call_table
 from tollway.storage.database import connect_database
 

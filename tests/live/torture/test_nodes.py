@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from tollway_live_rpc_line import (
+
+from tests.live.rpc_line import (
     RpcLine,
     answer_for_another_chain,
     answer_null,
@@ -21,10 +22,9 @@ from tollway_live_rpc_line import (
     name_nodes,
     run_rpc_line,
 )
-from tollway_live_signed_calls import SignedCall, Stall
-from tollway_live_street import PRICE_UNITS, plain, poll
-from tollway_torture_rig import open_seats
-
+from tests.live.signed_calls import SignedCall, Stall
+from tests.live.street import PRICE_UNITS, plain, poll
+from tests.live.torture.rig import open_seats
 from tollway.identifiers import TxHash
 from tollway.sandbox.playground import START_USDC_UNITS
 

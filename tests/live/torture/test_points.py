@@ -19,10 +19,11 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from sqlalchemy import select
-from tollway_live_hand_payer import MPP, HandPayer, Header, Quote
-from tollway_live_signed_calls import QUICK, Stall
-from tollway_live_street import API, plain, poll
-from tollway_torture_points import (
+
+from tests.live.hand_payer import MPP, HandPayer, Header, Quote
+from tests.live.signed_calls import QUICK, Stall
+from tests.live.street import API, plain, poll
+from tests.live.torture.points import (
     FAILED,
     KILLED,
     LEFT,
@@ -34,9 +35,8 @@ from tollway_torture_points import (
     USED,
     Row,
 )
-from tollway_torture_puppet import REST, Caller, Puppet, Told, run_puppet
-from tollway_torture_rig import Seat, open_seats, pay_in_bulk
-
+from tests.live.torture.puppet import REST, Caller, Puppet, Told, run_puppet
+from tests.live.torture.rig import Seat, open_seats, pay_in_bulk
 from tollway.storage.book_tables import call_table
 from tollway.storage.database import connect_database
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 from sqlalchemy import select
-from tollway_live_rpc_line import RpcLine, run_rpc_line
-from tollway_live_signed_calls import QUICK, SignedCall, Stall, find_pending
-from tollway_live_street import PRICE_UNITS, plain, poll
-from tollway_torture_rig import open_seats
 
+from tests.live.rpc_line import RpcLine, run_rpc_line
+from tests.live.signed_calls import QUICK, SignedCall, Stall, find_pending
+from tests.live.street import PRICE_UNITS, plain, poll
+from tests.live.torture.rig import open_seats
 from tollway.identifiers import TxHash, keccak256
 from tollway.sandbox.playground import START_USDC_UNITS
 from tollway.storage.book_tables import payment_table

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from tollway_live_signed_calls import QUICK, Stall
-from tollway_live_street import PRICE_UNITS, plain, poll
-from tollway_valkey_server import run_valkey
 
-from tollway.testing.low_ports import find_low_ports
+from tests.kit.ports import find_low_ports
+from tests.kit.valkey import run_valkey
+from tests.live.signed_calls import QUICK, Stall
+from tests.live.street import PRICE_UNITS, plain, poll
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from tests.kit.memory_creations import MemoryCreations
 from tollway.errors import StorageUnavailable
 from tollway.identifiers import Address, ListingId
 from tollway.registry.catalog import TOTAL_EXACT_MAX, Found, ListingPage, ListingQuery, Market, Revised, Stale
@@ -18,7 +19,6 @@ from tollway.registry.words import (
     searched_texts,
     split_words,
 )
-from tollway.testing.memory_creations import MemoryCreations
 
 
 @dataclass(slots=True, kw_only=True)

@@ -13,6 +13,12 @@ from typing import Any, Self
 from eth_account import Account
 from pydantic_core import from_json
 
+from tests.kit.authorizations import CHAIN, NOW_S, USDC, Payer
+from tests.kit.chain import MemoryChain
+from tests.kit.chain_tokens import authorizing_token
+from tests.kit.ledger_records import authorized_claim, close_of
+from tests.model.gas import MemoryGas
+from tests.model.ledger import MemoryBook
 from tollway.chain.gas_key import GasKey
 from tollway.chain.rules import ChainRules, ConfirmationSteps
 from tollway.errors import ChainUnavailable
@@ -29,12 +35,6 @@ from tollway.payments.settlement_rules import FacilitatorRules, SettlementRules
 from tollway.payments.settling_notes import SettlingNotes
 from tollway.payments.sweeper import Sweeper
 from tollway.rates import Rates
-from tollway.testing.authorization_samples import CHAIN, NOW_S, USDC, Payer
-from tollway.testing.book_samples import authorized_claim, close_of
-from tollway.testing.memory_book import MemoryBook
-from tollway.testing.memory_chain import MemoryChain
-from tollway.testing.memory_gas import MemoryGas
-from tollway.testing.memory_tokens import authorizing_token
 
 HASTY = replace(DEFAULT_LIMITS, settle_wait_s=0.02)
 """Where nothing is mined, nobody need wait for it."""

@@ -10,10 +10,10 @@ from typing import Any
 from starlette.requests import Request
 from starlette.types import Scope
 
+from tests.kit.gateway import PUBLIC_URL, RULES, SmallGateway
 from tollway.errors import Code, Problem, Refusal
 from tollway.identifiers import Address
 from tollway.identity.authenticator import Identity
-from tollway.testing.small_gateway import PUBLIC_URL, RULES, SmallGateway
 from tollway.web.app import build_app
 from tollway.web.inner_call import Visit
 from tollway.web.listing_wire import ListingShape

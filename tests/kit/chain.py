@@ -8,6 +8,20 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
+from tests.kit.chain_blocks import (
+    NO_ANSWER,
+    REVERTED,
+    TRANSFER_GAS,
+    Block,
+    MemoryBlocks,
+    Transaction,
+    Wallet,
+    authorization_log,
+    cancellation_log,
+    settlement_logs,
+    transfer_log,
+)
+from tests.kit.chain_transfers import SentTransaction, parse_authorized_transfer, parse_sent
 from tollway.chain.reader import (
     AccountFacts,
     AuthorizationFacts,
@@ -24,20 +38,6 @@ from tollway.chain.reader import (
 )
 from tollway.errors import ChainUnavailable, NodesDisagree
 from tollway.identifiers import Address, ChainId, TxHash, keccak256
-from tollway.testing.memory_blocks import (
-    NO_ANSWER,
-    REVERTED,
-    TRANSFER_GAS,
-    Block,
-    MemoryBlocks,
-    Transaction,
-    Wallet,
-    authorization_log,
-    cancellation_log,
-    settlement_logs,
-    transfer_log,
-)
-from tollway.testing.memory_transfers import SentTransaction, parse_authorized_transfer, parse_sent
 
 __all__ = [
     "NO_ANSWER",

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+from tests.model.history import MemoryStatement
+from tests.model.rows import MemoryCall, owed_units, purse_of_claim, shown_payment
 from tollway.ledger.call import (
     CallState,
     Interruption,
@@ -13,8 +15,6 @@ from tollway.ledger.call import (
 )
 from tollway.ledger.claims import purse_of
 from tollway.ledger.parts import Parts, held_after, share_among_debts
-from tollway.testing.memory_rows import MemoryCall, owed_units, purse_of_claim, shown_payment
-from tollway.testing.memory_statement import MemoryStatement
 
 
 class MemoryMoves(MemoryStatement):

@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
+from tests.model.rows import MemoryCall, purse_of_claim, shown_payment
+from tests.model.settling import MemorySettling
 from tollway.identifiers import CallId, TxHash
 from tollway.ledger.authorization import AuthorizedCall, SettledTransfer
 from tollway.ledger.call import AUTHORIZED_RAILS, CallState, Payment, PaymentState
-from tollway.testing.memory_rows import MemoryCall, purse_of_claim, shown_payment
-from tollway.testing.memory_settling import MemorySettling
 
 
 class MemoryRelocation(MemorySettling):

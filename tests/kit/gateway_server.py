@@ -5,7 +5,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from tollway.testing.small_gateway import SmallGateway
+from tests.kit.gateway import SmallGateway
 from tollway.web.server import HttpServer
 
 

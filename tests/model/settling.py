@@ -4,6 +4,17 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import NamedTuple
 
+from tests.model.moves import MemoryMoves
+from tests.model.rows import (
+    MemoryAttempt,
+    MemoryAuthorization,
+    MemoryCall,
+    MemoryWalletGas,
+    is_cut,
+    is_unpaid,
+    purse_of_claim,
+    shown_payment,
+)
 from tollway.errors import StorageUnavailable
 from tollway.identifiers import CallId
 from tollway.ledger.authorization import (
@@ -18,17 +29,6 @@ from tollway.ledger.gas import LaneTaken
 from tollway.ledger.settled import Ending, judge_dropped, judge_ending
 from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.money import UNITS_MAX
-from tollway.testing.memory_moves import MemoryMoves
-from tollway.testing.memory_rows import (
-    MemoryAttempt,
-    MemoryAuthorization,
-    MemoryCall,
-    MemoryWalletGas,
-    is_cut,
-    is_unpaid,
-    purse_of_claim,
-    shown_payment,
-)
 
 
 class Dropped(NamedTuple):

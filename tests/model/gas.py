@@ -2,11 +2,11 @@
 
 from collections import Counter
 
+from tests.model.rows import MemoryAttempt, MemoryRows, MemoryWalletGas
 from tollway.errors import StorageUnavailable
 from tollway.identifiers import Address, ChainId, ListingId
 from tollway.ledger.authorization import SettlementAttempt
 from tollway.ledger.gas import CodeRecord
-from tollway.testing.memory_rows import MemoryAttempt, MemoryRows, MemoryWalletGas
 
 
 class MemoryGas:

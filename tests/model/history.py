@@ -2,14 +2,7 @@
 
 from collections.abc import Callable
 
-from tollway.errors import StorageUnavailable
-from tollway.identifiers import Address, CallId, TxHash
-from tollway.ledger.book import Debt
-from tollway.ledger.call import CallRecord, CallState, Payment, Recorded
-from tollway.ledger.keyed_calls import KeyedCall, KeyName
-from tollway.ledger.statement import HistoryPage, HistoryQuery
-from tollway.limits import DEFAULT_LIMITS, Limits
-from tollway.testing.memory_rows import (
+from tests.model.rows import (
     MemoryCall,
     MemoryRows,
     call_record,
@@ -18,6 +11,13 @@ from tollway.testing.memory_rows import (
     named_calls,
     shown_payment,
 )
+from tollway.errors import StorageUnavailable
+from tollway.identifiers import Address, CallId, TxHash
+from tollway.ledger.book import Debt
+from tollway.ledger.call import CallRecord, CallState, Payment, Recorded
+from tollway.ledger.keyed_calls import KeyedCall, KeyName
+from tollway.ledger.statement import HistoryPage, HistoryQuery
+from tollway.limits import DEFAULT_LIMITS, Limits
 
 TOTAL_MAX = 10_000
 

@@ -8,6 +8,14 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
+from tests.kit.accounts import CHAIN, Buyer, FakeChains
+from tests.kit.asgi_exchange import Exchange
+from tests.kit.gateway_settlement import SmallSettlement, Stores
+from tests.kit.listings import sample_listing
+from tests.kit.memory_catalog import MemoryCatalog
+from tests.kit.memory_sessions import MemorySessions
+from tests.kit.upstream import LoopbackUpstream, run_upstream
+from tests.model.ledger import MemoryBook
 from tollway.chain.rules import PRESETS, ChainRules
 from tollway.gateway.breaker import Breaker
 from tollway.gateway.cashier import Cashier
@@ -31,14 +39,6 @@ from tollway.payments.till import Till
 from tollway.rates import Rates
 from tollway.registry.listing import Listing, Shelf
 from tollway.registry.quality_tally import QualityTally
-from tollway.testing.asgi_exchange import Exchange
-from tollway.testing.listing_samples import sample_listing
-from tollway.testing.loopback import LoopbackUpstream, run_upstream
-from tollway.testing.memory_book import MemoryBook
-from tollway.testing.memory_catalog import MemoryCatalog
-from tollway.testing.memory_sessions import MemorySessions
-from tollway.testing.small_crowd import CHAIN, Buyer, FakeChains
-from tollway.testing.small_settlement import SmallSettlement, Stores
 from tollway.web.app import build_app
 from tollway.web.call_routes import CallRoutes
 from tollway.web.load_gauge import LoadGauge

@@ -10,6 +10,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Self
 
+from tests.kit.chain import MemoryChain
+from tests.kit.chain_tokens import authorizing_token
+from tests.model.gas import MemoryGas
+from tests.model.ledger import MemoryBook
+from tests.model.stored_responses import MemoryAnswers
 from tollway.chain.gas_key import GasKey
 from tollway.chain.rules import ChainRules
 from tollway.limits import Limits
@@ -20,11 +25,6 @@ from tollway.payments.settlement import Settlement
 from tollway.payments.settlement_rules import SettlementRules
 from tollway.payments.sweeper import Sweeper
 from tollway.rates import Rates
-from tollway.testing.memory_answers import MemoryAnswers
-from tollway.testing.memory_book import MemoryBook
-from tollway.testing.memory_chain import MemoryChain
-from tollway.testing.memory_gas import MemoryGas
-from tollway.testing.memory_tokens import authorizing_token
 
 GAS_KEY = GasKey.parse("11" * 32)
 ETHER = 10**18

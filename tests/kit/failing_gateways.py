@@ -11,6 +11,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from tests.kit.asgi_exchange import Exchange
+from tests.kit.gateway import NOW_MS, SmallGateway
+from tests.kit.gateway_settlement import Stores
+from tests.kit.paused_ledger import Gate, until
+from tests.kit.payer import has_terms, served
+from tests.kit.upstream import Arrived, plain, run_upstream
 from tollway.errors import StorageUnavailable
 from tollway.ledger.call import CallState
 from tollway.limits import DEFAULT_LIMITS
@@ -19,12 +25,6 @@ from tollway.storage.book_store import BookStore
 from tollway.storage.database import Database
 from tollway.storage.gas_store import GasStore
 from tollway.storage.sealer import Sealer
-from tollway.testing.asgi_exchange import Exchange
-from tollway.testing.gated_books import Gate, until
-from tollway.testing.loopback import Arrived, plain, run_upstream
-from tollway.testing.small_gateway import NOW_MS, SmallGateway
-from tollway.testing.small_payer import has_terms, served
-from tollway.testing.small_settlement import Stores
 
 NEVER_S = 1e6
 PRICE = 10_000

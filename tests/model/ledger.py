@@ -9,6 +9,21 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Self
 
+from tests.model.finality import MemoryFinality
+from tests.model.rows import (
+    MemoryCall,
+    debts_of,
+    find_open,
+    held_of,
+    holds_right,
+    is_cut,
+    is_unpaid,
+    known_authorizations,
+    payment_key,
+    shown_payment,
+    used_nonces,
+)
+from tests.model.settling import Dropped
 from tollway.errors import StorageUnavailable
 from tollway.identifiers import CallId, TxHash
 from tollway.ledger.book import (
@@ -36,21 +51,6 @@ from tollway.ledger.claims import check_claim, check_units, decide_claims, reque
 from tollway.ledger.keyed_calls import KeyedCall, KeyName
 from tollway.ledger.open_calls import OpenCall, RequestName
 from tollway.limits import DEFAULT_LIMITS, Limits
-from tollway.testing.memory_finality import MemoryFinality
-from tollway.testing.memory_rows import (
-    MemoryCall,
-    debts_of,
-    find_open,
-    held_of,
-    holds_right,
-    is_cut,
-    is_unpaid,
-    known_authorizations,
-    payment_key,
-    shown_payment,
-    used_nonces,
-)
-from tollway.testing.memory_settling import Dropped
 
 GAP_MS = 60_000
 

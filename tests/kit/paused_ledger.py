@@ -5,11 +5,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from tests.kit.ledger_records import NOW_MS, new_payment
 from tollway.errors import StorageUnavailable
 from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.storage.book_store import BookStore
 from tollway.storage.database import Database
-from tollway.testing.book_samples import NOW_MS, new_payment
 
 
 class Gate:
@@ -104,7 +104,7 @@ def once() -> Callable[[], bool]:
 
 async def until(is_true: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
-        while not is_true():  # noqa: ASYNC110 - what is waited for has no event of its own
+        while not is_true():
             await asyncio.sleep(0)
 
 

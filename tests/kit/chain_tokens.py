@@ -1,5 +1,6 @@
 """A token's own word, for chains in memory: it takes authorisations, and says under which domain."""
 
+from tests.kit.chain_blocks import REVERTED, Wallet
 from tollway.chain.reader import ContractAnswer
 from tollway.chain.tokens import (
     compute_domain_separator,
@@ -8,7 +9,6 @@ from tollway.chain.tokens import (
 )
 from tollway.identifiers import ZERO_ADDRESS
 from tollway.money import Asset, TokenDomain
-from tollway.testing.memory_blocks import REVERTED, Wallet
 
 _STATE = encode_authorization_state(payer=ZERO_ADDRESS, nonce=bytes(32))[:4]
 

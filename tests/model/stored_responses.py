@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable
 
+from tests.model.rows import MemoryAnswer, MemoryRows
 from tollway.errors import StorageUnavailable
 from tollway.identifiers import Address, CallId
 from tollway.ledger.kept_answers import StoredAnswer, encode_answer
 from tollway.limits import DEFAULT_LIMITS, Limits
-from tollway.testing.memory_rows import MemoryAnswer, MemoryRows
 
 
 class MemoryAnswers:

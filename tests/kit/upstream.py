@@ -142,7 +142,7 @@ async def run_upstream() -> AsyncIterator[LoopbackUpstream]:
         server.close()
         upstream.stop()
         async with asyncio.timeout(5):
-            while upstream.ended < upstream.accepted:  # noqa: ASYNC110 - a test polls
+            while upstream.ended < upstream.accepted:
                 await asyncio.sleep(0.001)
 
 
@@ -152,7 +152,7 @@ async def _run(answer: Answerer, arrived: Arrived, writer: asyncio.StreamWriter)
 
 async def _wait_gone(reader: asyncio.StreamReader) -> None:
     """Ends with ConnectionResetError when the other side closes; what it sends stays unread."""
-    while not reader.at_eof() and reader.exception() is None:  # noqa: ASYNC110 - reading would take bytes of the next request
+    while not reader.at_eof() and reader.exception() is None:
         await asyncio.sleep(0.002)
     raise ConnectionResetError
 
@@ -183,5 +183,5 @@ def _parse_head(head: bytes) -> Arrived:
 async def until(condition: Callable[[], bool], *, deadline_s: float = 5.0) -> None:
     """Returns once `condition` holds; TimeoutError after the deadline."""
     async with asyncio.timeout(deadline_s):
-        while not condition():  # noqa: ASYNC110 - a test polls
+        while not condition():
             await asyncio.sleep(0.001)

@@ -7,6 +7,7 @@ back. Signatures of authorisations are not checked; a test says which are refuse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from tests.kit.chain_transfers import AuthorizedTransfer, SentTransaction, parse_authorized_transfer
 from tollway.chain.reader import ContractAnswer, Log, SendFault, SendRefused
 from tollway.chain.tokens import (
     AUTHORIZATION_CANCELED_TOPIC,
@@ -15,7 +16,6 @@ from tollway.chain.tokens import (
     parse_transfers,
 )
 from tollway.identifiers import Address, TxHash
-from tollway.testing.memory_transfers import AuthorizedTransfer, SentTransaction, parse_authorized_transfer
 
 _PAD = bytes(12)
 _FULL_TANK_WEI = 10**18

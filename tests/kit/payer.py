@@ -9,14 +9,14 @@ from typing import Any
 
 from eth_account import Account
 
+from tests.kit.accounts import CHAIN, Buyer
+from tests.kit.asgi_exchange import Exchange
+from tests.kit.authorizations import Payer, decode_header, encode_header, read_challenge
+from tests.kit.gateway import PAY_TO, USDC, HeaderPairs, SmallGateway
 from tollway.identifiers import Address, ChainId, keccak256, parse_network
 from tollway.ledger.authorization import Dialect
 from tollway.ledger.call import CallRecord
 from tollway.money import Asset, TokenDomain
-from tollway.testing.asgi_exchange import Exchange
-from tollway.testing.authorization_samples import Payer, decode_header, encode_header, read_challenge
-from tollway.testing.small_crowd import CHAIN, Buyer
-from tollway.testing.small_gateway import PAY_TO, USDC, HeaderPairs, SmallGateway
 
 Edit = Callable[[dict[str, Any]], object]
 Header = tuple[str, str]
