@@ -87,12 +87,8 @@ def run(name: str, *, seconds: int, runs: int) -> bool:
 def fuzz(name: str, *, seconds: int, runs: int) -> None:
     import atheris
 
-    with atheris.instrument_imports(include=["tollway", "http_sf", "fuzz_targets"]):
-        spec = importlib.util.spec_from_file_location("fuzz_targets", HERE / "targets.py")
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+    with atheris.instrument_imports(include=["tollway", "http_sf", "tests.fuzz.targets"]):
+        from tests.fuzz.targets import TARGETS
     os.mkdir("grown")
     limits = (
         f"-max_total_time={seconds}",
@@ -102,7 +98,7 @@ def fuzz(name: str, *, seconds: int, runs: int) -> None:
         f"-runs={runs}",
         "-print_final_stats=0",
     )
-    atheris.Setup([__file__, *limits, "grown", str(CORPUS / name)], module.TARGETS[name])
+    atheris.Setup([__file__, *limits, "grown", str(CORPUS / name)], TARGETS[name])
     atheris.Fuzz()
 
 

@@ -2,9 +2,7 @@
 `run.py`, guided by coverage.
 """
 
-import importlib.util
 import random
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,15 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.fuzz import targets
+
 HERE = Path(__file__).parent
 CHANGED = 40
 SEED = 20_261_121
 
-_spec = importlib.util.spec_from_file_location("tollway_fuzz_targets", HERE / "targets.py")
-assert _spec is not None
-assert _spec.loader is not None
-targets = sys.modules.setdefault(_spec.name, importlib.util.module_from_spec(_spec))
-_spec.loader.exec_module(targets)
 NAMES = sorted(targets.TARGETS)
 
 
