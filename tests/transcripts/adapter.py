@@ -52,8 +52,8 @@ SETTINGS = {
     "TOLLWAY_LIMIT_LEADER_POLL_S": "0.1",
     "TOLLWAY_LIMIT_LEADER_LEASE_S": str(LEASE_S),
     "TOLLWAY_LIMIT_CHAIN_AWAY_S": str(NEVER),
-    "TOLLWAY_LIMIT_SETTLE_WAIT_S": "0.6",
-    "TOLLWAY_LIMIT_SETTLE_WAIT_S_MAX": "30",
+    "TOLLWAY_LIMIT_SETTLE_WAIT_S": "30",
+    "TOLLWAY_LIMIT_SETTLE_WAIT_S_MAX": "60",
     "TOLLWAY_LIMIT_DRAIN_DEADLINE_S": "2",
 }
 
@@ -73,6 +73,9 @@ assets = [
   {{symbol = "ETH", decimals = 18}},
 ]
 """
+
+GIVES_UP_SOON = {"TOLLWAY_LIMIT_SETTLE_WAIT_S": "0.6"}
+"""For families whose settlements are not mined in time."""
 
 RENEWS_OFTEN = {"TOLLWAY_LIMIT_OWNER_RENEW_S": "0.1"}
 """For families whose gateways have to outlive a lease."""
@@ -191,11 +194,14 @@ COLUMNS: dict[str, tuple[str, str, tuple[str, ...], dict[str, str]]] = {
     ),
 }
 FLAGS = frozenset({"held", "plainEnded", "authorized", "clockReleases", "adrift", "open"})
+TRIES = "SELECT id || ':' || attempts FROM call WHERE "
 UNFINISHED = (
-    "SELECT count(*) FROM call WHERE state IN ('consumed', 'released')"
-    " AND (completed_ms IS NULL OR (upstream_status = http_status AND delivery IS NULL AND cut = ''))"
+    "state IN ('consumed', 'released')"
+    " AND (completed_ms IS NULL OR (upstream_status = http_status AND delivery IS NULL))"
 )
 """Calls that are closed and whose end is written a moment later."""
+
+UNDECIDED = "state IN ('settling', 'unknown')"
 
 RENEWED = "SELECT coalesce(max(seen_ms), 0) FROM gateway_owner"
 """When a gateway last said that it is alive."""

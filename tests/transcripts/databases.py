@@ -18,6 +18,10 @@ from tests.transcripts import adapter
 CLOCK_LOCK = 1_800_000_000
 """Whoever has asked the database for the time holds it to the end of the transaction: the clock must not move meanwhile."""
 COMPARED_S = 0.03
+BUSY = (
+    "SELECT 1 FROM pg_stat_activity"
+    " WHERE datname = current_database() AND pid <> pg_backend_pid() AND state = 'active'"
+)
 KINDS = ("sqlite", "postgresql")
 
 
@@ -107,9 +111,14 @@ class Rows:
             self._server.run(self._postgres.close())
         self._sqlite = self._postgres = None
 
+    def calls(self, condition: str = "TRUE") -> set[str]:
+        """Each try of a call, by its id and number."""
+        return {row[0] for row in self._ask(adapter.TRIES + condition)}
+
     @property
-    def unfinished(self) -> int:
-        return int(self._ask(adapter.UNFINISHED)[0][0])
+    def is_database_busy(self) -> bool:
+        """Whether the server works on a statement of the gateway. SQLite works within the gateway's process."""
+        return self._server is not None and bool(self._ask(BUSY))
 
     @contextlib.contextmanager
     def clock_held(self) -> Iterator[None]:

@@ -11,6 +11,7 @@ from tests.transcripts.stage import Forks, Stage, settings_of
 
 NAMES = (
     "authorizations",
+    "undecided",
     "answers",
     "repeats",
     "kills",

@@ -73,6 +73,7 @@ class Node:
         self._pool: dict[str, dict[str, Any]] = {}
         self._nonces: Counter[str] = Counter()
         self._lock = threading.RLock()
+        self._answering = 0
         self._server = _serve(self)
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
 
@@ -161,6 +162,19 @@ class Node:
     # ---- Answers.
 
     def answer(self, batch: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        with self._lock:
+            self._answering += 1
+        try:
+            return self._answer(batch)
+        finally:
+            with self._lock:
+                self._answering -= 1
+
+    @property
+    def is_busy(self) -> bool:
+        return self._answering > 0
+
+    def _answer(self, batch: list[dict[str, Any]]) -> list[dict[str, Any]]:
         holding = self.holding
         if holding is not None and any(one["method"] == self.held_method for one in batch):
             self.holding = None

@@ -43,7 +43,9 @@ _PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     )
 )
 _BASE64 = re.compile(r"[A-Za-z0-9+/_-]{40,}={0,2}")
-_PROSE = re.compile(r'(\\*)"(?:title|detail|error)\1": ?\1"(?:[^"\\]|\\\\.|\\(?!\1").)*?\1"')
+_PROSE = re.compile(r'"(?:title|detail|error)": ?"(?:[^"\\]|\\.)*"')
+_INNER_PROSE = re.compile(r'\\"(?:title|detail|error)\\": ?\\"(?:[^"\\]|\\\\.)*\\"')
+"""The same in JSON that stands as text in JSON (tools over MCP)."""
 
 
 class Names:
@@ -237,7 +239,7 @@ def path_of(family: str) -> Path:
 
 def without_prose(text: str) -> str:
     """Without what people read in problems: `title` and `detail`, the copy of the detail in `error`, and lengths."""
-    text = _PROSE.sub('"prose"', text)
+    text = _INNER_PROSE.sub('"prose"', _PROSE.sub('"prose"', text))
     return re.sub(r"(?mi)^(<.*content-length:) \d+$", r"\1 -", text)
 
 

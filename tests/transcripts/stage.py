@@ -31,9 +31,8 @@ SECOND_CHAIN = 421614
 SECOND_TOKEN = "0x75faf114eafb1BDbe2F0316DF893fd58CE46AA4d"
 TICK_MS = 1_000
 DEADLINE_S = 30.0
-QUIET_S = 0.2
-END_DEADLINE_S = 2.0
-"""For what is written when a body has ended. Of a call whose process died it never is."""
+QUIET_LOOKS = 15
+QUIET_LOOK_S = 0.01
 
 Headers = list[tuple[str, str]]
 
@@ -191,7 +190,8 @@ class Stage:
             self.clock.held = self._rows.clock_held
         self.recorder = Recorder(literals)
         self.node.on_random = self.recorder.learn
-        self._labels = self._never_finished = 0
+        self._labels = 0
+        self._left_open: set[str] = set()  # calls whose end no exchange writes
         self.start()
 
     # ---- The process.
@@ -204,6 +204,7 @@ class Stage:
             assert self._forks.ask({"poll": self._pid})["code"] is None, f"ended at once\n{self.read_log()}"
             time.sleep(0.01)
         self._rows.open()
+        self._left_open |= self._rows.calls()
         self._wait_quiet()
 
     def _fork(self, *arguments: str) -> int:
@@ -220,21 +221,24 @@ class Stage:
 
     def _wait_quiet(self) -> None:
         """Until what runs at a start has run; where the chain is asked all the time, until gas prices are known."""
+        wait_for(lambda: bool(self.node.asked["eth_gasPrice"]) or self.node.is_away, what="gas prices")
         if not self._counts_rpc:
-            wait_for(lambda: bool(self.node.asked["eth_gasPrice"]) or self.node.is_away, what="gas prices")
-            time.sleep(QUIET_S)
             return
         deadline = time.monotonic() + DEADLINE_S
-        before, since = -1, time.monotonic()
-        while time.monotonic() - since < QUIET_S or (
-            not self.node.is_away and not self.node.asked["eth_gasPrice"]
-        ):
+        before, looks = -1, 0
+        while looks < QUIET_LOOKS:
             assert time.monotonic() < deadline, f"never quiet\n{self.read_log()}"
-            time.sleep(0.02)
             now = self.node.asked.total() + self.second.asked.total()
-            if now != before:
-                before, since = now, time.monotonic()
+            looks = looks + 1 if now == before and self._is_idle() else 0
+            before = now
+            time.sleep(QUIET_LOOK_S)
         self._take_rpc()
+
+    def _is_idle(self) -> bool:
+        """Whether nothing of this gateway runs or waits for a processor, its database, or a chain node."""
+        return not (
+            self.node.is_busy or self.second.is_busy or is_running(self._pid) or self._rows.is_database_busy
+        )
 
     def kill(self) -> None:
         self._forks.ask({"signal": self._pid, "number": signal.SIGKILL})
@@ -288,6 +292,7 @@ class Stage:
         return (self.folder / "log").read_text(errors="replace")[-1_000:]
 
     def close(self) -> None:
+        """Everything that the stage started. What fails here hides no failure of a scene."""
         with contextlib.suppress(Exception):
             self.upstream.release()
         if self._forks.ask({"poll": self._pid})["code"] is None:
@@ -439,10 +444,10 @@ class Stage:
         wait_for(lambda: self.has_row(text, rows), what=f"a row with {text}")
 
     def _settle_rows(self) -> list[str]:
-        deadline = time.monotonic() + END_DEADLINE_S
-        while (left := self._rows.unfinished) > self._never_finished and time.monotonic() < deadline:
-            time.sleep(0.005)
-        self._never_finished = left
+        """Once each call that this process closed within an exchange has its end. Of a call that an exchange left undecided
+        the recovery or the operator writes the state later, and nothing more."""
+        wait_for(lambda: self._rows.calls(adapter.UNFINISHED) <= self._left_open, what="the end of a call")
+        self._left_open |= self._rows.calls(adapter.UNDECIDED)
         return self._rows.take()
 
     def _take_rpc(self) -> dict[str, int]:
@@ -454,6 +459,15 @@ class Stage:
 
 def format_time(at_ms: int) -> str:
     return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")
+
+
+def is_running(pid: int) -> bool:
+    """Whether a thread of that process runs, or would if a processor were free. Unknown, hence no, outside Linux."""
+    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with contextlib.suppress(OSError):
+            if stat.read_text().rpartition(")")[2].split()[0] in "RD":
+                return True
+    return False
 
 
 def wait_for(test: Callable[[], bool], *, what: str, pause_s: float = 0.005) -> None:

@@ -1,5 +1,6 @@
 """The provider's API of the transcripts. What it does with a request is named by the first part of its path."""
 
+import contextlib
 import json
 import threading
 import time
@@ -25,7 +26,8 @@ class Arrived:
 
 class Upstream:
     """`/echo` answers what it got · `/status/N` · `/headers` unusual ones · `/stream` in chunks · `/cut` breaks its body
-    off · `/close` hangs up without a byte · `/bad` no HTTP · `/hold` waits for `release` before its head · `/half` sends
+    off · `/close` hangs up without a byte · `/bad` no HTTP · `/never` waits for the
+    other side to hang up · `/hold` waits for `release` before its head · `/half` sends
     half of its body and waits · `/big` more than is stored · `/empty` 204 · `/redirect` · `/owned` a file."""
 
     def __init__(self) -> None:
@@ -106,9 +108,10 @@ class Upstream:
             case "bad":
                 handler.wfile.write(b"this is not HTTP\r\n\r\n")
                 handler.close_connection = True
-            case "wait":
-                time.sleep(float(rest))
-                self._send(handler, 200, b'{"waited":true}')
+            case "never":
+                with contextlib.suppress(OSError):
+                    handler.connection.recv(1)  # until the gateway hangs up
+                handler.close_connection = True
             case "stream":
                 self._send_head(handler, 200, [_TEXT, ("Transfer-Encoding", "chunked")], b"4\r\none \r\n")
                 for part in (b"4\r\ntwo \r\n", b"5\r\nthree\r\n", b"0\r\n\r\n"):

@@ -34,13 +34,18 @@ def play_statuses(stage: Stage) -> None:
                 stage.call(f"{status}", api, f"/status/{status}", proof)
 
     for dialect in DIALECTS:
-        api = stage.publish(PROVIDER, name=f"Statuses by {dialect}", timeoutSeconds=1)
+        api = stage.publish(
+            PROVIDER,
+            name=f"Statuses by {dialect}",
+        )
+        slow = stage.publish(PROVIDER, name=f"Slow by {dialect}", timeoutSeconds=1)
         stage.clock.advance(61)  # the limit of look-ups counts by the minute
         with stage.scene(f"{dialect}: answers that do not cost, and answers that never come"):
-            for path in ("/status/500", "/status/404", "/status/402", "/close", "/bad", "/wait/1.2"):
-                headers = show(stage, ALICE, quote(stage, api, path), dialect)
-                stage.call(path, api, path, headers)
-                stage.call(path + " again", api, path, headers)
+            for path in ("/status/500", "/status/404", "/status/402", "/close", "/bad", "/never"):
+                one = slow if path == "/never" else api
+                headers = show(stage, ALICE, quote(stage, one, path), dialect)
+                stage.call(path, one, path, headers)
+                stage.call(path + " again", one, path, headers)
 
 
 def play_bodies(stage: Stage) -> None:
@@ -160,16 +165,13 @@ def play_unreachable(stage: Stage) -> None:
         with stage.scene("an upstream that nobody listens at"):
             api = stage.publish(PROVIDER, name="Nothing", endpoint=f"http://127.0.0.1:{port}")
             stage.call("unpaid", api, "/echo")
+            shown = {one: show(stage, ALICE, quote(stage, api, "/echo"), one) for one in DIALECTS}
             for number in range(1, 7):
                 stage.call(f"paid, {number}", api, "/echo", proof)
+            # Less than the pause until a probe is due: when that comes is real time.
             stage.call("unpaid, known to be down", api, "/echo")
-            stage.clock.advance(11)
-            stage.call("a probe is due", api, "/echo", proof)
-            for dialect in DIALECTS:
-                stage.clock.advance(31)
-                other = stage.publish(PROVIDER, name=f"Nothing {dialect}")
-                headers = show(stage, ALICE, quote(stage, other, "/echo"), dialect)
-                stage.call(f"{dialect}", api, "/echo", headers)
+            for dialect, headers in shown.items():
+                stage.call(dialect, api, "/echo", headers)
 
 
 def play_free(stage: Stage) -> None:

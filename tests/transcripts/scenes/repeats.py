@@ -71,7 +71,7 @@ def play_keys(stage: Stage) -> None:
 
 
 def play_cut(stage: Stage) -> None:
-    api = stage.publish(PROVIDER, name="Cut", timeoutSeconds=1)
+    api = stage.publish(PROVIDER, name="Cut")
     with stage.scene("a body that the upstream cuts"):
         proof = plain(ALICE, pay(stage, 5))
         stage.call("cut", api, "/cut", proof)
@@ -81,13 +81,14 @@ def play_cut(stage: Stage) -> None:
         stage.call("POST again", api, "/cut?post", proof, method="POST", body=b"x")
 
     with stage.scene("no head within the listing's time"):
+        slow = stage.publish(PROVIDER, name="Slow", timeoutSeconds=1)
         proof = plain(ALICE, pay(stage, 4))
-        stage.call("GET", api, "/wait/1.3", proof)
-        stage.call("GET again", api, "/wait/1.3", proof)
-        stage.call("GET a third time", api, "/wait/1.3", proof)
-        stage.call("GET a fourth time", api, "/wait/1.3", proof)
-        stage.call("POST", api, "/wait/1.3", proof, method="POST", body=b"x")
-        stage.call("POST again", api, "/wait/1.3", proof, method="POST", body=b"x")
+        stage.call("GET", slow, "/never", proof)
+        stage.call("GET again", slow, "/never", proof)
+        stage.call("GET a third time", slow, "/never", proof)
+        stage.call("GET a fourth time", slow, "/never", proof)
+        stage.call("POST", slow, "/never", proof, method="POST", body=b"x")
+        stage.call("POST again", slow, "/never", proof, method="POST", body=b"x")
         stage.restart(after_s=86_400 + 60)
         stage.call("a day later its value is credit again", api, "/echo", proof)
 

@@ -1,11 +1,12 @@
 """Settlements that end without a payment: the time of an authorisation passes and it was never used."""
 
+from tests.transcripts import adapter
 from tests.transcripts.payer import DIALECTS, quote, show
 from tests.transcripts.signing import Account
 from tests.transcripts.stage import Stage
 
 PROVIDER, ALICE = Account("provider"), Account("alice")
-SETTINGS = {"TOLLWAY_LIMIT_SWEEP_INTERVAL_S": "0.2"}
+SETTINGS = adapter.GIVES_UP_SOON | {"TOLLWAY_LIMIT_SWEEP_INTERVAL_S": "0.2"}
 
 
 def play(stage: Stage) -> None:
