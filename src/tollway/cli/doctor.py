@@ -20,7 +20,7 @@ from tollway.settings import NetworkSettings, Settings
 from tollway.storage.database import Database, PostgresDatabase, SqliteDatabase, is_shared_write_safe
 from tollway.storage.durability import find_risks, read_server_settings
 from tollway.storage.leadership import Duty, Leader, are_sessions_shared, find_leaders
-from tollway.storage.migrate import schema_state
+from tollway.storage.migrate import TOO_OLD, schema_state
 from tollway.storage.seal_keeper import SealKeeper
 from tollway.storage.sealer import Sealer
 from tollway.telemetry import BACKGROUND_AGE, BACKGROUND_ENDED, BACKGROUND_FAILURES, BACKGROUND_INTERVAL
@@ -149,6 +149,8 @@ async def _examine_database(settings: Settings, database: Database) -> Finding:
     if state == "ahead":
         detail = f"{where} is from a newer version; this one can serve from it"
         return Finding(check="database", level="warning", detail=detail)
+    if state == "too_old":
+        return Finding(check="database", level="failed", detail=f"{where}: {TOO_OLD}")
     if settings.is_sqlite:
         return Finding(
             check="database", level="note", detail=f"{where} will be migrated when the gateway starts"

@@ -27,7 +27,7 @@ from tollway.registry.listing import Listing
 from tollway.registry.moderation import Moderation
 from tollway.settings import Secret, Settings, load_settings
 from tollway.storage.database import Database, ProcessLock, SqliteDatabase, is_shared_write_safe
-from tollway.storage.migrate import schema_state, upgrade
+from tollway.storage.migrate import TOO_OLD, schema_state, upgrade
 from tollway.telemetry import configure_logging
 
 DONE, FAILED, USAGE, LATER = 0, 1, 2, 3
@@ -122,9 +122,11 @@ def _register_running(app: typer.Typer, premises: Premises) -> None:
 
         async def work(desk: Desk) -> None:
             state = await schema_state(desk.database)
-            if state == "foreign":
-                raise CommandFailed("the database needs a newer version of Tollway than this one")
             now = await upgrade(desk.database)
+            if now == "foreign":
+                raise CommandFailed("the database needs a newer version of Tollway than this one")
+            if now == "too_old":
+                raise CommandFailed(TOO_OLD)
             show({"before": state, "now": now}, [f"database: {state} -> {now}"], as_json)
 
         _run(work, premises, config, as_json=as_json, access="write")

@@ -70,7 +70,7 @@ class GasBook(Protocol):
         nonce count once."""
         ...
 
-    # ---- Payers with code: attempts with a `code_hash`. On tables of before 0013 all three raise `StorageUnavailable`.
+    # ---- Payers with code: attempts with a `code_hash`.
 
     async def note_wallet_cost(self, attempt: SettlementAttempt, *, cost_wei: int, is_reverted: bool) -> None:
         """What a mined attempt cost and whether it reverted, where its payer has code; otherwise nothing happens."""

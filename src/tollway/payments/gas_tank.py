@@ -357,9 +357,7 @@ class GasTank:
             spending.replace(spent)
         try:
             await self._refresh_wallets()
-        except (
-            StorageUnavailable
-        ):  # tables of before: payers with code are not served, and nothing else is lost
+        except StorageUnavailable:  # payers with code are not served meanwhile, and nothing else is lost
             _log.warning("wallet_gas_unknown")
         ended_s = self._clock()
         self._next_sum_s = ended_s + BUDGET_PAUSE_FACTOR * (ended_s - began_s)

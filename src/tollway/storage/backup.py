@@ -30,7 +30,7 @@ from tollway.storage.generation import (
     stamp_copy,
     write_mark,
 )
-from tollway.storage.migrate import SchemaState, schema_state, upgrade
+from tollway.storage.migrate import TOO_OLD, SchemaState, schema_state, upgrade
 
 _BUSY_S = 30.0
 _AUDITED: frozenset[SchemaState] = frozenset({"current", "ahead", "serviceable"})
@@ -107,6 +107,8 @@ async def _examine(database: SqliteDatabase, *, is_to_serve: bool = False) -> Co
             raise CopyUnusable("the file is no database of Tollway")
         if state == "foreign":
             raise CopyUnusable("the file needs a newer version of Tollway than this one")
+        if state == "too_old" and is_to_serve:
+            raise CopyUnusable(TOO_OLD)
         generation = await database.read(read_generation)
         if is_to_serve:
             state = await upgrade(database)

@@ -4,8 +4,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, TypeVar
 
-from sqlalchemy import Connection
-
 from tollway.identifiers import Address, CallId, TxHash
 from tollway.ledger.authorization import AuthorizationKey, AuthorizedCall, SettlementAttempt
 from tollway.ledger.book import Claim, Debt, Exhausted, NonceUsed
@@ -26,7 +24,6 @@ from tollway.storage import (
     spent_store,
     statement_store,
 )
-from tollway.storage.call_totals import has_totals
 from tollway.storage.database import Database, Work
 from tollway.storage.gathering import Gathering
 
@@ -52,7 +49,6 @@ class BookReader:
         self._database = database
         self._now_ms = now_ms
         self._limits = limits
-        self._has_totals = False
         # What each of a crowd asks when it shows one payment.
         self._payments: Gathering[TxHash, tuple[Payment, ...]] = Gathering(self._find_payments)
         self._repeats: Gathering[_Request, OpenCall | None] = Gathering(self._find_repeats)
@@ -83,11 +79,7 @@ class BookReader:
         return await self._database.read(partial(payment_store.debts, payer=payer))
 
     async def history(self, query: HistoryQuery) -> HistoryPage:
-        def work(connection: Connection) -> HistoryPage:
-            self._has_totals = self._has_totals or has_totals(connection)
-            return history_page.history(connection, query, is_totalled=self._has_totals)
-
-        return await self._database.read(work)
+        return await self._database.read(partial(history_page.history, query=query))
 
     async def find_call(self, call_id: CallId) -> CallRecord | None:
         return await self._database.read(partial(statement_store.find_call, call_id=call_id))

@@ -6,7 +6,7 @@ up to a mark they are in the totals, and whoever asks counts the few above it. R
 numbers only grow.
 """
 
-from sqlalchemy import Connection, func, inspect, select, text
+from sqlalchemy import Connection, func, select, text
 
 from tollway.identifiers import Address
 from tollway.ledger.statement import HistoryRole
@@ -28,11 +28,6 @@ INSERT INTO call_total (wallet, role, slot, calls) VALUES (:wallet, :role, :slot
 ON CONFLICT (wallet, role, slot) DO UPDATE SET calls = excluded.calls
 """
 _COUNT_ABOVE = "SELECT count(*) FROM call NOT INDEXED WHERE rowid > :mark AND {role} = :wallet"
-
-
-def has_totals(connection: Connection) -> bool:
-    """False on the tables of the release before: there all calls of a wallet are counted for its total."""
-    return inspect(connection).has_table(call_total_table.name)
 
 
 def total_of(connection: Connection, wallet: Address, role: HistoryRole) -> int:

@@ -14,9 +14,6 @@ from tollway.registry.words import fold
 NO_OPERATIONS = "[]"
 """How a listing without operations stands in its column."""
 
-SOLD_COLUMNS = frozenset({"other_paths", "methods", "described", "status"})
-"""What the tables of the release before do not record of a version of the terms."""
-
 
 def listing_values(listing: Listing) -> dict[str, Any]:
     """Every column of a listing but its number and its sealed secret."""

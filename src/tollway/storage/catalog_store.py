@@ -5,10 +5,11 @@ It decides nothing about what may be listed. Secrets are sealed before they reac
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import structlog
-from sqlalchemy import ColumnElement, Connection, Row, delete, exists, insert, inspect, null, select, update
+from sqlalchemy import Connection, Row, delete, exists, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from tollway.errors import StorageUnavailable
@@ -26,7 +27,6 @@ from tollway.registry.listing import Listing, Shelf, Terms, UpstreamAuth
 from tollway.registry.standing import UNKNOWN_STANDING, Standing
 from tollway.registry.words import fold, matched_fields, query_words
 from tollway.storage.catalog_rows import (
-    SOLD_COLUMNS,
     is_shown,
     listing_values,
     read_document,
@@ -49,7 +49,7 @@ from tollway.storage.database import Database, T, Work
 from tollway.storage.ownership_store import end_stale_proof
 from tollway.storage.sealer import Sealer
 from tollway.storage.shelf_cache import ShelfCache
-from tollway.storage.standing_rows import find_standings, has_standings
+from tollway.storage.standing_rows import find_standings
 
 ID_LENGTH_MAX = 64
 
@@ -70,8 +70,6 @@ class CatalogStore:
         self._database = database
         self._sealer = sealer
         self._now_ms = now_ms
-        self._has_standings = False
-        self._has_sold = False
         self._cache = ShelfCache()
 
     def forget_shelves(self) -> None:
@@ -82,7 +80,7 @@ class CatalogStore:
         sealed = self._seal(listing)
 
         def work(connection: Connection) -> None:
-            _publish(connection, listing, sealed, is_sold_known=self._knows_sold(connection))
+            _publish(connection, listing, sealed)
 
         await self._add(listing, work)
 
@@ -92,7 +90,7 @@ class CatalogStore:
         def work(connection: Connection) -> bool:
             if not finish_creation(connection, under, answer):
                 return False
-            _publish(connection, listing, sealed, is_sold_known=self._knows_sold(connection))
+            _publish(connection, listing, sealed)
             return True
 
         return await self._add(listing, work)
@@ -101,8 +99,7 @@ class CatalogStore:
         sealed = self._seal(listing)
 
         def work(connection: Connection) -> Revised | Stale:
-            is_sold_known = self._knows_sold(connection)
-            return _revise(connection, listing, sealed, expected_revision, is_sold_known=is_sold_known)
+            return _revise(connection, listing, sealed, expected_revision)
 
         try:
             return await self._database.write(work)
@@ -144,7 +141,7 @@ class CatalogStore:
             seq = connection.scalar(select(listing_table.c.seq).where(listing_table.c.id == listing_id))
             if seq is None:
                 return ()
-            return _load_terms(connection, seq, moment_ms, is_sold_known=self._knows_sold(connection))
+            return _load_terms(connection, seq, moment_ms)
 
         return await self._database.read(work)
 
@@ -153,8 +150,6 @@ class CatalogStore:
             return UNKNOWN_STANDING
 
         def work(connection: Connection) -> Standing:
-            if not self._knows_standings(connection):
-                return UNKNOWN_STANDING
             found = find_standings(connection, listing_table.c.id == listing_id)
             return next(iter(found.values()), UNKNOWN_STANDING)
 
@@ -166,27 +161,7 @@ class CatalogStore:
                 return ListingPage(found=(), total=0)
             query = replace(query, verified=True)
 
-        def work(connection: Connection) -> ListingPage:
-            if self._knows_standings(connection):
-                return _search(connection, query)
-            if query.verified or query.min_success_rate is not None:
-                return ListingPage(found=(), total=0)
-            sort = "newest" if query.sort == "relevance" else query.sort
-            return _search(connection, replace(query, verified=None, sort=sort), are_known=False)
-
-        return await self._database.read(work)
-
-    def _knows_standings(self, connection: Connection) -> bool:
-        """False on the tables of the release before: nothing is measured or proved there, and nothing weighed by it."""
-        self._has_standings = self._has_standings or has_standings(connection)
-        return self._has_standings
-
-    def _knows_sold(self, connection: Connection) -> bool:
-        """False on the tables of the release before: a version does not record there what it sold."""
-        if not self._has_sold:
-            columns = inspect(connection).get_columns(terms_table.name)
-            self._has_sold = terms_table.c.status.name in {column["name"] for column in columns}
-        return self._has_sold
+        return await self._database.read(partial(_search, query=query))
 
     async def is_payee_shared(self, pay_to: Address, provider: Address) -> bool:
         listing = listing_table.c
@@ -226,8 +201,7 @@ class CatalogStore:
         if row is None:
             return None
         record = read_listing(row, auth=self._open_auth(row), openapi=read_document(row.openapi))
-        is_sold_known = self._knows_sold(connection)
-        versions = _load_terms(connection, row.seq, since_ms, is_sold_known=is_sold_known)
+        versions = _load_terms(connection, row.seq, since_ms)
         return Shelf(listing=record, versions=versions), len(row.openapi or "")
 
     def _open_auth(self, row: Row[Any]) -> UpstreamAuth | None:
@@ -253,24 +227,18 @@ def secret_label(listing_id: ListingId, location: str, name: str) -> bytes:
     return f"{listing_id}\n{location}\n{name}".encode()
 
 
-def _publish(connection: Connection, listing: Listing, sealed: _Sealed, *, is_sold_known: bool) -> None:
+def _publish(connection: Connection, listing: Listing, sealed: _Sealed) -> None:
     values = {**listing_values(listing), **sealed}
     seq = connection.scalar(insert(listing_table).values(values).returning(listing_table.c.seq))
     assert seq is not None
     _write_document(connection, seq, listing)
-    terms = listing.current_terms(since_ms=listing.created_ms)
-    _begin_terms(connection, seq, 1, terms, is_sold_known=is_sold_known)
+    _begin_terms(connection, seq, 1, listing.current_terms(since_ms=listing.created_ms))
     if is_shown(listing):
         _show(connection, seq, listing)
 
 
 def _revise(
-    connection: Connection,
-    listing: Listing,
-    sealed: _Sealed,
-    expected_revision: int,
-    *,
-    is_sold_known: bool,
+    connection: Connection, listing: Listing, sealed: _Sealed, expected_revision: int
 ) -> Revised | Stale:
     values = {**listing_values(listing), **sealed, "revision": expected_revision + 1}
     found = select(listing_table.c.seq, listing_table.c.revision, listing_table.c.is_shown)
@@ -286,7 +254,7 @@ def _revise(
         return Stale(revision=row.revision)
     connection.execute(delete(document_table).where(document_table.c.listing_seq == row.seq))
     _write_document(connection, row.seq, listing)
-    _renew_terms(connection, row.seq, listing, is_sold_known=is_sold_known)
+    _renew_terms(connection, row.seq, listing)
     end_stale_proof(connection, row.seq, listing)
     if row.is_shown:
         _hide(connection, row.seq)
@@ -302,10 +270,10 @@ def _write_document(connection: Connection, seq: int, listing: Listing) -> None:
         connection.execute(insert(document_table).values(values))
 
 
-def _renew_terms(connection: Connection, seq: int, listing: Listing, *, is_sold_known: bool) -> None:
+def _renew_terms(connection: Connection, seq: int, listing: Listing) -> None:
     """Ends the version in force and begins another one, when the listing now sells something else, or for another price."""
     terms = terms_table.c
-    newest = select(*_terms_columns(is_sold_known)).where(terms.listing_seq == seq)
+    newest = select(terms_table).where(terms.listing_seq == seq)
     row = connection.execute(newest.order_by(terms.version.desc()).limit(1)).one()
     last = read_terms(row)
     # Gateways' clocks differ a little: a version never ends before it began.
@@ -314,32 +282,18 @@ def _renew_terms(connection: Connection, seq: int, listing: Listing, *, is_sold_
         return
     ended = update(terms_table).where(terms.listing_seq == seq, terms.version == row.version)
     connection.execute(ended.values(until_ms=now_ms))
-    begun = listing.current_terms(since_ms=now_ms)
-    _begin_terms(connection, seq, row.version + 1, begun, is_sold_known=is_sold_known)
+    _begin_terms(connection, seq, row.version + 1, listing.current_terms(since_ms=now_ms))
 
 
-def _begin_terms(
-    connection: Connection, seq: int, version: int, terms: Terms, *, is_sold_known: bool
-) -> None:
+def _begin_terms(connection: Connection, seq: int, version: int, terms: Terms) -> None:
     values = {"listing_seq": seq, "version": version, **terms_values(terms)}
-    if not is_sold_known:
-        values = {name: value for name, value in values.items() if name not in SOLD_COLUMNS}
     connection.execute(insert(terms_table).values(values))
 
 
-def _terms_columns(is_sold_known: bool) -> list[ColumnElement[Any]]:
-    """`is_sold_known` False: the tables are those of the release before, and what they lack reads as null."""
-    return [
-        column if is_sold_known or column.name not in SOLD_COLUMNS else null().label(column.name)
-        for column in terms_table.c
-    ]
-
-
-def _load_terms(connection: Connection, seq: int, since_ms: int, *, is_sold_known: bool) -> tuple[Terms, ...]:
+def _load_terms(connection: Connection, seq: int, since_ms: int) -> tuple[Terms, ...]:
     terms = terms_table.c
     counting = (terms.listing_seq == seq, terms.until_ms.is_(None) | (terms.until_ms >= since_ms))
-    columns = _terms_columns(is_sold_known)
-    rows = connection.execute(select(*columns).where(*counting).order_by(terms.version.desc()))
+    rows = connection.execute(select(terms_table).where(*counting).order_by(terms.version.desc()))
     return tuple(read_terms(row) for row in rows)
 
 
@@ -367,11 +321,11 @@ def _find_revision(connection: Connection, listing_id: ListingId) -> int | None:
     return connection.scalar(select(listing_table.c.revision).where(listing_table.c.id == listing_id))
 
 
-def _search(connection: Connection, query: ListingQuery, *, are_known: bool = True) -> ListingPage:
+def _search(connection: Connection, query: ListingQuery) -> ListingPage:
     seqs, total, is_lower_bound = find_page(connection, query)
     rows = connection.execute(select(listing_table).where(listing_table.c.seq.in_(seqs))) if seqs else ()
     listings = {row.seq: read_listing(row, auth=None, openapi=None) for row in rows}
-    standings = find_standings(connection, listing_table.c.seq.in_(seqs)) if seqs and are_known else {}
+    standings = find_standings(connection, listing_table.c.seq.in_(seqs)) if seqs else {}
     words = query_words(query.words) if query.words is not None else ()
     found = tuple(
         Found(

@@ -105,7 +105,7 @@ terms_table = Table(
     Column("charge_on", String(10), nullable=False),
     Column("since_ms", BigInteger, nullable=False),
     Column("until_ms", BigInteger),
-    # Null in a version that a gateway of the release before has begun: what it sold is not known.
+    # Null in a version that ended before these columns were there: what it sold is not known.
     Column("other_paths", String(10)),
     Column("methods", Text),
     Column("described", Text),

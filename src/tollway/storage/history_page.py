@@ -40,8 +40,7 @@ RUNNING_MAX = 100_000
 _UNSUCCESSFUL: tuple[HistoryStatus, ...] = ("failed", "unknown", "pending")
 
 
-def history(connection: Connection, query: HistoryQuery, *, is_totalled: bool = True) -> HistoryPage:
-    """`is_totalled`: what `has_totals` says."""
+def history(connection: Connection, query: HistoryQuery) -> HistoryPage:
     found = _calls(query)
     columns = found.calls.c
     newest = (columns.created_ms.desc(), columns.id.desc())
@@ -52,7 +51,7 @@ def history(connection: Connection, query: HistoryQuery, *, is_totalled: bool = 
         newest = (call_table.c.created_ms.desc(), call_table.c.id.desc())
         page = select(call_table).join(place, place.c.id == call_table.c.id).order_by(*newest)
     calls = tuple(map(parse_call, connection.execute(page)))
-    total, is_beyond = _total(connection, query, is_totalled=is_totalled)
+    total, is_beyond = _total(connection, query)
     return HistoryPage(calls=calls, total=total, is_lower_bound=is_beyond)
 
 
@@ -141,11 +140,11 @@ def _after(connection: Connection, query: HistoryQuery, calls: FromClause) -> li
     return [tuple_(calls.c.created_ms, calls.c.id) < tuple_(row.created_ms, row.id)]
 
 
-def _total(connection: Connection, query: HistoryQuery, *, is_totalled: bool) -> tuple[int, bool]:
+def _total(connection: Connection, query: HistoryQuery) -> tuple[int, bool]:
     """How many there are, and whether there are more than that."""
     filters = (query.listing_id, query.status, query.from_ms, query.to_ms)
     if all(one is None for one in filters):
-        total = total_of(connection, query.wallet, query.role) if is_totalled else _count(connection, query)
+        total = total_of(connection, query.wallet, query.role)
         return total, False
     total = _count_up_to(connection, query, TOTAL_MAX + 1)
     return min(total, TOTAL_MAX), total > TOTAL_MAX
@@ -161,7 +160,7 @@ def _count_up_to(connection: Connection, query: HistoryQuery, at_most: int) -> i
     return _count(connection, replace(query, status=None), at_most + others) - others
 
 
-def _count(connection: Connection, query: HistoryQuery, at_most: int | None = None) -> int:
+def _count(connection: Connection, query: HistoryQuery, at_most: int) -> int:
     found = _calls(query)
     some = found.select.with_only_columns(found.calls.c.id).limit(at_most).subquery()
     return connection.scalar(select(func.count()).select_from(some)) or 0

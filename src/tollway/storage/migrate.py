@@ -3,7 +3,7 @@ this version may serve from the tables that it finds.
 
 Releases overlap while they are rolled out, so both ways have to work for one release: new code on the tables of the
 release before, and old code on the tables of the release after. A migration therefore only adds; what it adds, older
-code can ignore. `schema_floor` names the oldest revision whose code may serve from the tables; only a migration that
+code can ignore. The first one is the baseline, which makes all tables; a database from before it is refused. `schema_floor` names the oldest revision whose code may serve from the tables; only a migration that
 takes something away raises it. Nothing here decides on what it reads from any other table.
 
 On PostgreSQL many gateways may start at once: an advisory lock lets one of them do the work. Where there is nothing to
@@ -20,17 +20,22 @@ from tollway.storage.database import Database, metadata
 from tollway.storage.fresh_schema import read_statements
 
 MIGRATIONS = Path(__file__).parent / "migrations"
-OLDEST_SERVICEABLE = "0007_gas_by_network"
-"""The oldest tables from which this code can serve. What is missing there fails alone: keyed creations, and
-calls that an authorisation pays (x402, MPP), answer `storage_unavailable`."""
+OLDEST_SERVICEABLE = "0015_unfinal_payer"
+"""The oldest tables from which this code can serve. What is missing there fails alone, with `storage_unavailable`."""
+TOO_OLD = (
+    "the database is older than revision 0015_unfinal_payer, the oldest that this version can migrate; run `tollway migrate`"
+    " of the last version that has the older migrations, then of this one"
+)
+"""The refusal of tables from before the baseline, which is the first file of `migrations/versions`."""
 
 _LOCK_KEY = 0x746F6C6C  # any constant of ours
 _LOCK_WAIT_S = 3
 """While a migration waits for a table, everybody who asks for that table waits behind it."""
 
-SchemaState = Literal["empty", "behind", "serviceable", "current", "ahead", "foreign"]
+SchemaState = Literal["empty", "too_old", "behind", "serviceable", "current", "ahead", "foreign"]
 """`serviceable`: older than this version, and it can serve. `ahead`: newer, and this version may serve from it.
-`behind` and `foreign` (a version too new, or something else altogether): it must not."""
+`behind`, `too_old` (older than the baseline: it cannot be migrated either) and `foreign` (a version too new, or something
+else altogether): it must not."""
 
 schema_floor_table = Table(
     "schema_floor",
@@ -48,17 +53,19 @@ async def upgrade(
     migrations: Path = MIGRATIONS,
     is_step_by_step: bool = False,
 ) -> SchemaState:
-    """Runs the missing migrations, up to `revision`, in one transaction; tables that are ahead are left alone. How
-    they stand then. Raises `StorageUnavailable` when the database is away, or too busy on PostgreSQL: then nothing
+    """Runs the missing migrations, up to `revision`, in one transaction; tables that are ahead, foreign or too old are left
+    alone. How they stand then. Raises `StorageUnavailable` when the database is away, or too busy on PostgreSQL: then nothing
     has changed. A new SQLite file gets its tables as they are written down, unless `is_step_by_step`."""
     is_short = revision == "head" and not is_step_by_step
     work = partial(_upgrade, revision=revision, migrations=migrations, is_short=is_short)
     return await database.write(work, is_long=True)
 
 
-async def schema_state(database: Database, *, migrations: Path = MIGRATIONS) -> SchemaState:
+async def schema_state(
+    database: Database, *, migrations: Path = MIGRATIONS, oldest_serviceable: str = OLDEST_SERVICEABLE
+) -> SchemaState:
     """How the tables stand against this version."""
-    return await database.read(lambda connection: _schema_state(connection, migrations))
+    return await database.read(partial(_schema_state, migrations=migrations, oldest=oldest_serviceable))
 
 
 def _upgrade(connection: Connection, *, revision: str, migrations: Path, is_short: bool) -> SchemaState:
@@ -66,8 +73,8 @@ def _upgrade(connection: Connection, *, revision: str, migrations: Path, is_shor
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK_KEY})
         connection.execute(text(f"SET LOCAL lock_timeout = '{_LOCK_WAIT_S}s'"))
     state = _schema_state(connection, migrations)
-    if state == "ahead":
-        return "ahead"
+    if state in ("ahead", "foreign", "too_old"):
+        return state
     if is_short and state == "empty" and connection.dialect.name == "sqlite":
         statements = read_statements(migrations)
         for statement in statements:
@@ -80,7 +87,7 @@ def _upgrade(connection: Connection, *, revision: str, migrations: Path, is_shor
     return _schema_state(connection, migrations)
 
 
-def _schema_state(connection: Connection, migrations: Path) -> SchemaState:
+def _schema_state(connection: Connection, migrations: Path, oldest: str = OLDEST_SERVICEABLE) -> SchemaState:
     found = _read_versions(connection)
     if not found:
         return "empty"
@@ -88,13 +95,16 @@ def _schema_state(connection: Connection, migrations: Path) -> SchemaState:
     if found == {known[0]}:
         return "current"
     if not found <= set(known):
-        return "ahead" if _read_floor(connection) in known else "foreign"
-    can_serve = all(known.index(name) <= known.index(OLDEST_SERVICEABLE) for name in found)
-    return "serviceable" if can_serve else "behind"
+        if max(found) < known[-1]:
+            return "too_old"
+        floor = _read_floor(connection)
+        return "ahead" if floor is not None and floor <= known[0] else "foreign"
+    return "serviceable" if min(found) >= oldest else "behind"
 
 
 def list_revisions(migrations: Path = MIGRATIONS) -> list[str]:
-    """The newest first. One line of them, in the order of their files, each of which has its revision's name."""
+    """The newest first, the baseline last. One line of them, in the order of their files, each of which has its revision's
+    name: so names are compared to find out which of two revisions is older, also where only one of them is known here."""
     return sorted((path.stem for path in (migrations / "versions").glob("[0-9]*.py")), reverse=True)
 
 

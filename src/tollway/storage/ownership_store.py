@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, delete, insert, inspect, select, text, update
+from sqlalchemy import Connection, Row, delete, insert, select, text, update
 
 from tollway.identifiers import Address, ListingId
 from tollway.outbound.policy import Endpoint, parse_endpoint
@@ -78,8 +78,6 @@ class OwnershipStore:
 def end_stale_proof(connection: Connection, seq: int, listing: Listing) -> None:
     """A listing has changed: what was proved of another origin, or signed by another payee, does not count any more. Of a
     retired one nothing is kept, so that its origin is free."""
-    if not inspect(connection).has_table(ownership_table.name):
-        return  # the tables are of the release before: nothing is proved yet
     named = ownership_table.c.listing_seq == seq
     row = connection.execute(select(ownership_table).where(named)).one_or_none()
     if row is None:

@@ -2,16 +2,11 @@
 
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, inspect, select
+from sqlalchemy import ColumnElement, Connection, select
 
 from tollway.registry.standing import Quality, Standing
 from tollway.storage.catalog_tables import listing_table
 from tollway.storage.standing_tables import ownership_table, quality_table
-
-
-def has_standings(connection: Connection) -> bool:
-    """False on the tables of the release before."""
-    return inspect(connection).has_table(ownership_table.name)
 
 
 def find_standings(connection: Connection, which: ColumnElement[bool]) -> dict[int, Standing]:
