@@ -8,8 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.contracts.conftest import write_newer_migrations
 from tollway.storage.database import connect_database
-from tollway.storage.migrate import OLDEST_SERVICEABLE, upgrade
+from tollway.storage.migrate import upgrade
 
 NEVER = {
     "alembic",
@@ -70,18 +71,18 @@ def test_the_entry_point_loads_nothing() -> None:
     assert not load(COMMAND_LINE) & (NEVER | SERVED_WITH)
 
 
-def make_tables(folder: Path, revision: str) -> None:
+def make_tables(folder: Path) -> None:
     async def make() -> None:
         database = connect_database(settings(folder)["TOLLWAY_DATABASE_URL"])
         await database.open()
-        await upgrade(database, revision=revision)
+        await upgrade(database)
         await database.close()
 
     asyncio.run(make())
 
 
 def test_a_gateway_that_starts_loads_only_what_it_serves_with(tmp_path: Path) -> None:
-    make_tables(tmp_path, "head")
+    make_tables(tmp_path)
     assert load(SERVE, **settings(tmp_path)) & NEVER == set()
 
 
@@ -91,6 +92,8 @@ def test_a_gateway_that_starts_for_the_first_time_loads_no_more(tmp_path: Path) 
 
 def test_what_only_some_gateways_need_is_loaded_by_those(tmp_path: Path) -> None:
     """Tables are changed where they are old, and windows shared where a server is named."""
-    make_tables(tmp_path, OLDEST_SERVICEABLE)
-    loaded = load(SERVE, **settings(tmp_path, TOLLWAY_RATE_LIMIT_URL="redis://127.0.0.1:1"))
+    make_tables(tmp_path)
+    newer = f"from tests.live.newer_gateway import use_migrations; use_migrations({write_newer_migrations(tmp_path)!r})"
+    serve = f"from pathlib import PosixPath; {newer}\n{SERVE}"
+    loaded = load(serve, **settings(tmp_path, TOLLWAY_RATE_LIMIT_URL="redis://127.0.0.1:1"))
     assert {"alembic", "redis"} <= loaded

@@ -233,6 +233,10 @@ UNFIT: dict[str, tuple[Any, str]] = {
         ),
         "newer version",
     ),
+    "from before the baseline": (
+        lambda path: execute(path, "UPDATE alembic_version SET version_num = '0009_scale'"),
+        "older than revision 0015_unfinal_payer",
+    ),
     "missing": (lambda path: path.unlink(), "no file"),
 }
 

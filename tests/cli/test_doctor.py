@@ -157,6 +157,20 @@ async def test_newer_tables_are_served_from_down_to_their_floor(
     assert told in finding.detail
 
 
+async def test_tables_from_before_the_baseline_are_refused_and_stay_as_they_are(tmp_path: Path) -> None:
+    settings = make_settings(tmp_path)
+    await look(settings, migrated=True)
+    path = tmp_path / "tollway.sqlite3"
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE alembic_version SET version_num = '0009_scale'")
+    connection.close()
+    before = path.read_bytes()
+    finding = (await look(settings))["database"]
+    assert finding.level == "failed"
+    assert "older than revision 0015_unfinal_payer" in finding.detail
+    assert path.read_bytes() == before
+
+
 @pytest.mark.parametrize(("status", "level"), [(None, "note"), (200, "ok"), (503, "failed")])
 async def test_a_running_gateway_is_asked_whether_it_is_ready(
     tmp_path: Path, status: int | None, level: str

@@ -7,7 +7,7 @@ from itertools import count
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, insert, select
+from sqlalchemy import Connection, insert, select, update
 
 from tests.kit.listings import sample_listing
 from tests.kit.memory_catalog import MemoryCatalog
@@ -18,9 +18,8 @@ from tollway.registry.catalog import TERMS_MEMORY_S, Catalog, ListingQuery, Mark
 from tollway.registry.listing import ChargeOn, Listing, Operation, RateLimit, UpstreamAuth
 from tollway.registry.standing import UNKNOWN_STANDING, Quality, Standing
 from tollway.storage.catalog_store import CatalogStore
-from tollway.storage.catalog_tables import listing_table
+from tollway.storage.catalog_tables import listing_table, terms_table
 from tollway.storage.database import Database, connect_database
-from tollway.storage.migrate import OLDEST_SERVICEABLE, upgrade
 from tollway.storage.sealer import Sealer
 from tollway.storage.standing_tables import ownership_table, quality_table
 
@@ -273,10 +272,9 @@ async def test_what_a_document_describes_is_sold_where_other_paths_are_refused(c
     assert (await catalog.terms_since(listing.id, 0))[0].described == ()
 
 
-async def test_a_version_of_older_tables_does_not_say_what_it_sold(empty_database: Database) -> None:
-    """One that is in force when the tables change gets what its listing says; one that has ended sets no price."""
-    await upgrade(empty_database, revision=OLDEST_SERVICEABLE)
-    catalog = make_store(empty_database, Clock())
+async def test_a_version_of_older_tables_does_not_say_what_it_sold(database: Database) -> None:
+    """One that had ended when the tables learnt what a version sells sets no price."""
+    catalog = make_store(database, Clock())
     listing = make_listing(methods=("GET",), other_paths="refuse")
     await catalog.publish(listing)
     await catalog.revise(replace(listing, price=Price.parse("2")), expected_revision=1)
@@ -287,9 +285,10 @@ async def test_a_version_of_older_tables_does_not_say_what_it_sold(empty_databas
         return [(terms.other_paths, terms.methods, terms.status) for terms in versions]
 
     unrecorded = ("refuse", (), "unrecorded")
-    assert await list_versions() == [unrecorded, unrecorded]
-    await upgrade(empty_database)
-    catalog = make_store(empty_database, Clock())
+    unknown = {"other_paths": None, "methods": None, "described": None, "status": None}
+    ended = update(terms_table).where(terms_table.c.until_ms.is_not(None))
+    await database.write(lambda connection: connection.execute(ended.values(unknown)))
+    catalog = make_store(database, Clock())
     assert await list_versions() == [("refuse", ("GET",), "active"), unrecorded]
     await catalog.revise(replace(listing, status="paused"), expected_revision=2)
     assert [status for _, _, status in await list_versions()] == ["paused", "active", "unrecorded"]
@@ -685,24 +684,3 @@ async def test_a_shared_payee_is_told(catalog: Catalog) -> None:
     assert not await catalog.is_payee_shared(ALICE, BOB)
     await catalog.revise(replace(listing, retired_ms=1), expected_revision=1)
     assert not await catalog.is_payee_shared(BOB, Address(b"\xcc" * 20))
-
-
-async def test_on_the_tables_of_the_release_before_nothing_is_known_and_everything_is_found(
-    empty_database: Database,
-) -> None:
-    await upgrade(empty_database, revision="0009_scale")
-    catalog = CatalogStore(empty_database, sealer=Sealer(b"k" * 32, entropy=bytes), now_ms=Clock())
-    listing = make_listing(name="weather")
-    await publish_all(catalog, [listing])
-    assert await catalog.standing(listing.id) == UNKNOWN_STANDING
-    for found in (
-        ListingQuery(),
-        ListingQuery(words="weather", sort="relevance"),
-        ListingQuery(verified=False),
-    ):
-        (one,) = (await catalog.search(found)).found
-        assert (one.listing.id, one.standing) == (listing.id, UNKNOWN_STANDING)
-    for nothing in (ListingQuery(verified=True), ListingQuery(min_success_rate=0.5)):
-        assert (await catalog.search(nothing)).total == 0
-    await upgrade(empty_database)
-    assert (await catalog.search(ListingQuery(words="weather", sort="relevance"))).total == 1

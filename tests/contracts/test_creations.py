@@ -25,9 +25,8 @@ from tollway.registry.creation import (
     TooManyKeys,
 )
 from tollway.storage.catalog_store import CatalogStore
-from tollway.storage.creation_store import CreationStore
+from tollway.storage.creation_store import CreationStore, creation_table
 from tollway.storage.database import Database
-from tollway.storage.migrate import OLDEST_SERVICEABLE, upgrade
 from tollway.storage.sealer import Sealer
 
 ALICE, BOB = Address(b"\xaa" * 20), Address(b"\xbb" * 20)
@@ -225,18 +224,16 @@ async def test_many_short_answers_never_pass_the_maximum(setup: Setup) -> None:
     assert 55 <= len(kept) <= 64
 
 
-async def test_tables_that_know_no_keys_refuse_keyed_creations_and_take_others(
-    empty_database: Database,
-) -> None:
-    """New code on the tables of the release before."""
+async def test_tables_that_know_no_keys_refuse_keyed_creations_and_take_others(database: Database) -> None:
+    """New code on the tables of a release that had no such table."""
     clock = Clock()
-    await upgrade(empty_database, revision=OLDEST_SERVICEABLE)
-    catalog = CatalogStore(empty_database, sealer=Sealer(bytes(32), entropy=os.urandom), now_ms=clock)
-    creations = CreationStore(empty_database, now_ms=clock)
+    await database.write(creation_table.drop)
+    catalog = CatalogStore(database, sealer=Sealer(bytes(32), entropy=os.urandom), now_ms=clock)
+    creations = CreationStore(database, now_ms=clock)
     asked = KeyedCreation(wallet=ALICE, key="k", fingerprint=bytes(32))
     with pytest.raises(StorageUnavailable):
         await creations.begin(asked, claim=bytes(16))
     await catalog.publish(LISTING)
     assert await catalog.find(LISTING.id) is not None
-    await upgrade(empty_database)
+    await database.write(creation_table.create)
     assert isinstance(await creations.begin(asked, claim=bytes(16)), Begun)

@@ -15,7 +15,6 @@ from tollway.storage.book_store import BookStore
 from tollway.storage.book_tables import call_table, call_total_table
 from tollway.storage.call_totals import count_lot
 from tollway.storage.database import Database
-from tollway.storage.migrate import upgrade
 
 OTHER = Address(b"\x0c" * 20)
 
@@ -76,16 +75,6 @@ async def test_what_is_rolled_back_is_not_counted(database: Database) -> None:
     with pytest.raises(LookupError):
         await database.write(fail)
     assert (await totals(database))["payer"] == 0
-
-
-async def test_calls_that_were_there_before_the_totals_are_counted_once(empty_database: Database) -> None:
-    await upgrade(empty_database, revision="0008_rolling")
-    await add(empty_database, call_row(1), call_row(2), call_row(3, payer=None))
-    before = await totals(empty_database)
-    await upgrade(empty_database)
-    assert await totals(empty_database) == before == {"payer": 2, "provider": 3, "other": 0, "nobody": 0}
-    await add(empty_database, call_row(4))
-    assert (await totals(empty_database))["payer"] == 3
 
 
 async def test_moving_a_call_changes_no_total(books: Any) -> None:

@@ -1,5 +1,6 @@
 """The tables as the migrations make them are the tables as the stores know them, on both dialects."""
 
+import asyncio
 import importlib
 import pkgutil
 from collections.abc import Callable
@@ -10,7 +11,6 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from alembic.util import CommandError
 from sqlalchemy import Connection, inspect, text
 from sqlalchemy.exc import IntegrityError
 
@@ -27,6 +27,12 @@ from tollway.storage.migrate import (
 
 for module in pkgutil.iter_modules(tollway.storage.__path__, "tollway.storage."):
     importlib.import_module(module.name)  # every room's tables
+
+BEFORE_THE_BASELINE = (
+    *("0001_books", "0002_catalog", "0003_identity", "0004_moderation", "0005_authorizations"),
+    *("0006_settled_by_chain", "0007_gas_by_network", "0008_rolling", "0009_scale", "0010_standing"),
+    *("0011_client_networks", "0012_terms_sold", "0013_wallet_gas", "0014_finality"),
+)
 
 
 def is_ours(_subject: object, name: str | None, kind: str, is_reflected: bool, _other: object) -> bool:
@@ -47,12 +53,21 @@ async def test_upgrade_twice_changes_nothing(database: Database) -> None:
     assert await schema_state(database) == "current"
 
 
+def columns_of(connection: Connection) -> dict[tuple[str, str], str]:
+    tables = inspect(connection)
+    return {
+        (table, str(column["name"])): repr((column["type"], column["nullable"], column["default"]))
+        for table in tables.get_table_names()
+        for column in tables.get_columns(table)
+    }
+
+
 async def call_it(database: Database, revision: str) -> None:
     rename = text("UPDATE alembic_version SET version_num = :revision")
     await database.write(lambda connection: connection.execute(rename, {"revision": revision}))
 
 
-@pytest.mark.parametrize("floor", ["", "0007_gas_by_network", "0008_rolling"])
+@pytest.mark.parametrize("floor", ["", "0007_gas_by_network", "0008_rolling", OLDEST_SERVICEABLE])
 async def test_newer_tables_whose_floor_this_version_reaches_are_ahead_and_stay_as_they_are(
     database: Database, newer: Callable[[str], Path], floor: str
 ) -> None:
@@ -68,8 +83,8 @@ async def test_newer_tables_whose_floor_is_above_this_version_are_foreign(
 ) -> None:
     await upgrade(database, migrations=newer("9001_newer"))
     assert await schema_state(database) == "foreign"
-    with pytest.raises(CommandError):
-        await upgrade(database)
+    assert await upgrade(database) == "foreign"
+    assert await schema_state(database, migrations=newer("9001_newer")) == "current"
 
 
 async def test_newer_tables_without_a_floor_are_foreign(database: Database) -> None:
@@ -81,32 +96,54 @@ async def test_newer_tables_without_a_floor_are_foreign(database: Database) -> N
 
 
 async def test_the_tables_of_the_release_before_are_serviceable_and_older_ones_are_not(
-    empty_database: Database,
+    database: Database, newer: Callable[[str], Path]
 ) -> None:
-    await upgrade(empty_database, revision=OLDEST_SERVICEABLE)
-    assert await schema_state(empty_database) == "serviceable"
-    await call_it(empty_database, "0006_settled_by_chain")
-    assert await schema_state(empty_database) == "behind"
-    await call_it(empty_database, OLDEST_SERVICEABLE)
-    await upgrade(empty_database)
-    assert await schema_state(empty_database) == "current"
+    assert await schema_state(database, migrations=newer("")) == "serviceable"
+    older = await schema_state(database, migrations=newer(""), oldest_serviceable="9001_newer")
+    assert older == "behind"
+    assert await upgrade(database, migrations=newer("")) == "current"
+    assert await schema_state(database, migrations=newer("")) == "current"
+
+
+@pytest.mark.parametrize("revision", BEFORE_THE_BASELINE)
+async def test_tables_from_before_the_baseline_are_too_old_and_stay_as_they_are(
+    database: Database, newer: Callable[[str], Path], revision: str
+) -> None:
+    await call_it(database, revision)
+    for options in ({}, {"migrations": newer("")}):
+        assert await upgrade(database, **options) == "too_old"
+        assert await schema_state(database, **options) == "too_old"
+
+
+async def test_two_that_migrate_at_once_make_the_tables_once(
+    empty_database: Database, newer: Callable[[str], Path]
+) -> None:
+    assert await asyncio.gather(*(upgrade(empty_database) for _ in range(4))) == ["current"] * 4
+    options = {"migrations": newer("")}
+    assert await asyncio.gather(*(upgrade(empty_database, **options) for _ in range(4))) == ["current"] * 4
+
+
+async def test_a_migration_that_fails_leaves_the_tables_as_they_were(
+    database: Database, newer: Callable[[str], Path]
+) -> None:
+    """All of it or nothing, also of those before it in the same run."""
+    folder = newer("")
+    first = (folder / "versions" / "9001_newer.py").read_text()
+    again = first.replace("9001_newer", "9002_later").replace(list_revisions()[0], "9001_newer")
+    (folder / "versions" / "9002_later.py").write_text(again)  # adds the same column twice
+    before = await database.read(columns_of)
+    with pytest.raises(StorageUnavailable):
+        await upgrade(database, migrations=folder)
+    assert await schema_state(database) == "current"
+    assert await database.read(columns_of) == before
 
 
 async def test_each_migration_of_this_release_only_adds(empty_database: Database) -> None:
     """Whatever older code writes and reads is still there, unchanged, and nothing new is demanded of it."""
-
-    def columns(connection: Connection) -> dict[tuple[str, str], str]:
-        tables = inspect(connection)
-        return {
-            (table, str(column["name"])): repr((column["type"], column["nullable"], column["default"]))
-            for table in tables.get_table_names()
-            for column in tables.get_columns(table)
-        }
-
     await upgrade(empty_database, revision=OLDEST_SERVICEABLE)
-    before = await empty_database.read(columns)
+    before = await empty_database.read(columns_of)
     await upgrade(empty_database)
-    after = await empty_database.read(columns)
+    after = await empty_database.read(columns_of)
     assert {name: after.get(name) for name in before} == before
     known = {table for table, _ in before}
     added = {name: after[name] for name in after if name not in before and name[0] in known}

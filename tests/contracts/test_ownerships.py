@@ -9,7 +9,6 @@ import pytest
 from tests.kit.listings import sample_listing
 from tests.kit.memory_catalog import MemoryCatalog
 from tests.kit.memory_ownerships import MemoryOwnerships
-from tollway.errors import StorageUnavailable
 from tollway.identifiers import Address, ChainId, ListingId
 from tollway.outbound.policy import Endpoint, parse_endpoint
 from tollway.registry.catalog import Catalog, Revised
@@ -17,7 +16,6 @@ from tollway.registry.listing import Listing
 from tollway.registry.ownership import Challenge, Method, Ownership, Ownerships
 from tollway.storage.catalog_store import CatalogStore
 from tollway.storage.database import Database, connect_database
-from tollway.storage.migrate import OLDEST_SERVICEABLE, upgrade
 from tollway.storage.ownership_store import FRESH_MS, OwnershipStore
 from tollway.storage.sealer import Sealer
 
@@ -203,15 +201,3 @@ async def test_a_proof_is_seen_at_once_here_and_within_a_second_elsewhere(scene:
     await scene.edit(listing, endpoint="https://other.example.com/v1")  # as another gateway would
     scene.now_ms += FRESH_MS
     assert not await scene.ownerships.is_verified(listing.id)
-
-
-async def test_listings_are_edited_on_the_tables_of_the_release_before_too(
-    empty_database: Database,
-) -> None:
-    await upgrade(empty_database, revision=OLDEST_SERVICEABLE)
-    catalog = CatalogStore(empty_database, sealer=SEALER, now_ms=lambda: BORN_MS)
-    scene = Scene(catalog=catalog, ownerships=OwnershipStore(empty_database, now_ms=lambda: BORN_MS))
-    listing = await scene.publish()
-    assert (await scene.edit(listing, suspended_ms=5)).suspended_ms == 5
-    with pytest.raises(StorageUnavailable):
-        await scene.ownerships.is_verified(listing.id)

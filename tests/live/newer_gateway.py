@@ -1,29 +1,26 @@
-"""A gateway of the release after this one: the same code, whose tables have one migration more. A program of its own, with
-settings from the environment and the folder of its migrations as its argument.
+"""The release after this one: the same code, whose tables have one migration more. A program of its own; its arguments are
+the folder of its migrations and a command line, its settings those of the environment.
 """
 
-import os
 import sys
 from functools import partial
 from pathlib import Path
 
-import uvloop
-
-from tollway import house
-from tollway.settings import load_settings
-from tollway.storage import schema_keeper
+from tollway import cli, house
+from tollway.cli import doctor, operate
 from tollway.storage.migrate import schema_state, upgrade
-from tollway.telemetry import configure_logging
+from tollway.storage.schema_keeper import SchemaKeeper
 
 
-def main() -> None:
-    migrations = Path(sys.argv[1])
-    vars(schema_keeper)["schema_state"] = partial(schema_state, migrations=migrations)
-    vars(schema_keeper)["upgrade"] = partial(upgrade, migrations=migrations)
-    settings = load_settings(os.environ)
-    configure_logging(level=settings.log_level, style=settings.log_format)
-    uvloop.run(house.run(settings))
+def use_migrations(migrations: Path) -> None:
+    """Makes this process one of the release with these migrations."""
+    vars(house)["SchemaKeeper"] = partial(SchemaKeeper, migrations=migrations)
+    vars(doctor)["schema_state"] = vars(operate)["schema_state"] = partial(
+        schema_state, migrations=migrations
+    )
+    vars(operate)["upgrade"] = partial(upgrade, migrations=migrations)
 
 
 if __name__ == "__main__":
-    main()
+    use_migrations(Path(sys.argv.pop(1)))
+    cli.main()

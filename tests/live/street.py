@@ -214,10 +214,12 @@ class Street:
         finally:
             await database.close()
 
-    async def operate(self, gateway: Gateway, *arguments: str) -> tuple[int, Any]:
+    async def operate(
+        self, gateway: Gateway, *arguments: str, command: tuple[str, ...] = SERVE[:-1]
+    ) -> tuple[int, Any]:
         """An operator's command with the settings of that gateway: exit code, and what it printed as JSON."""
         process = await asyncio.create_subprocess_exec(
-            *SERVE[:-1],
+            *command,
             *arguments,
             "--json",
             env=gateway.env,

@@ -16,8 +16,9 @@ import pytest
 
 from tests.contracts.conftest import _create_database, _named, write_newer_migrations
 from tests.live.street import PRICE_UNITS, READY_DEADLINE_S, SERVE, find_free_port, plain, poll
+from tollway.storage.creation_store import creation_table
 from tollway.storage.database import connect_database
-from tollway.storage.migrate import OLDEST_SERVICEABLE, upgrade
+from tollway.storage.migrate import list_revisions, upgrade
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -62,8 +63,37 @@ async def create(street: Any, gateway: Any, provider: Any, key: str) -> Any:
     return await street.control(gateway, provider, "POST", "/apis", street.draft(), more=more)
 
 
-def newer_serve(migrations: Path) -> tuple[str, ...]:
+def newer_command(migrations: Path) -> tuple[str, ...]:
     return (sys.executable, NEWER_GATEWAY, str(migrations))
+
+
+def newer_serve(migrations: Path) -> tuple[str, ...]:
+    return (*newer_command(migrations), "serve")
+
+
+ADDS_KEYS = """
+from importlib import import_module
+
+revision, down_revision = "9001_newer", "{down}"
+branch_labels = depends_on = None
+baseline = import_module("tollway.storage.migrations.versions.0015_unfinal_payer")
+
+
+def upgrade():
+    baseline._create_creation_key()
+"""
+
+
+async def take_keys_out(url: str, migrations: Path) -> None:
+    """Makes a database of a release that had no keys of creations, and the migration of the next one, which adds them."""
+    database = connect_database(url)
+    await database.open()
+    try:
+        await upgrade(database)
+        await database.write(creation_table.drop)
+    finally:
+        await database.close()
+    (migrations / "versions" / "9001_newer.py").write_text(ADDS_KEYS.format(down=list_revisions()[0]))
 
 
 @pytest.fixture
@@ -82,13 +112,14 @@ async def prepare(url: str, **options: Any) -> None:
 
 @pytest.mark.postgres
 async def test_new_code_serves_from_the_tables_of_the_release_before(
-    street: Any, postgres_server: str
+    street: Any, postgres_server: str, newer: Path
 ) -> None:
     """All but what those tables cannot hold: that fails closed, and works as soon as they have been migrated."""
     await _create_database(postgres_server, "rolling", template=None)
     url = _named(postgres_server, "rolling")
-    await prepare(url, revision=OLDEST_SERVICEABLE)
-    async with street.gateway(database_url=url) as gateway:
+    await take_keys_out(url, newer)
+    command = newer_command(newer)
+    async with street.gateway(database_url=url, command=newer_serve(newer)) as gateway:
         assert "schema_serviceable" in gateway.read_log()
         trade = await Trade.open(street, gateway, calls=4)
         provider = await street.wallet()
@@ -96,11 +127,11 @@ async def test_new_code_serves_from_the_tables_of_the_release_before(
         refused = await create(street, gateway, provider, "k")
         assert (refused.status, refused.code) == (503, "storage_unavailable")
         await trade.call(gateway)
-        code, told = await street.operate_here(gateway, "doctor")
+        code, told = await street.operate(gateway, "doctor", command=command)
         (found,) = [finding for finding in told["findings"] if finding["check"] == "database"]
         assert (code, found["level"]) == (0, "warning")
         assert "run tollway migrate" in found["detail"]
-        assert await street.operate_here(gateway, "migrate") == (
+        assert await street.operate(gateway, "migrate", command=command) == (
             0,
             {"before": "serviceable", "now": "current"},
         )

@@ -2,11 +2,13 @@ import json
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
+import eth_abi
 import pytest
 
 from tollway.identifiers import Address
-from tollway.sandbox.artifacts import Artifact, load_test_usdc
+from tollway.sandbox.artifacts import Artifact, decode_values, encode_values, load_test_usdc
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = [
@@ -51,6 +53,69 @@ def test_calldata_is_selector_and_words():
     transfer = load_test_usdc().function("transfer")
     payload = transfer.encode((str(Address(b"\x01" * 20)), 5))
     assert payload.hex() == "a9059cbb" + "00" * 12 + "01" * 20 + f"{5:064x}"
+
+
+ALICE = str(Address(b"\xa1" * 20))
+VALUES: list[tuple[list[str], list[Any]]] = [
+    ([], []),
+    (["uint256"], [2**256 - 1]),
+    (["uint8", "bool", "address", "bytes32"], [255, True, ALICE, b"\x05" * 32]),
+    (["address"], [b"\xa1" * 20]),
+    (["bytes4", "bytes32"], [b"\x01\x02\x03\x04", b"short"]),
+    (["bytes"], [b""]),
+    (["string", "uint256", "bytes"], ["Grüße", 7, bytes(range(33))]),
+]
+ARRAYS: list[tuple[list[str], list[Any]]] = [
+    (["address[]", "uint256[]"], [[ALICE, ALICE], [1, 2]]),
+    (["bytes[]", "uint256"], [[b"", b"\x01" * 40], 3]),
+    (["uint256[]"], [[]]),
+]
+
+
+@pytest.mark.parametrize(("types", "values"), [*VALUES, *ARRAYS])
+def test_values_are_encoded_as_eth_abi_does(types: list[str], values: list[Any]) -> None:
+    assert encode_values(types, values) == eth_abi.encode(types, values)
+
+
+@pytest.mark.parametrize(("types", "values"), VALUES)
+def test_values_are_decoded_as_eth_abi_does(types: list[str], values: list[Any]) -> None:
+    payload = encode_values(types, values)
+    told = [one.lower() if one == ALICE else one for one in decode_values(types, payload)]
+    assert told == list(eth_abi.decode(types, payload))
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("uint8", 256),
+        ("uint256", -1),
+        ("bytes4", b"12345"),
+        ("address", "0x01"),
+        ("address", b"\x01" * 19),
+        ("tuple", ()),
+        ("uint256[2]", [1, 2]),
+    ],
+)
+def test_a_value_of_another_type_is_not_encoded(kind: str, value: Any) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        encode_values([kind], [value])
+
+
+@pytest.mark.parametrize(
+    ("kind", "payload"),
+    [
+        ("uint256", b""),
+        ("uint8", bytes(30) + b"\x01\x00"),
+        ("bool", bytes(31) + b"\x02"),
+        ("address", b"\x01" * 32),
+        ("bytes4", b"\x01" * 32),
+        ("string", bytes(31) + b"\x20" + bytes(31) + b"\x05" + b"four"),
+        ("bytes", b"\xff" * 32),
+    ],
+)
+def test_a_payload_of_another_type_is_not_decoded(kind: str, payload: bytes) -> None:
+    with pytest.raises(ValueError, match=r"answer|bool|address|fit|bytes"):
+        decode_values([kind], payload)
 
 
 def test_overloaded_function_needs_its_signature():

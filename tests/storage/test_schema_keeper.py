@@ -2,14 +2,16 @@
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import text
 from structlog.testing import capture_logs
 
+from tests.contracts.conftest import write_newer_migrations
 from tollway.errors import SettingsInvalid
 from tollway.storage.database import Database, connect_database
-from tollway.storage.migrate import OLDEST_SERVICEABLE, schema_state, upgrade
+from tollway.storage.migrate import schema_state, upgrade
 from tollway.storage.schema_keeper import SchemaKeeper
 
 
@@ -33,19 +35,29 @@ async def database(tmp_path: Path) -> AsyncIterator[Database]:
     await database.close()
 
 
-async def bring(database: Database, state: str) -> None:
-    """Makes the tables such that they are `state` to this code."""
+async def bring(database: Database, state: str, **code: Any) -> None:
+    """Makes the tables such that they are `state` to that code."""
     if state == "empty":
         return
-    await upgrade(database, revision=OLDEST_SERVICEABLE if state in ("serviceable", "behind") else "head")
-    version = {"behind": "0006_settled_by_chain", "ahead": "9001_newer", "foreign": "9001_newer"}.get(state)
+    await upgrade(database)
+    version = {"too_old": "0009_scale", "ahead": "9001_newer", "foreign": "9001_newer"}.get(state)
     if version is not None:
         rename = text("UPDATE alembic_version SET version_num = :version")
         await database.write(lambda connection: connection.execute(rename, {"version": version}))
     if state == "foreign":
         raised = text("UPDATE schema_floor SET revision = '9001_newer'")
         await database.write(lambda connection: connection.execute(raised))
-    assert await schema_state(database) == state
+    assert await schema_state(database, **code) == state
+
+
+@pytest.fixture
+def code(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
+    """To which code the tables are in the state of the test: this one, or that of the release after it."""
+    state = request.getfixturevalue("state")
+    if state not in ("serviceable", "behind"):
+        return {}
+    oldest = {"oldest_serviceable": "9001_newer"} if state == "behind" else {}
+    return {"migrations": write_newer_migrations(tmp_path), **oldest}
 
 
 @pytest.mark.parametrize(
@@ -56,14 +68,15 @@ async def bring(database: Database, state: str) -> None:
         ("serviceable", None, ["schema_serviceable"]),
         ("empty", "run `tollway migrate` first", []),
         ("behind", "run `tollway migrate` first", []),
+        ("too_old", "run `tollway migrate` of the last version that has the older migrations", []),
         ("foreign", "needs a newer version", []),
     ],
 )
 async def test_shared_tables_are_served_from_or_refused_and_never_changed(
-    database: Database, state: str, refusal: str | None, told: list[str]
+    database: Database, state: str, refusal: str | None, told: list[str], code: dict[str, Any]
 ) -> None:
-    await bring(database, state)
-    keeper = SchemaKeeper(Shared(database))  # type: ignore[arg-type]  # all of it, by delegation
+    await bring(database, state, **code)
+    keeper = SchemaKeeper(Shared(database), **code)  # type: ignore[arg-type]  # all of it, by delegation
     with capture_logs() as logs:
         if refusal is None:
             await keeper.prepare()
@@ -72,14 +85,23 @@ async def test_shared_tables_are_served_from_or_refused_and_never_changed(
                 await keeper.prepare()
     assert [line["event"] for line in logs] == told
     assert keeper.is_served is (refusal is None)
-    assert await schema_state(database) == state
+    assert await schema_state(database, **code) == state
 
 
-@pytest.mark.parametrize("state", ["empty", "serviceable", "current"])
-async def test_a_file_of_our_own_is_migrated(database: Database, state: str) -> None:
-    await bring(database, state)
-    await SchemaKeeper(database).prepare()
-    assert await schema_state(database) == "current"
+@pytest.mark.parametrize("state", ["empty", "behind", "serviceable", "current"])
+async def test_a_file_of_our_own_is_migrated(database: Database, state: str, code: dict[str, Any]) -> None:
+    await bring(database, state, **code)
+    await SchemaKeeper(database, **code).prepare()
+    assert await schema_state(database, **code) == "current"
+
+
+async def test_a_file_from_before_the_baseline_is_refused_and_stays_as_it_is(database: Database) -> None:
+    await bring(database, "too_old")
+    keeper = SchemaKeeper(database)
+    with pytest.raises(SettingsInvalid, match="older than revision 0015_unfinal_payer"):
+        await keeper.prepare()
+    assert not keeper.is_served
+    assert await schema_state(database) == "too_old"
 
 
 async def test_a_newer_file_stays_as_it_is(database: Database) -> None:
