@@ -181,7 +181,7 @@ NETWORK_CALLS = frozenset(
 
 def modules() -> Iterator[Path]:
     for path in sorted(PACKAGE.rglob("*.py")):
-        if "migrations" not in path.parts:
+        if "migrations" not in path.relative_to(PACKAGE).parts:
             yield path
 
 
