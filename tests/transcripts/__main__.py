@@ -2,19 +2,18 @@
 
 `--record`            writes the recordings down (after both databases have told the same)
 `--ignore-prose`      leaves `title` and `detail` out of the comparison
-`--codes`             which error codes stand in the recordings
+`--codes`             how many exchanges and which error codes stand in the recordings
 `--database KIND`     sqlite or postgresql alone
 `NAME ...`            only these families
 """
 
 import argparse
-import re
 import sys
 import time
 
 from tests.transcripts.databases import KINDS
 from tests.transcripts.families import NAMES, Run
-from tests.transcripts.recorder import RECORDINGS, compare, path_of
+from tests.transcripts.recorder import RECORDINGS, compare, count_exchanges, find_codes, path_of
 
 
 def main() -> int:
@@ -66,10 +65,12 @@ def play(run: Run, name: str, wanted: argparse.Namespace) -> bool:
 
 
 def show_codes() -> int:
-    text = "\n".join(path.read_text(encoding="utf-8") for path in sorted(RECORDINGS.glob("*.txt")))
-    exchanges = len(re.findall(r"(?m)^## ", text))
-    codes = sorted(set(re.findall(r'(?m)^< *(?:json )? *"code": "([a-z_0-9]+)"', text)))
-    print(f"{exchanges} exchanges, {len(codes)} codes\n" + "\n".join(codes))
+    counts = {name: count_exchanges(name) for name in NAMES}
+    for name, count in counts.items():
+        print(f"{name}: {count} exchanges")
+    codes = find_codes()
+    print(f"{sum(counts.values())} exchanges over each of {len(KINDS)} databases, {len(codes)} codes")
+    print("\n".join(sorted(codes)))
     return 0
 
 

@@ -10,6 +10,9 @@ import pkgutil
 import sys
 
 LOADED = ("tollway",)
+LOADED_LATE = ("pydantic.v1",)
+"""What FastAPI imports when the first route is made."""
+
 NOT_LOADED = ("sandbox", "testing", "migrations")
 
 
@@ -21,6 +24,8 @@ def load() -> None:
             if not any(part in NOT_LOADED for part in module.name.split(".")):
                 with contextlib.suppress(ImportError):
                     importlib.import_module(module.name)
+    for name in LOADED_LATE:
+        importlib.import_module(name)
 
 
 def run(arguments: list[str]) -> None:
@@ -29,6 +34,13 @@ def run(arguments: list[str]) -> None:
 
     sys.argv = ["tollway", *arguments]
     main()
+
+
+def codes() -> set[str]:
+    """Every public error code."""
+    from tollway.errors import Code
+
+    return {code.value for code in Code}
 
 
 LEASE_S = 3_600

@@ -1,5 +1,14 @@
-"""The replay is no part of `make test` yet: under load it does not end the same each time. `TRANSCRIPTS=1` runs it."""
+"""One process to fork gateways from, and one database server, for all replays of a test worker."""
 
-import os
+from collections.abc import Iterator
 
-collect_ignore = [] if os.environ.get("TRANSCRIPTS") else ["test_transcripts.py"]
+import pytest
+
+from tests.transcripts.families import Run
+
+
+@pytest.fixture(scope="session")
+def run() -> Iterator[Run]:
+    run = Run.begin()
+    yield run
+    run.close()

@@ -5,26 +5,34 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
+import pytest
+from _pytest.mark.structures import ParameterSet
+
 from tests.transcripts.databases import KINDS, PostgresServer
-from tests.transcripts.recorder import Recorder
+from tests.transcripts.recorder import Recorder, compare, path_of
 from tests.transcripts.stage import Forks, Stage, settings_of
 
-NAMES = (
-    "authorizations",
-    "undecided",
-    "answers",
-    "repeats",
-    "kills",
-    "limits",
-    "transactions",
-    "settlements",
-    "finality",
-    "unpaid",
-    "registry",
-    "accounts",
-    "site",
-    "ownership",
-)
+GROUPS: dict[str, tuple[str, ...]] = {
+    "transactions": ("transactions", "limits", "finality"),
+    "authorizations": ("authorizations", "undecided", "settlements"),
+    "forwarding": ("answers", "unpaid"),
+    "repeats": ("repeats",),
+    "kills": ("kills",),
+    "control_plane": ("registry", "accounts", "site", "ownership"),
+}
+"""The families of each test file `test_{group}.py`: files that take about as long as one another, for two workers."""
+
+NAMES = tuple(name for names in GROUPS.values() for name in names)
+
+
+def cases(group: str) -> list[ParameterSet]:
+    """Each family of the group over each database."""
+    marks = {"postgresql": [pytest.mark.postgres]}
+    return [
+        pytest.param(name, kind, marks=marks.get(kind, []), id=f"{name}-{kind}")
+        for name in GROUPS[group]
+        for kind in KINDS
+    ]
 
 
 @dataclass
@@ -56,6 +64,11 @@ class Run:
             return stage.recorder
         finally:
             stage.close()
+
+    def find_difference(self, name: str, kind: str) -> str:
+        """Between the recording and a replay; empty if there is none."""
+        recorded = path_of(name).read_text(encoding="utf-8")
+        return compare(recorded, self.play(name, kind).text, name=f"{name} over {kind}")
 
     def _migrate(self, url: str, clock: Path) -> None:
         folder = clock.parent

@@ -237,6 +237,16 @@ def path_of(family: str) -> Path:
     return RECORDINGS / f"{family}.txt"
 
 
+def count_exchanges(family: str) -> int:
+    return len(re.findall(r"(?m)^## ", path_of(family).read_text(encoding="utf-8")))
+
+
+def find_codes() -> set[str]:
+    """The error codes of problems that stand in the recordings. Those of single fields are not among them."""
+    text = "\n".join(path.read_text(encoding="utf-8") for path in RECORDINGS.glob("*.txt"))
+    return set(re.findall(r'(?m)^< *(?:json )? ?"code": "([a-z_0-9]+)"', text))
+
+
 def without_prose(text: str) -> str:
     """Without what people read in problems: `title` and `detail`, the copy of the detail in `error`, and lengths."""
     text = _INNER_PROSE.sub('"prose"', _PROSE.sub('"prose"', text))

@@ -279,3 +279,7 @@ def play_payments(stage: Stage) -> None:
             BOB, "GET", "/x402/history", b"", now_s=stage.clock.now_s + 1, label="x402 history"
         )
         stage.ask("signed", "GET", "/x402/history", signed)
+
+    with stage.scene("a payment that is not recorded, while no node answers"):
+        node.is_away = True
+        stage.control("unknown", BOB, "GET", "/payments/0x" + "cd" * 32, counts_rpc=False)
