@@ -5,7 +5,6 @@ import contextlib
 import shutil
 import sqlite3
 import tempfile
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +16,6 @@ from tests.transcripts import adapter
 
 CLOCK_LOCK = 1_800_000_000
 """Whoever has asked the database for the time holds it to the end of the transaction: the clock must not move meanwhile."""
-COMPARED_S = 0.03
 BUSY = (
     "SELECT 1 FROM pg_stat_activity"
     " WHERE datname = current_database() AND pid <> pg_backend_pid() AND state = 'active'"
@@ -122,19 +120,18 @@ class Rows:
 
     @contextlib.contextmanager
     def clock_held(self) -> Iterator[None]:
-        """Inside, no gateway is between asking the database for its time and comparing that with its own."""
+        """Inside, no gateway gets the time of the database. One that got it before may not have compared it with its own
+        yet."""
         if self._postgres is None:
             yield
             return
         assert self._server is not None
-        run, fetch = self._server.run, self._postgres.fetchval
-        if not run(fetch(f"SELECT pg_try_advisory_lock({CLOCK_LOCK})")):
-            run(self._postgres.execute(f"SELECT pg_advisory_lock({CLOCK_LOCK})"))
-            time.sleep(COMPARED_S)
+        run, execute = self._server.run, self._postgres.execute
+        run(execute(f"SELECT pg_advisory_lock({CLOCK_LOCK})"))
         try:
             yield
         finally:
-            run(self._postgres.execute(f"SELECT pg_advisory_unlock({CLOCK_LOCK})"))
+            run(execute(f"SELECT pg_advisory_unlock({CLOCK_LOCK})"))
 
     @property
     def renewed_ms(self) -> int:

@@ -23,6 +23,7 @@ from tests.transcripts.signing import (
 
 FIRST_BLOCK = 1_000_000
 BLOCK_S = 2
+HELD_S = 120.0
 TRANSFER = "0x" + keccak256(b"Transfer(address,address,uint256)").hex()
 USED = "0x" + keccak256(b"AuthorizationUsed(address,bytes32)").hex()
 RICH = 10**15
@@ -179,7 +180,7 @@ class Node:
         if holding is not None and any(one["method"] == self.held_method for one in batch):
             self.holding = None
             self.held.set()
-            holding.wait(30)
+            holding.wait(HELD_S)
         answers = []
         with self._lock:
             for one in batch:

@@ -11,6 +11,7 @@ from urllib.parse import parse_qsl
 from tests.transcripts.node import start_server
 
 BIG = 300 * 1024
+HELD_S = 120.0
 PART_S = 0.05
 """Between two parts of a body: they must not arrive as one."""
 
@@ -71,7 +72,7 @@ class Upstream:
         self._gate = threading.Event()
 
     def wait_arrival(self) -> None:
-        assert self.waiting.acquire(timeout=20), "nothing has arrived"
+        assert self.waiting.acquire(timeout=HELD_S), "nothing has arrived"
 
     def take(self) -> list[Arrived]:
         arrived, self.arrived = self.arrived, []
@@ -91,12 +92,12 @@ class Upstream:
         match first:
             case "hold":
                 self.waiting.release()
-                gate.wait(30)
+                gate.wait(HELD_S)
                 self._send(handler, 200, b'{"held":true}')
             case "half":
                 self._send_head(handler, 200, [_TEXT, ("Content-Length", "2000")], b"h" * 1000)
                 self.waiting.release()
-                gate.wait(30)
+                gate.wait(HELD_S)
                 time.sleep(PART_S)
                 handler.wfile.write(b"H" * 1000)
             case "cut":
