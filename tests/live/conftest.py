@@ -16,6 +16,7 @@ import pytest_asyncio
 from eth_account import Account
 
 from tests.contracts import conftest as databases
+from tests.kit.stranded_transactions import resend_stranded
 from tests.live.street import Street
 from tollway.identifiers import Address, TxHash
 from tollway.sandbox.anvil import Anvil, run_anvil
@@ -124,14 +125,15 @@ async def street(
         # Each snapshot that a test went back to has set the chain's clock back as well. None is taken here: the wallets
         # of a street are its own.
         await driver.rpc("evm_setTime", int(time.time()))
-        yield Street(
-            driver=driver,
-            playground=furnished,
-            provider=provider,
-            session=session,
-            folder=tmp_path_factory.mktemp("street"),
-            make_postgres=make_postgres,
-        )
+        async with resend_stranded(driver):
+            yield Street(
+                driver=driver,
+                playground=furnished,
+                provider=provider,
+                session=session,
+                folder=tmp_path_factory.mktemp("street"),
+                make_postgres=make_postgres,
+            )
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -147,14 +149,15 @@ async def quiet_street(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterato
         run_provider() as provider,
     ):
         driver = ChainDriver(session, anvil.rpc_url, anvil.chain_id)
-        yield Street(
-            driver=driver,
-            playground=await furnish_playground(driver),
-            provider=provider,
-            session=session,
-            folder=tmp_path_factory.mktemp("quiet"),
-            make_postgres=make_postgres,
-        )
+        async with resend_stranded(driver):
+            yield Street(
+                driver=driver,
+                playground=await furnish_playground(driver),
+                provider=provider,
+                session=session,
+                folder=tmp_path_factory.mktemp("quiet"),
+                make_postgres=make_postgres,
+            )
 
 
 @pytest.fixture

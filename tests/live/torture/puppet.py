@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import psutil
+
 from tests.kit.upstream import reset_connection
 from tests.live.torture.rig import write_request
 
@@ -176,6 +178,7 @@ class Caller:
         self._reader = reader
         self._writer = writer
         self._heard = b""
+        self._port: int = writer.get_extra_info("sockname")[1]
 
     @classmethod
     async def send(
@@ -197,6 +200,11 @@ class Caller:
 
     def leave(self) -> None:
         self._writer.transport.abort()
+
+    def is_known_to(self, pid: int) -> bool:
+        """Whether that process still has its end of the connection. A server that has seen the caller leave has not."""
+        ends = psutil.Process(pid).net_connections(kind="tcp")
+        return any(end.raddr and end.raddr.port == self._port for end in ends)
 
     async def hear(self, mark: bytes, *, deadline_s: float = 30.0) -> None:
         """Until this much of the answer has come."""

@@ -35,6 +35,7 @@ from tests.live.torture.points import (
     USED,
     Row,
 )
+from tests.live.torture.process_dump import dump_gateway, dump_postgres
 from tests.live.torture.puppet import REST, Caller, Puppet, Told, run_puppet
 from tests.live.torture.rig import Seat, open_seats, pay_in_bulk
 from tollway.storage.book_tables import call_table
@@ -55,6 +56,8 @@ UNHURRIED = {"TOLLWAY_LIMIT_HEADER_DEADLINE_S": "120"}
 """No connection of ours is closed while it idles."""
 TOO_LONG_S = 0.5
 """A dial that takes so long is a reason to see whether somebody still waits."""
+PATIENCE_S = 2 * DEADLINE_S
+"""A caller listens for longer than anybody waits for the others: the deadline that passes first names its cause."""
 CANCELLED_S = 1.0 if IS_LONG else DEADLINE_S
 """So soon an upstream whose caller has left is left too: a second, held where the machine has nothing else to do."""
 DIFFERENT = "/echo/another"
@@ -100,6 +103,11 @@ class Deal:
     path: str
     told: Told | None = None
     is_answered: bool = False  # as far as the head
+
+    @property
+    def is_astray(self) -> bool:
+        """It has got an answer that it should never get, and will not come to its point any more."""
+        return self.told is not None and (self.row.told is None or self.told.status != self.row.told)
 
     @property
     def body(self) -> bytes:
@@ -191,7 +199,8 @@ class Place:
         halted, leaving, leaving_halted, failing = every
         self.restart(halts=True)
         await self.seat.wait_ready()
-        await asyncio.gather(*(self.leave_halted(deal) for deal in leaving_halted))
+        async with self.dumped_on_failure():
+            await asyncio.gather(*(self.leave_halted(deal) for deal in leaving_halted))
         await self.halt(halted)
         await asyncio.gather(*(find(deal, self.leave) for deal in leaving))
         await asyncio.gather(
@@ -207,15 +216,39 @@ class Place:
         async with asyncio.TaskGroup() as group:
             for deal in deals:
                 group.create_task(self._halt(deal))
-            for deal in deals:
-                await poll(
-                    lambda deal=deal: self._is_there(deal), deadline_s=DEADLINE_S, what=f"{deal.path} there"
-                )
+            async with self.dumped_on_failure():
+                await self._wait_there(deals)
             self.restart(is_heir=True)
         await self.seat.wait_ready()
-        await asyncio.gather(*(self._wait_decided(deal) for deal in deals if deal.row.state is not None))
+        async with self.dumped_on_failure():
+            await asyncio.gather(*(self._wait_decided(deal) for deal in deals if deal.row.state is not None))
         self.restart()
         await self.seat.wait_ready()
+
+    async def _wait_there(self, deals: list[Deal]) -> None:
+        """Names the calls that are not at their points at the deadline, or that have been answered instead."""
+        missing: list[Deal] = []
+
+        def are_there() -> bool:
+            missing[:] = [deal for deal in deals if not self._is_there(deal)]
+            return not missing or any(deal.is_astray for deal in missing)
+
+        with contextlib.suppress(AssertionError):
+            await poll(are_there, deadline_s=DEADLINE_S, what="every call at its point")
+        told = "\n".join(f"{deal.row.id}: {deal.path}, told {deal.told}" for deal in missing)
+        assert not missing, f"{len(missing)} of {len(deals)} calls are not at their points:\n{told}"
+
+    @contextlib.asynccontextmanager
+    async def dumped_on_failure(self) -> AsyncIterator[None]:
+        """Prints what the gateway, its database and the chain do at the moment of a failure, before anything is ended."""
+        try:
+            yield
+        except (AssertionError, TimeoutError):
+            url = self.seat.gateway.env["TOLLWAY_DATABASE_URL"]
+            print(await dump_gateway(self.seat.gateway))
+            print("" if url.startswith("sqlite") else await dump_postgres(url))
+            print("---- pool of the chain", await self.street.driver.rpc("txpool_inspect"))
+            raise
 
     def restart(self, *, halts: bool = False, is_heir: bool = False) -> None:
         env = self.seat.gateway.env
@@ -230,9 +263,9 @@ class Place:
     async def _halt(self, deal: Deal) -> None:
         caller = await self.send(deal, bytes_max=deal.row.sends)
         if deal.row.act == "hold":
-            await caller.hear(b"\r\n\r\n")
+            await caller.hear(b"\r\n\r\n", deadline_s=PATIENCE_S)
             deal.is_answered = True
-        deal.told = await caller.listen()
+        deal.told = await caller.listen(deadline_s=PATIENCE_S)
 
     def _is_there(self, deal: Deal) -> bool:
         row, key = deal.row, (deal.row.method, deal.path)
@@ -255,6 +288,10 @@ class Place:
         deal.told = Told(status=None, is_whole=False)
         if row.halt == "dialled":
             await poll(lambda: is_old(mark), deadline_s=DEADLINE_S, what="a dial that takes too long")
+            if row.act != "hold":
+                pid = self.seat.gateway.process.pid
+                what = "a server that has seen its caller leave"
+                await poll(lambda: not caller.is_known_to(pid), deadline_s=DEADLINE_S, what=what)
         mark.with_suffix(".go").touch()
         if row.act == "hold":
             await caller.hear(b"\r\n\r\n")

@@ -17,6 +17,7 @@ import sys
 import traceback
 from typing import Any
 
+import process_dump  # from the folder of this program
 import uvloop
 
 from tollway import house
@@ -82,6 +83,7 @@ def _become(env: dict[str, str], log: str, folder: str) -> None:
     os.dup2(nothing, 0)
     os.dup2(output, 1)
     os.dup2(output, 2)
+    process_dump.install()
     os.environ.clear()
     os.environ.update(env)
     os.chdir(folder)
