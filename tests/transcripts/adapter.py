@@ -13,7 +13,7 @@ LOADED = ("tollway",)
 LOADED_LATE = ("pydantic.v1",)
 """What FastAPI imports when the first route is made."""
 
-NOT_LOADED = ("sandbox", "testing", "migrations")
+NOT_LOADED = ("sandbox", "migrations")
 
 
 def load() -> None:
