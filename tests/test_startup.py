@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.contracts.conftest import write_newer_migrations
+from tests.kit.databases import write_newer_migrations
 from tollway.storage.database import connect_database
 from tollway.storage.migrate import upgrade
 

@@ -1,6 +1,5 @@
-"""The databases of the contract suites are lent to the attacks."""
+"""The PostgreSQL server of the kit, for the attacks."""
 
-from tests.contracts import conftest as databases
+from tests.kit.databases import postgres_server, postgres_template
 
-postgres_server = databases.postgres_server
-postgres_template = databases.postgres_template
+__all__ = ["postgres_server", "postgres_template"]

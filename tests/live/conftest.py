@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 from eth_account import Account
 
-from tests.contracts import conftest as databases
+from tests.kit.databases import create_database, postgres_server, postgres_template
 from tests.kit.stranded_transactions import resend_stranded
 from tests.live.street import Street
 from tollway.identifiers import Address, TxHash
@@ -29,8 +29,8 @@ CONTRACTS = Path(__file__).parent / "contracts"
 HERE = Path(__file__).parent
 
 
-postgres_server = databases.postgres_server
-postgres_template = databases.postgres_template
+__all__ = ["postgres_server", "postgres_template"]
+
 _DATABASES = itertools.count(1)
 
 
@@ -112,9 +112,7 @@ async def street(
     async def make_postgres() -> str:
         server = request.getfixturevalue("postgres_server")
         template = request.getfixturevalue("postgres_template")
-        name = f"live_{next(_DATABASES)}"
-        await databases._create_database(server, name, template=template)
-        return databases._named(server, name)
+        return await create_database(server, f"live_{next(_DATABASES)}", template=template)
 
     async with (
         street_session() as session,

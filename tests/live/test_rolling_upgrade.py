@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.contracts.conftest import _create_database, _named, write_newer_migrations
+from tests.kit.databases import create_database, write_newer_migrations
 from tests.live.street import PRICE_UNITS, READY_DEADLINE_S, SERVE, find_free_port, plain, poll
 from tollway.storage.creation_store import creation_table
 from tollway.storage.database import connect_database
@@ -115,8 +115,7 @@ async def test_new_code_serves_from_the_tables_of_the_release_before(
     street: Any, postgres_server: str, newer: Path
 ) -> None:
     """All but what those tables cannot hold: that fails closed, and works as soon as they have been migrated."""
-    await _create_database(postgres_server, "rolling", template=None)
-    url = _named(postgres_server, "rolling")
+    url = await create_database(postgres_server, "rolling", template=None)
     await take_keys_out(url, newer)
     command = newer_command(newer)
     async with street.gateway(database_url=url, command=newer_serve(newer)) as gateway:

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import text
 from structlog.testing import capture_logs
 
-from tests.contracts.conftest import write_newer_migrations
+from tests.kit.databases import write_newer_migrations
 from tollway.errors import SettingsInvalid
 from tollway.storage.database import Database, connect_database
 from tollway.storage.migrate import schema_state, upgrade

