@@ -1,10 +1,10 @@
-"""CPU of one call from the ASGI door to its answer, by itself: no server, no socket, no books, nobody beside it.
+"""CPU of one call from the ASGI application to its response, by itself: no server, no socket, no ledger, nothing beside it.
 
     python bench/passage.py [unpaid|credit] [--calls 1000] [--rounds 15] [--urls 1] [--operations 0] [--no-mpp]
                             [--profile FILE]
 
-The real rooms, wired as `frontage` wires them; the books and the upstream answer at once from memory. What is told is
-CPU time of this process alone, so that it hardly depends on what else runs; the least of the rounds is the one that was
+The gateway of the tests (`tests.kit.gateway`); the ledger and the upstream answer at once from memory. The figures are
+CPU time of this process alone, so that they hardly depend on what else runs; the least of the rounds is the one that was
 disturbed least. `--urls`: how many different ones are asked for in turn. `--operations`: the listing has a document of so
 many, and each is asked for at a path of its own.
 Every answer has to have the status that is asked for.
@@ -14,7 +14,6 @@ import argparse
 import asyncio
 import cProfile
 import json
-import secrets
 import statistics
 import sys
 import time
@@ -26,36 +25,28 @@ sys.path.append(str(Path(__file__).parents[1]))  # for `tests.kit`
 
 import uvloop
 
-from tests.kit.accounts import CHAIN, Buyer, FakeChains
-from tests.kit.gateway import CALLS, PAY_TO, PROVIDER, PUBLIC_URL, RULES, USDC
-from tests.kit.gateway_settlement import SmallSettlement, Stores
-from tests.kit.listings import sample_listing
-from tests.kit.memory_catalog import MemoryCatalog
-from tests.model.ledger import MemoryBook
+from tests.kit.gateway import (
+    CALLS,
+    CHAIN,
+    HOST,
+    PAY_TO,
+    SECRET,
+    USDC,
+    InProcessGateway,
+    gateway_listing,
+)
+from tests.kit.upstream import LoopbackUpstream
 from tollway.entropy import Entropy
-from tollway.gateway.cashier import Cashier
-from tollway.gateway.forward import Passage
-from tollway.gateway.meters import Meters
-from tollway.gateway.serve import Gateway, GatewayName
-from tollway.gateway.upstream_signature import UpstreamSigner
-from tollway.identifiers import ListingId, TxHash, keccak256
+from tollway.identifiers import TxHash, keccak256
 from tollway.identity.notary import Notary
-from tollway.identity.signatures import SignatureJudge, transaction_digests
+from tollway.identity.signatures import transaction_digests
 from tollway.ledger.book import Claim, Claimed, Close, Closed, Finish
 from tollway.ledger.call import NewPayment, Rail
 from tollway.limits import DEFAULT_LIMITS
 from tollway.outbound.answer_head import HeadLimits, parse_head
 from tollway.outbound.upstream import Progress, UpstreamRequest
-from tollway.payments.till import Till
-from tollway.rates import Rates
-from tollway.registry.listing import Shelf
-from tollway.web.app import build_app
-from tollway.web.call_routes import CallRoutes
-from tollway.web.load_gauge import LoadGauge
 from tollway.web.middleware import read_client_address, read_request_id
-from tollway.web.terms_wire import TermsWire
 
-HOST = "gw.example.com"
 LIMITS = DEFAULT_LIMITS
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\nServer: bench\r\n\r\n"
 BODY = b'{"symbol":"ETH","price":"3141.59"}'
@@ -68,9 +59,9 @@ def now_ms() -> int:
 
 
 class QuickBook:
-    """Payments are the twin's; claims are granted and closes taken without writing anything."""
+    """Payments are the ledger model's; claims are granted and closes taken without writing anything."""
 
-    def __init__(self, book: MemoryBook) -> None:
+    def __init__(self, book: Any) -> None:
         self._book = book
 
     def __getattr__(self, name: str) -> Any:
@@ -115,122 +106,48 @@ class QuickDialer:
         return QuickResponse()
 
 
-class Door:
-    """The ASGI application, and one listing behind it."""
+class QuickGateway(InProcessGateway):
+    """The gateway of the tests with a true clock, a ledger that writes nothing, and an upstream that answers at once."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
-        self.book = MemoryBook(now_ms=now_ms, limits=LIMITS)
-        self.catalog = MemoryCatalog()
-        self.settling = SmallSettlement(
-            RULES,
-            stores=Stores.in_memory(self.book, limits=LIMITS),
+        self._random = Entropy()
+        super().__init__(
+            LoopbackUpstream(),
             limits=LIMITS,
-            now_ms=now_ms,
-            host=HOST,
-        )
-        self._notary = Notary.derive(b"\x07" * 32)
-        self._challenger = None if options.no_mpp else self.settling.challenger
-        self._names = Entropy()
-        self._gauge = LoadGauge(limits=LIMITS, clock=time.monotonic, read_memory_bytes=lambda: 0)
-        self.app = build_app(
-            call_app=self._calls(),
-            routers=[],
-            public_url=PUBLIC_URL,
-            limits=LIMITS,
-            clock=time.monotonic,
-            entropy=secrets.token_bytes,
-            gauge=self._gauge,
+            has_mpp=not options.no_mpp,
+            notary=Notary.derive(SECRET),
         )
 
-    def _calls(self) -> CallRoutes:
-        return CallRoutes(
-            self._gateway(),
-            terms=TermsWire(
-                {CHAIN: RULES},
-                public_url=PUBLIC_URL,
-                challenger=self._challenger,
-                notary=self._notary,
-                offer_valid_s=LIMITS.price_memory_s,
-                now_ms=now_ms,
-                entropy=self._names.take,
-            ),
-            limits=LIMITS,
-            public_url=PUBLIC_URL,
-            now_ms=now_ms,
-            request_id_of=lambda scope: read_request_id(scope["headers"], entropy=self._names.take),
-            client_address_of=lambda scope: read_client_address(scope, ()),
-            note_outcome=lambda outcome: None,
-            gauge=self._gauge,
-        )
+    def _clock(self) -> int:
+        return now_ms()
 
-    def _gateway(self) -> Gateway:
-        book: Any = QuickBook(self.book)
-        dialer: Any = QuickDialer()
-        rules = {CHAIN: RULES}
-        meters = Meters(limits=LIMITS, rates=Rates())
-        chains = FakeChains()
-        till = Till(
-            book=book,
-            chains=chains,
-            rules=rules,
-            judge_of_signatures=SignatureJudge(chains, limits=LIMITS),
-            meter=meters,
-            limits=LIMITS,
-            now_ms=now_ms,
-            find_older_terms=self._find_older_terms,
-        )
-        return Gateway(
-            name=GatewayName(origin=PUBLIC_URL, host=HOST, allow_private=True, is_bound_required=False),
-            catalog=self.catalog,
-            book=book,
-            till=till,
-            cashier=Cashier(
-                book=book,
-                answers=self.settling.answers,
-                settlement=self.settling.settlement,
-                challenger=self._challenger,
-                notary=self._notary,
-                rules=rules,
-                limits=LIMITS,
-                public_url=PUBLIC_URL,
-                now_ms=now_ms,
-                entropy=self._names.take,
-            ),
-            passage=Passage(
-                dialer=dialer,
-                book=book,
-                limits=LIMITS,
-                now_ms=now_ms,
-                public_url=PUBLIC_URL,
-                name=HOST,
-                signer=UpstreamSigner.derive([b"\x07" * 32]),
-                entropy=self._names.take,
-            ),
-            meters=meters,
-            limits=LIMITS,
-            is_blocked=lambda wallet: False,
-            now_ms=now_ms,
-            entropy=self._names.take,
-        )
+    def _entropy(self, size: int) -> bytes:
+        return self._random.take(size)
 
-    async def _find_older_terms(self, shelf: Shelf, moment_ms: int) -> Shelf:
-        return shelf
+    def _make_dialer(self) -> Any:
+        return QuickDialer()
 
-    async def furnish(self) -> list[dict[str, Any]]:
+    def _wrap_book(self, book: Any) -> Any:
+        return QuickBook(book)
+
+    def _read_request_id(self, scope: Any) -> str:
+        return read_request_id(scope["headers"], entropy=self._random.take)
+
+    def _read_client_address(self, scope: Any) -> str:
+        return read_client_address(scope, ())
+
+    async def prepare(self) -> list[dict[str, Any]]:
         """Publishes the listing; the requests that are made in turn."""
         count = self._options.operations
         paths = {f"/quote/{number}": {"get": {"parameters": [PARAMETER]}} for number in range(count)}
-        listing = sample_listing(
-            provider=PROVIDER,
-            id=ListingId("api_0123456789abcdef01234567"),
-            name="Quotes",
+        listing = replace(
+            gateway_listing("api_0123456789abcdef01234567", "http://127.0.0.1:18080"),
             description="The price of a coin in a currency, fresh to the second.",
             tags=("finance", "crypto"),
-            endpoint="http://127.0.0.1:18080/base",
-            pay_to=PAY_TO,
             openapi={"openapi": "3.1.0", "paths": paths} if count else None,
             created_ms=now_ms() - 86_400_000,
+            updated_ms=now_ms() - 86_400_000,
         )
         await self.catalog.publish(listing)
         headers = await self._headers()
@@ -244,12 +161,11 @@ class Door:
         plain = [(b"host", HOST.encode()), (b"user-agent", b"bench"), (b"accept", b"*/*")]
         if self._options.kind == "unpaid":
             return plain
-        buyer = Buyer.named("buyer")
         new = NewPayment(
             chain_id=CHAIN,
             tx_hash=TxHash(keccak256(b"bench")),
             asset=USDC.key,
-            payer=buyer.address,
+            payer=self.wallet.address,
             payee=PAY_TO,
             value_units=10**12,
             block_number=100,
@@ -259,7 +175,7 @@ class Door:
         )
         await self.book.record_payments([new], now_ms=now_ms())
         self.book.rows.payments[1] = replace(self.book.rows.payments[1], taken_units=1)
-        signature = buyer.sign(transaction_digests(new.tx_hash)[0])
+        signature = self.wallet.sign_hex(transaction_digests(new.tx_hash)[0])
         return [
             *plain,
             (b"x-payment-tx", str(new.tx_hash).encode()),
@@ -307,11 +223,11 @@ class Caller:
 
 
 async def run(options: argparse.Namespace) -> dict[str, Any]:
-    door = Door(options)
-    scopes = await door.furnish()
-    async with door.settling.running():
-        caller = Caller(door.app, scopes, status=402 if options.kind == "unpaid" else 200)
-        await caller.ask(500)  # what is made once is made
+    gateway = QuickGateway(options)
+    scopes = await gateway.prepare()
+    async with gateway.settlement.running():
+        caller = Caller(gateway.app, scopes, status=402 if options.kind == "unpaid" else 200)
+        await caller.ask(options.warm_up)  # what is made once is made
         profile = cProfile.Profile() if options.profile else None
         if profile:
             profile.enable()
@@ -333,16 +249,22 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def main() -> None:
+def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Of the command line, unless others are given."""
     parser = argparse.ArgumentParser()
     parser.add_argument("kind", choices=("unpaid", "credit"))
     parser.add_argument("--calls", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--warm-up", type=int, default=500, help="calls before the first round")
     parser.add_argument("--urls", type=int, default=1)
     parser.add_argument("--operations", type=int, default=0)
     parser.add_argument("--no-mpp", action="store_true")
     parser.add_argument("--profile", help="where cProfile writes what took the time")
-    print(json.dumps(uvloop.run(run(parser.parse_args()))))
+    return parser.parse_args(arguments)
+
+
+def main() -> None:
+    print(json.dumps(uvloop.run(run(parse_options()))))
 
 
 if __name__ == "__main__":

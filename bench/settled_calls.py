@@ -31,7 +31,7 @@ from eth_account import Account
 from eth_account.messages import encode_defunct
 from machine import GATEWAY_CORE, LOAD_CORE, pin
 
-from tests.kit.authorizations import Payer, encode_header
+from tests.kit.payer import AuthorizationSigner, encode_header
 from tollway.client.client import AsyncTollwayClient
 from tollway.client.wallet import Wallet
 from tollway.identifiers import Address
@@ -59,7 +59,7 @@ class Stand:
 
     def sign(self) -> Headers:
         """Headers of one x402 payment that was never shown."""
-        payer = Payer(
+        payer = AuthorizationSigner(
             account=Account.from_key(self.caller.key),
             asset=self.playground.usdc,
             payee=self.payee,

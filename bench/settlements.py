@@ -18,7 +18,7 @@ sys.path.append(str(Path(__file__).parents[1]))  # for `tests.kit`
 import aiohttp
 import uvloop
 
-from tests.kit.settlement_stack import DeskCall, SettlingDesk
+from tests.kit.settlement import NodeCall, NodeSettlement
 from tollway.chain.gas_key import GasKey
 from tollway.identifiers import Address
 from tollway.payments.settlement import Settled
@@ -30,7 +30,7 @@ PAYEE = Address(b"\x71" * 20)
 BASE_UNITS = 10_000
 
 
-async def settle_all(desk: SettlingDesk, calls: list[DeskCall], *, at_once: int) -> float:
+async def settle_all(desk: NodeSettlement, calls: list[NodeCall], *, at_once: int) -> float:
     """Settlements per second with so many under way."""
     waiting = iter(calls)
 
@@ -61,7 +61,7 @@ async def measure(options: argparse.Namespace) -> dict[str, object]:
             driver = ChainDriver(session, anvil.rpc_url, anvil.chain_id)
             playground = await furnish_playground(driver)
             caller = playground.account("caller").key
-            async with SettlingDesk(
+            async with NodeSettlement(
                 rpc_url=anvil.rpc_url,
                 asset=playground.usdc,
                 path=Path(folder) / "books.sqlite3",

@@ -106,10 +106,10 @@ class FaultyHouse(House):
         url = self.settings.rate_limit_url.reveal()
         return FaultyWindows(url, namespace="test", secret=b"k", deadline_s=1.0, retry_s=1.0)
 
-    def take_away(self, *, is_away: bool) -> None:
+    def disconnect(self, *, is_away: bool) -> None:
         self.database.is_away = self.shared_windows.is_away = is_away
         chain: Any = self.chains
-        (chain.take_away if is_away else chain.bring_back)(CHAIN)
+        (chain.disconnect if is_away else chain.reconnect)(CHAIN)
 
 
 def settings(folder: Path) -> Settings:
@@ -154,13 +154,13 @@ class Observer:
         """To its end, unless a task does not do as the table says: then what comes after it is not waited for."""
         fails, others = find_failing(), find_others()
         self.running_before = await self._wait(lambda task: task.is_running, set(TABLE))
-        self.house.take_away(is_away=True)
+        self.house.disconnect(is_away=True)
         marks = self._mark()
         self.failed = await self._wait(lambda task: task.failures >= 2, fails)
         self.ran_without = await self._wait(
             lambda task: task.succeeded_s > marks[task.name] and not task.failures, others
         )
-        self.house.take_away(is_away=False)
+        self.house.disconnect(is_away=False)
         if not (self.failed >= fails and self.ran_without >= others):
             return
         marks = self._mark()

@@ -1,6 +1,7 @@
 """The bench judges as it says: ratios round by round, every goal a row, no rate of refusals, no request sent twice."""
 
 import asyncio
+import importlib
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,6 +17,9 @@ from tollway.identity.signatures import paid_call_digest, recover
 from tollway.payments.proof import Proof, parse_proof
 
 BENCH = Path(__file__).parent.parent / "bench"
+PROGRAMS = sorted(path.stem for path in BENCH.glob("*.py"))
+NEEDS_BENCH_PACKAGES = {"part_writers"}
+"""Programs that import what only `requirements/bench.in` installs."""
 HEAD = b"HTTP/1.1 %d X\r\nContent-Length: 2\r\n\r\nok"
 
 
@@ -185,3 +189,18 @@ def test_each_bound_request_is_signed_by_its_payer_for_itself_alone() -> None:
         )
         assert line == f"GET /api/v2/gateway/api_1{PATH} HTTP/1.1"
         assert str(recover(digest, proof.signature)) == Account.from_key(payments[number % 2].key).address
+
+
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in NEEDS_BENCH_PACKAGES])
+def test_every_program_can_be_imported(name: str) -> None:
+    importlib.import_module(name)
+
+
+@pytest.mark.parametrize("line", ["credit", "unpaid", "unpaid --no-mpp --operations=3"])
+async def test_one_call_by_itself_is_measured(line: str) -> None:
+    from passage import BODY, parse_options, run
+
+    told = await run(parse_options([*line.split(), "--calls=2", "--rounds=2", "--warm-up=2"]))
+    assert told["kind"] == line.split()[0]
+    assert (told["answerBytes"] == len(BODY)) is (told["kind"] == "credit")
+    assert told["cpuUs"]["least"] > 0

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.gateway import CALLS, open_gateway
-from tests.kit.gateway_server import serving
+from tests.kit.gateway import CALLS, open_gateway, serve
 from tollway.limits import DEFAULT_LIMITS, KIB, MIB, Limits
 from tollway.money import Price
 
@@ -217,7 +216,7 @@ def request(path: str) -> bytes:
 
 @pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\nHost: "], ids=("nothing", "half a head"))
 async def test_a_head_that_does_not_come_ends_the_connection(said: bytes) -> None:
-    async with open_gateway(header_deadline_s=0.3) as gate, serving(gate) as port, asyncio.timeout(20):
+    async with open_gateway(header_deadline_s=0.3) as gateway, serve(gateway) as port, asyncio.timeout(20):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(said)
         assert await reader.read() == b""
@@ -225,8 +224,8 @@ async def test_a_head_that_does_not_come_ends_the_connection(said: bytes) -> Non
 
 
 async def test_no_more_connections_are_served_than_allowed() -> None:
-    async with open_gateway(connections_max=1) as gate, serving(gate) as port, asyncio.timeout(20):
-        await gate.publish(price=Price.parse("0"))
+    async with open_gateway(connections_max=1) as gateway, serve(gateway) as port, asyncio.timeout(20):
+        await gateway.publish(price=Price.parse("0"))
         first, second = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
         for _, writer in (first, second):
             writer.write(request(CALLS + "api_quotes"))
@@ -234,7 +233,7 @@ async def test_no_more_connections_are_served_than_allowed() -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.2):
                 await second[0].readuntil(b"\r\n")
-        assert len(gate.upstream.arrived) == 1
+        assert len(gateway.upstream.arrived) == 1
         first[1].close()
         assert (await second[0].readuntil(b"\r\n")).startswith(b"HTTP/1.1 200")
         second[1].close()

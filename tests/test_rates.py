@@ -195,43 +195,43 @@ async def test_what_is_given_back_is_given_back_here_and_told_to_the_others() ->
 
 async def test_a_paid_call_on_credit_asks_no_server_and_one_with_a_listings_rate_asks_once() -> None:
     others = OtherGateways(allowed=True, left=9)
-    async with open_gateway(rates=beside(others)) as gate:
-        await gate.publish()
-        proof = gate.plain_proof((await gate.pay(100_000)).tx_hash)
-        assert [(await gate.ask("GET", "/quote?x=1", proof)).status for _ in range(3)] == [200] * 3
+    async with open_gateway(rates=beside(others)) as gateway:
+        await gateway.publish()
+        proof = gateway.plain_proof((await gateway.pay(100_000)).tx_hash)
+        assert [(await gateway.ask("GET", "/quote?x=1", proof)).status for _ in range(3)] == [200] * 3
         assert others.asked == []
         limited = {"listing": "api_limited"}
-        await gate.publish("api_limited", rate_limit=RateLimit(calls=9, per_s=60))
-        assert (await gate.ask("GET", "/quote?x=1", proof, **limited)).status == 200
+        await gateway.publish("api_limited", rate_limit=RateLimit(calls=9, per_s=60))
+        assert (await gateway.ask("GET", "/quote?x=1", proof, **limited)).status == 200
         assert others.asked == ["hit"]
 
 
 async def test_only_who_failed_lately_is_asked_about() -> None:
     others = OtherGateways(allowed=True, left=9)
-    async with open_gateway(rates=beside(others)) as gate:
-        await gate.publish()
-        proof = gate.plain_proof((await gate.pay(100_000)).tx_hash)
-        gate.upstream.answer = plain(status=500)
-        await gate.ask("POST", "/quote?x=1", proof)
+    async with open_gateway(rates=beside(others)) as gateway:
+        await gateway.publish()
+        proof = gateway.plain_proof((await gateway.pay(100_000)).tx_hash)
+        gateway.upstream.answer = plain(status=500)
+        await gateway.ask("POST", "/quote?x=1", proof)
         assert (
             others.asked == ["note"] * 4
         )  # for the wallet and for the address, at this listing and over all
-        gate.upstream.answer = plain()
+        gateway.upstream.answer = plain()
         others.asked.clear()
-        assert (await gate.ask("POST", "/quote?x=1", proof)).status == 200
+        assert (await gateway.ask("POST", "/quote?x=1", proof)).status == 200
         assert others.asked == ["look"] * 4
         others.asked.clear()
-        gate.now_ms += gate.limits.failed_calls_window_s * 1000 + 1
-        assert (await gate.ask("POST", "/quote?x=1", proof)).status == 200
+        gateway.now_ms += gateway.limits.failed_calls_window_s * 1000 + 1
+        assert (await gateway.ask("POST", "/quote?x=1", proof)).status == 200
         assert others.asked == []
 
 
 async def test_who_failed_elsewhere_is_refused_here_after_his_first_failure_here() -> None:
     others = OtherGateways(allowed=True, left=0)
-    async with open_gateway(rates=beside(others)) as gate:
-        await gate.publish()
-        proof = gate.plain_proof((await gate.pay(100_000)).tx_hash)
-        gate.upstream.answer = plain(status=500)
-        first, second = [await gate.ask("POST", "/quote?x=1", proof) for _ in range(2)]
+    async with open_gateway(rates=beside(others)) as gateway:
+        await gateway.publish()
+        proof = gateway.plain_proof((await gateway.pay(100_000)).tx_hash)
+        gateway.upstream.answer = plain(status=500)
+        first, second = [await gateway.ask("POST", "/quote?x=1", proof) for _ in range(2)]
         assert first.status == 500
         assert (second.status, second.problem["code"]) == (429, "failed_call_budget_exhausted")

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from tests.kit.authorizations import CHAIN, USDC
-from tests.kit.settlement_scene import LISTING, SettlingScene, make_gas_key
+from tests.kit.payer import CHAIN, USDC
+from tests.kit.settlement import LISTING, SettlementHarness, make_gas_key
 from tollway.background import BackgroundTasks
 from tollway.chores import Chores
 from tollway.identifiers import Address, CallId
@@ -40,7 +40,7 @@ async def database(tmp_path: Path) -> AsyncIterator[SqliteDatabase]:
 
 
 def treasury_of(
-    scene: SettlingScene,
+    scene: SettlementHarness,
     database: SqliteDatabase,
     *,
     notes: SettlingNotes = SILENT,
@@ -66,19 +66,19 @@ def sweeping(database: SqliteDatabase) -> Leadership:
 
 
 async def test_the_sweeper_looks_again_and_again(database: SqliteDatabase) -> None:
-    async with SettlingScene() as scene, asyncio.timeout(20):
+    async with SettlementHarness() as scene, asyncio.timeout(20):
         call = await scene.claim()
-        scene.chain.take_away(CHAIN)
+        scene.chain.disconnect(CHAIN)
         assert await scene.settlement.settle(call.order()) == Undecided()
         await call.set_adrift()
         treasury = treasury_of(scene, database)
         await treasury.open()
         async with Chores() as chores:
             treasury.start(chores, sweeping=sweeping(database))
-            looks = scene.chain.questions
-            while scene.chain.questions < looks + 3:
+            looks = scene.chain.request_count
+            while scene.chain.request_count < looks + 3:
                 await asyncio.sleep(0.001)
-            scene.chain.bring_back(CHAIN)
+            scene.chain.reconnect(CHAIN)
             while await call.read_state() is not CallState.CONSUMED:
                 await asyncio.sleep(0.001)
         await treasury.close()
@@ -88,7 +88,7 @@ async def test_stored_answers_go_when_the_clock_that_all_gateways_share_says_so(
     database: SqliteDatabase,
 ) -> None:
     """One whose own clock is a week ahead must not throw away what the others keep."""
-    async with SettlingScene() as scene:
+    async with SettlementHarness() as scene:
         treasury = treasury_of(scene, database, now_ms=lambda: scene.read_clock() + 7 * 86_400_000)
         call_id, answer = CallId("call_1"), StoredAnswer(status=200, headers=(), body=b"kept")
         await treasury.answers.keep(call_id, Address(b"\x01" * 20), answer, now_ms=scene.book.shared_ms())
@@ -98,7 +98,7 @@ async def test_stored_answers_go_when_the_clock_that_all_gateways_share_says_so(
 
 async def test_what_settles_is_counted(database: SqliteDatabase) -> None:
     metrics = Metrics(CollectorRegistry())
-    async with SettlingScene() as scene, asyncio.timeout(20):
+    async with SettlementHarness() as scene, asyncio.timeout(20):
         treasury = treasury_of(scene, database, notes=make_notes(metrics))
         await treasury.open()
         async with Chores() as chores:
@@ -119,7 +119,7 @@ async def test_what_settles_is_counted(database: SqliteDatabase) -> None:
 
 
 async def test_it_offers_and_settles_once_it_runs(database: SqliteDatabase) -> None:
-    async with SettlingScene() as scene, asyncio.timeout(20):
+    async with SettlementHarness() as scene, asyncio.timeout(20):
         treasury = treasury_of(scene, database)
         assert not treasury.settlement.is_offered(USDC, 10_000, LISTING)
         await treasury.open()

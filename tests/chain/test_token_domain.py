@@ -83,11 +83,11 @@ async def test_an_address_without_code_takes_no_authorisations() -> None:
 async def test_an_asset_without_a_domain_is_not_asked(asset: Asset) -> None:
     chain = make_chain()
     assert await find_domain_fault(chain, asset, deadline_s=1.0) is None
-    assert chain.questions == 0
+    assert chain.request_count == 0
 
 
 async def test_a_chain_that_does_not_answer_says_nothing_about_the_token() -> None:
     chain = make_chain()
-    chain.take_away(CHAIN)
+    chain.disconnect(CHAIN)
     with pytest.raises(ChainUnavailable):
         await find_domain_fault(chain, ASSET, deadline_s=1.0)

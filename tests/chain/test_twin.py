@@ -147,7 +147,7 @@ async def test_a_higher_fee_replaces_what_waits_and_a_lower_one_is_refused(chain
 
 
 async def test_a_key_without_gas_is_refused(chain) -> None:
-    chain.fill_tank(CHAIN, KEY.address, 1)
+    chain.fund_gas(CHAIN, KEY.address, 1)
     refused = await chain.send_transaction(CHAIN, sign().raw)
     assert isinstance(refused, SendRefused)
     assert refused.fault is SendFault.INSUFFICIENT_FUNDS
@@ -155,7 +155,7 @@ async def test_a_key_without_gas_is_refused(chain) -> None:
 
 async def test_whoever_was_faster_is_found_and_so_is_a_cancellation(chain) -> None:
     other = b"\x0a" * 32
-    used = chain.front_run(CHAIN, TOKEN, payer=PAYER, payee=PAYEE, base_units=10, nonce=NONCE)
+    used = chain.settle_by_third_party(CHAIN, TOKEN, payer=PAYER, payee=PAYEE, base_units=10, nonce=NONCE)
     ended = chain.cancel_authorization(CHAIN, TOKEN, payer=PAYER, nonce=other)
     found = [
         await chain.find_authorization_use(CHAIN, token=TOKEN, payer=PAYER, nonce=nonce, from_block=0)
@@ -173,7 +173,7 @@ async def test_whoever_was_faster_is_found_and_so_is_a_cancellation(chain) -> No
 
 
 async def test_a_doomed_transfer_passes_its_simulation_and_fails_in_its_block(chain) -> None:
-    chain.doom_transfer(CHAIN, PAYER, NONCE)
+    chain.revert_transfer(CHAIN, PAYER, NONCE)
     assert not (await look(chain)).simulation.reverted
     signed = sign()
     await chain.send_transaction(CHAIN, signed.raw)
@@ -182,7 +182,7 @@ async def test_a_doomed_transfer_passes_its_simulation_and_fails_in_its_block(ch
     assert not facts.succeeded
     chain.refuse_transfer(CHAIN, PAYER, NONCE)
     assert (await look(chain)).simulation.reverted
-    chain.spare_transfer(CHAIN, PAYER, NONCE)
+    chain.allow_transfer(CHAIN, PAYER, NONCE)
     await chain.send_transaction(CHAIN, sign(1).raw)
     assert chain.balance(CHAIN, TOKEN, PAYEE) == 10
 
@@ -197,13 +197,13 @@ async def test_a_reorg_takes_all_of_it_back(chain) -> None:
 
 
 async def test_a_lost_answer_hides_what_was_taken(chain) -> None:
-    chain.is_deaf = True
+    chain.loses_send_responses = True
     signed = sign()
     with pytest.raises(ChainUnavailable):
         await chain.send_transaction(CHAIN, signed.raw)
     assert isinstance(await chain.fetch_facts(CHAIN, signed.tx_hash), ChainFacts)
     assert chain.broadcasts == [signed.raw]
-    chain.is_deaf = False
+    chain.loses_send_responses = False
     chain.refuse_sends(CHAIN, SendRefused(reason="no"))
     assert await chain.send_transaction(CHAIN, sign(1).raw) == SendRefused(reason="no")
 

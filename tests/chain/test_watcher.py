@@ -172,7 +172,7 @@ async def test_a_settled_payment_that_leaves_the_chain_is_a_debt_until_it_is_min
 
 def land(watch: Watch, authorization: Authorization, payee: Address = PAYEE) -> TxHash:
     """The authorisation makes its transfer in a transaction that the books do not know."""
-    return watch.chain.front_run(
+    return watch.chain.settle_by_third_party(
         CHAIN,
         TOKEN,
         payer=PAYER,
@@ -277,7 +277,7 @@ async def test_nobody_looks_for_the_authorisation_of_a_transfer_payment(watch) -
     watch.chain.reorg(CHAIN, 1)
     await watch.check(3)
     assert await watch.state(payment) is PaymentState.GONE
-    assert watch.chain.asked["find_authorization_use", CHAIN] == 0
+    assert watch.chain.requests["find_authorization_use", CHAIN] == 0
 
 
 async def test_a_lower_block_than_that_of_the_claim_is_looked_at_too(watch) -> None:
@@ -312,9 +312,9 @@ async def test_a_payment_becomes_final_when_its_block_is(watch) -> None:
     watch.chain.bury(CHAIN, 1)
     await watch.check()
     assert await watch.state(payment) is PaymentState.FINAL
-    asked = watch.chain.questions
+    asked = watch.chain.request_count
     await watch.check()
-    assert watch.chain.questions == asked  # final payments are left alone
+    assert watch.chain.request_count == asked  # final payments are left alone
 
 
 async def test_gone_is_what_the_chain_says_twice(watch) -> None:
@@ -434,7 +434,7 @@ async def test_a_silent_chain_changes_nothing(watch) -> None:
     payment = await watch.record()
     watch.chain.reorg(CHAIN, 1)
     await watch.check()
-    watch.chain.take_away(CHAIN)
+    watch.chain.disconnect(CHAIN)
     await watch.check(5)
     assert await watch.read(payment) == payment
     assert watch.gone == []
@@ -520,7 +520,7 @@ async def test_a_block_decides_for_all_its_payments_and_their_receipts_are_not_r
     watch.chain.bury(CHAIN, 3)
     await watch.check()
     assert {await watch.state(payment) for payment in payments} == {PaymentState.FINAL}
-    assert watch.chain.asked == {("fetch_tip", CHAIN): 2, ("fetch_block_hashes", CHAIN): 2}
+    assert watch.chain.requests == {("fetch_tip", CHAIN): 2, ("fetch_block_hashes", CHAIN): 2}
 
 
 async def test_while_the_newest_block_stands_those_below_it_are_not_read_again(watch) -> None:
@@ -583,15 +583,15 @@ async def test_a_dead_chain_is_asked_a_little_and_holds_nobody_up(watch) -> None
     await watch.record("unknown", UNKNOWN)
     payment = await watch.record("alive")
     watch.chain.bury(CHAIN, 3)
-    watch.chain.take_away(OTHER)
+    watch.chain.disconnect(OTHER)
     await watch.check(3)
     assert await watch.state(payment) is PaymentState.FINAL
     assert {
-        method: count for (method, chain_id), count in watch.chain.asked.items() if chain_id == OTHER
+        method: count for (method, chain_id), count in watch.chain.requests.items() if chain_id == OTHER
     } == {
         "fetch_tip": 3  # one for each look
     }
-    assert all(chain_id != UNKNOWN for _, chain_id in watch.chain.asked)
+    assert all(chain_id != UNKNOWN for _, chain_id in watch.chain.requests)
 
 
 async def test_nodes_that_disagree_on_one_block_hold_up_no_other(watch) -> None:
@@ -735,7 +735,7 @@ async def test_the_oldest_look_is_as_old_as_the_last_one_that_saw_everything(wat
         task.cancel()
     assert watcher.look_age_s(CHAIN) == 0
 
-    watch.chain.take_away(CHAIN)
+    watch.chain.disconnect(CHAIN)
     watcher, ends_s = watch.make(sleep), watch.now_s
     async with asyncio.timeout(5), asyncio.TaskGroup() as group:
         task = group.create_task(watcher.run())
@@ -839,10 +839,10 @@ def by_value() -> Watch:
 async def test_nothing_is_final_on_one_nodes_word(by_value, units: int) -> None:
     payment = await by_value.record(units=units)
     by_value.chain.bury(CHAIN, 5)
-    by_value.chain.leave_one(CHAIN)
+    by_value.chain.leave_one_node(CHAIN)
     await by_value.check()
     assert await by_value.state(payment) is PaymentState.UNFINAL
-    by_value.chain.bring_back(CHAIN)
+    by_value.chain.reconnect(CHAIN)
     await by_value.check()
     assert await by_value.state(payment) is PaymentState.FINAL
     assert set(by_value.chain.trusts) == {Trust.AGREED}
@@ -853,7 +853,7 @@ async def test_what_one_node_has_invented_is_found_by_the_others(by_value) -> No
     payment = await by_value.record(units=10)
     await by_value.consume(payment, 4)
     by_value.chain.bury(CHAIN, 5)
-    by_value.chain.rumours[payment.tx_hash] = lambda facts: facts
+    by_value.chain.unconfirmed[payment.tx_hash] = lambda facts: facts
     by_value.chain.lies[payment.tx_hash] = lambda facts: replace(facts, logs=())
     await by_value.check(times=2)
     assert await by_value.state(payment) is PaymentState.GONE
@@ -872,7 +872,7 @@ async def test_what_one_node_has_invented_is_found_by_the_others(by_value) -> No
 )
 async def test_one_node_alone_takes_nothing_away(by_value, lie) -> None:
     payment = await by_value.record(units=10)
-    by_value.chain.rumours[payment.tx_hash] = lie
+    by_value.chain.unconfirmed[payment.tx_hash] = lie
     await by_value.check(times=5)
     assert await by_value.state(payment) is PaymentState.UNFINAL
     assert by_value.gone == []
@@ -886,7 +886,7 @@ async def test_one_node_alone_brings_nothing_large_back(by_value) -> None:
     by_value.chain.mine(CHAIN, by_value.transaction("tx", 10))
     by_value.chain.bury(CHAIN, 1)
     more = (transfer_log(TOKEN, PAYER, PAYEE, 10_000),)
-    by_value.chain.rumours[payment.tx_hash] = lambda facts: replace(facts, logs=more)
+    by_value.chain.unconfirmed[payment.tx_hash] = lambda facts: replace(facts, logs=more)
     await by_value.check()
     found = await by_value.read(payment)
     assert (found.state, found.value_units) == (PaymentState.UNFINAL, 10)

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from tests.kit.authorizations import USDC
 from tests.kit.chain import MemoryChain
-from tests.kit.chain_tokens import authorizing_token
+from tests.kit.chain_blocks import authorizing_token
 from tests.kit.listings import sample_listing
-from tests.kit.settlement_scene import facilitator_at
+from tests.kit.payer import USDC
+from tests.kit.settlement import facilitator_at
 from tollway.chain.gas_key import GasKey
 from tollway.chain.reader import ContractAnswer
 from tollway.cli.doctor import Finding, examine
@@ -282,7 +282,7 @@ async def test_the_least_price_is_told_beside_what_a_settlement_costs(
     chain = chain_with_fees(base_fee_wei=10**10 - 1, tip_wei=1)
     finding = (await look(settings, chain))["settlement_min_84532"]
     assert (finding.level, told in finding.detail) == (level, True), finding
-    chain.take_away(CHAIN)
+    chain.disconnect(CHAIN)
     gone = (await look(settings, chain))["settlement_min_84532"]
     assert gone.level == ("note" if level == "note" else "failed")
 
@@ -299,7 +299,7 @@ async def test_what_withdraws_the_rail_is_named_and_no_key_is_shown(tmp_path: Pa
     settings = settling(tmp_path)
     key = settings.networks[0].settlement.gas_keys[0].address
     poor = chain_with_fees()
-    poor.fill_tank(CHAIN, key, 1)
+    poor.fund_gas(CHAIN, key, 1)
     finding = await settlement_of(settings, poor)
     assert (finding.level, f"{key} has 0.000000000000000001" in finding.detail) == ("warning", True)
     assert GAS_KEY not in finding.detail
@@ -313,7 +313,7 @@ async def test_what_withdraws_the_rail_is_named_and_no_key_is_shown(tmp_path: Pa
     strange.deploy(CHAIN, USDC.token)
     assert "takes no authorisations" in (await settlement_of(settings, strange)).detail
     away = chain_with_fees()
-    away.take_away(CHAIN)
+    away.disconnect(CHAIN)
     assert (await settlement_of(settings, away)).level == "failed"
 
 

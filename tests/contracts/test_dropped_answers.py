@@ -14,8 +14,7 @@ import asyncpg
 import pytest
 
 from tests.kit.asgi_exchange import Exchange
-from tests.kit.failing_gateways import Crowd, Fault, GatedGateway, opened_gateways
-from tests.kit.gateway import SmallGateway
+from tests.kit.gateway import InProcessGateway
 from tests.kit.ledger_records import (
     NOW_MS,
     attempt_of,
@@ -24,8 +23,8 @@ from tests.kit.ledger_records import (
     claim_on,
     close_of,
 )
-from tests.kit.paused_ledger import Desk
-from tests.kit.payer import SmallPayer, earned, has_terms, served, transfers
+from tests.kit.payer import Payer, has_terms
+from tests.kit.storage_faults import ConcurrentCalls, Fault, FaultyGateway, FaultyLedger, open_faulty_gateways
 from tollway.errors import StorageUnavailable
 from tollway.ledger.call import CallState
 from tollway.ledger.open_calls import CallOpen
@@ -198,21 +197,21 @@ ROWS = (
 class Scene:
     """One caller and his one request. `answers`: how often he has got what he paid for."""
 
-    gateways: list[GatedGateway]
+    gateways: list[FaultyGateway]
     row: Row
     headers: list[tuple[str, str]] = field(default_factory=list)
     payment: Any = None
 
     @property
-    def small(self) -> SmallGateway:
-        return self.gateways[0].small
+    def gateway(self) -> InProcessGateway:
+        return self.gateways[0].gateway
 
     async def pay(self) -> None:
         if self.row.rail == "tx":
-            self.payment = await self.small.pay(PRICE)
-            self.headers += self.small.plain_proof(self.payment.tx_hash)
+            self.payment = await self.gateway.pay(PRICE)
+            self.headers += self.gateway.plain_proof(self.payment.tx_hash)
         else:
-            payer = SmallPayer(buyer=self.small.buyer, gate=self.small)
+            payer = Payer(wallet=self.gateway.wallet, gateway=self.gateway)
             payer.fund(10 * PRICE)
             self.headers += payer.show(await payer.quote("GET", TARGET))
         if self.row.key:
@@ -220,10 +219,10 @@ class Scene:
 
     def open(self, at: int = 0) -> Exchange:
         chunks = [b"order"] if self.row.method == "POST" else []
-        return self.gateways[at].small.open(self.row.method, TARGET, self.headers, chunks)
+        return self.gateways[at].gateway.open(self.row.method, TARGET, self.headers, chunks)
 
     async def ask(self, at: int = 0) -> Exchange:
-        return await self.gateways[at].small.run(self.open(at))
+        return await self.gateways[at].gateway.run(self.open(at))
 
     async def lose(self, *, leaves: bool = False) -> None:
         """The answer is dropped; its caller is told so, or has left before."""
@@ -231,21 +230,21 @@ class Scene:
         exchange = self.open()
         if leaves:
             exchange.leave()
-        await self.gateways[0].small.run(exchange)
-        assert self.gateways[0].gate.is_away, "the fault did not happen"
+        await self.gateways[0].gateway.run(exchange)
+        assert self.gateways[0].database.is_away, "the fault did not happen"
         if not leaves:
             assert exchange.status == 503
             assert exchange.headers["tollway-payment-state"] == "held"
             if self.row.method != "HEAD":
                 assert exchange.problem["code"] == "payment_outcome_unknown"
                 assert not has_terms(exchange)
-        self.gateways[0].come_back()
+        self.gateways[0].reconnect()
 
     async def sweep(self) -> None:
         """What a gateway does every few seconds."""
         await self.gateways[0].book.recover(now_ms=self.gateways[0].clock.ms)
         for _ in range(2):  # it is sent, and then looked for
-            await self.small.settling.sweep()
+            await self.gateway.settlement.sweep()
 
     async def wait_hold(self) -> None:
         for gateway in self.gateways:
@@ -255,23 +254,23 @@ class Scene:
         await self.gateways[0].book.recover(now_ms=self.gateways[0].clock.ms)
 
     async def call(self) -> Any:
-        (call,) = await self.small.history()
+        (call,) = await self.gateway.history()
         return call
 
     async def check_paid_once(self) -> None:
         call = await self.call()
         assert call.state is CallState.CONSUMED
-        assert served(self.small) == 2, "the run that was dropped, and its one repeat"
+        assert self.gateway.served == 2, "the run that was dropped, and its one repeat"
         if self.row.rail == "tx":
-            assert await self.small.rest_units(self.payment) == 0
+            assert await self.gateway.rest_units(self.payment) == 0
         else:
-            assert (earned(self.small), transfers(self.small)) == (PRICE, 1)
+            assert (self.gateway.earned, self.gateway.transfers) == (PRICE, 1)
 
     async def check_credit(self) -> None:
         """The price buys something else."""
         call = await self.call()
-        assert (call.state, served(self.small)) == (CallState.RELEASED, 1)
-        payments = await self.small.book.find_payments(call.tx_hash)
+        assert (call.state, self.gateway.served) == (CallState.RELEASED, 1)
+        payments = await self.gateway.book.find_payments(call.tx_hash)
         assert [one.rest_units for one in payments] == [PRICE]
 
 
@@ -284,7 +283,7 @@ def told(answer: Exchange) -> str:
     return str(answer.problem.get("reason") or answer.problem["code"])
 
 
-async def play(row: Row, gateways: list[GatedGateway], *, at: int, leaves: bool, is_written: bool) -> None:
+async def play(row: Row, gateways: list[FaultyGateway], *, at: int, leaves: bool, is_written: bool) -> None:
     scene = Scene(gateways=gateways, row=row)
     await scene.pay()
     await scene.lose(leaves=leaves)
@@ -315,7 +314,7 @@ async def play(row: Row, gateways: list[GatedGateway], *, at: int, leaves: bool,
     elif row.swept == "authorization_became_credit":
         await scene.check_credit()
     else:
-        assert (earned(scene.small), transfers(scene.small)) == (0, 0), "nothing has moved"
+        assert (scene.gateway.earned, scene.gateway.transfers) == (0, 0), "nothing has moved"
 
 
 @pytest.mark.parametrize("leaves", [False, True], ids=["heard", "left"])
@@ -324,7 +323,7 @@ async def test_at_the_same_gateway_a_dropped_answer_is_paid_once_or_not_at_all(
     database: Database, row: Row, leaves: bool
 ) -> None:
     """Nothing is waited for: what is late is written before the repeat is looked at."""
-    async with opened_gateways(database, ["one"]) as gateways:
+    async with open_faulty_gateways(database, ["one"]) as gateways:
         await play(row, gateways, at=0, leaves=leaves, is_written=False)
 
 
@@ -339,7 +338,7 @@ async def postgres_database(postgres_url: str, open_database: Any) -> AsyncItera
 async def test_at_another_gateway_too_once_the_first_has_written(
     postgres_database: Database, row: Row
 ) -> None:
-    async with opened_gateways(postgres_database, ["one", "two"]) as gateways:
+    async with open_faulty_gateways(postgres_database, ["one", "two"]) as gateways:
         await play(row, gateways, at=1, leaves=False, is_written=True)
 
 
@@ -354,23 +353,23 @@ async def test_a_close_is_tried_again_before_its_answer_is_dropped(
 ) -> None:
     """`number`: the first write that fails. Of a settled call the first stores the transaction, the second concludes."""
     row = Row(name="", rail=rail, method="GET", fault=CLOSE_LOST, soon="")
-    async with opened_gateways(database, ["one"], close_patience_s=60.0, retry_s=0.001) as gateways:
+    async with open_faulty_gateways(database, ["one"], close_patience_s=60.0, retry_s=0.001) as gateways:
         scene = Scene(gateways=gateways, row=row)
         await scene.pay()
-        gateways[0].stumble_at_head(writes=8, landed=landed, first=number)
+        gateways[0].fail_writes_at_head(writes=8, landed=landed, first=number)
         answer = await scene.ask()
         assert (answer.status, answer.body) == (200, b"rare")
         assert answer.headers["tollway-payment-state"] == "charged"
-        gateways[0].come_back()
+        gateways[0].reconnect()
         call = await scene.call()
-        assert (call.state, served(scene.small)) == (CallState.CONSUMED, 1)
+        assert (call.state, scene.gateway.served) == (CallState.CONSUMED, 1)
         if rail == "x402":
-            assert (earned(scene.small), transfers(scene.small)) == (PRICE, 1)
+            assert (scene.gateway.earned, scene.gateway.transfers) == (PRICE, 1)
 
 
 async def test_patience_with_a_close_has_an_end(database: Database) -> None:
     row = Row(name="", rail="tx", method="GET", fault=CLOSE_LOST, soon="")
-    async with opened_gateways(database, ["one"], close_patience_s=0.05, retry_s=0.001) as gateways:
+    async with open_faulty_gateways(database, ["one"], close_patience_s=0.05, retry_s=0.001) as gateways:
         scene = Scene(gateways=gateways, row=row)
         await scene.pay()
         await scene.lose()
@@ -382,76 +381,76 @@ async def test_patience_with_a_close_has_an_end(database: Database) -> None:
 
 
 @asynccontextmanager
-async def opened_desk(database: Database) -> AsyncIterator[Desk]:
-    desk = Desk(database)
-    yield desk
-    desk.come_back()
-    await desk.close()
-    assert (await desk.book.audit()).wrong == ()
+async def open_ledger(database: Database) -> AsyncIterator[FaultyLedger]:
+    ledger = FaultyLedger(database)
+    yield ledger
+    ledger.reconnect()
+    await ledger.close()
+    assert (await ledger.book.audit()).wrong == ()
 
 
-async def lose_close(desk: Desk, claim: Any) -> None:
-    await desk.book.claim(claim)
-    desk.gate.is_away = True
+async def lose_close(ledger: FaultyLedger, claim: Any) -> None:
+    await ledger.book.claim(claim)
+    ledger.database.is_away = True
     with pytest.raises(StorageUnavailable):
-        await desk.book.close(close_of(claim))
-    desk.come_back()
+        await ledger.book.close(close_of(claim))
+    ledger.reconnect()
 
 
 async def test_a_claim_beside_a_late_close_finds_it_written(database: Database) -> None:
     """The payment has a rest, so nothing but the batch of the claim itself looks for the call."""
-    async with opened_desk(database) as desk:
-        payment = await desk.pay(10)
+    async with open_ledger(database) as ledger:
+        payment = await ledger.pay(10)
         claim = claim_on(payment, 1)
-        await lose_close(desk, claim)
-        again = await desk.book.claim(claim_on(payment, 1, digest=claim.digest))
+        await lose_close(ledger, claim)
+        again = await ledger.book.claim(claim_on(payment, 1, digest=claim.digest))
         assert isinstance(again, CallOpen)
         assert (again.call.call_id, again.call.state) == (claim.call_id, CallState.UNKNOWN)
 
 
 async def test_what_its_provider_has_decided_is_not_dropped_later(database: Database) -> None:
     """The drop was committed, and its acknowledgement lost; its provider decides before it is tried again."""
-    async with opened_desk(database) as desk:
-        payment = await desk.pay(10)
+    async with open_ledger(database) as ledger:
+        payment = await ledger.pay(10)
         claim = claim_on(payment)
-        await lose_close(desk, claim)
-        desk.gate.fail_after = desk.go_away
-        await desk.book._batches.write_late()
-        desk.come_back()
-        assert await desk.book.resolve(claim.call_id, CallState.CONSUMED, now_ms=NOW_MS)
-        await desk.book._batches.write_late()
-        assert await desk.book.find_repeat(payment.id, claim.digest) is None
-        assert (await desk.book.find_call(claim.call_id)).state is CallState.CONSUMED
+        await lose_close(ledger, claim)
+        ledger.database.fail_after = ledger.disconnect_after_commit
+        await ledger.book._batches.write_late()
+        ledger.reconnect()
+        assert await ledger.book.resolve(claim.call_id, CallState.CONSUMED, now_ms=NOW_MS)
+        await ledger.book._batches.write_late()
+        assert await ledger.book.find_repeat(payment.id, claim.digest) is None
+        assert (await ledger.book.find_call(claim.call_id)).state is CallState.CONSUMED
 
 
 async def test_a_settlement_that_came_too_late_moves_nothing(database: Database) -> None:
-    async with opened_desk(database) as desk:
+    async with open_ledger(database) as ledger:
         claim = authorized_claim(authorization_of(4))
-        await desk.book.claim(claim)
-        desk.gate.is_away = True
+        await ledger.book.claim(claim)
+        ledger.database.is_away = True
         close = close_of(claim, CallState.SETTLING)
         with pytest.raises(StorageUnavailable):
-            await desk.book.settle(close, attempt=attempt_of(claim, 0), digest=None)
-        desk.come_back()
-        await desk.book._batches.write_late()
-        assert await desk.book.attempts_of(claim.call_id) == ()
-        assert (await desk.book.find_authorized(claim.authorization.key)).state is CallState.UNKNOWN
+            await ledger.book.settle(close, attempt=attempt_of(claim, 0), digest=None)
+        ledger.reconnect()
+        await ledger.book._batches.write_late()
+        assert await ledger.book.attempts_of(claim.call_id) == ()
+        assert (await ledger.book.find_authorized(claim.authorization.key)).state is CallState.UNKNOWN
 
 
 async def test_a_lost_call_is_not_shown_as_it_was_while_nothing_can_be_written(database: Database) -> None:
     """A full disk can still be read: a repeat is told to come back, not that the call is charged."""
-    async with opened_desk(database) as desk:
-        claim = claim_on(await desk.pay(10), idempotency_key="k")
-        await desk.book.claim(claim)
-        desk.gate.fail_after = desk.go_away
+    async with open_ledger(database) as ledger:
+        claim = claim_on(await ledger.pay(10), idempotency_key="k")
+        await ledger.book.claim(claim)
+        ledger.database.fail_after = ledger.disconnect_after_commit
         with pytest.raises(StorageUnavailable):
-            await desk.book.close(close_of(claim))
-        desk.come_back()
-        desk.gate.fail_before = lambda: True
+            await ledger.book.close(close_of(claim))
+        ledger.reconnect()
+        ledger.database.fail_before = lambda: True
         with pytest.raises(StorageUnavailable):
-            await desk.book.find_keyed(claim.payer, "k", since_ms=0)
-        desk.gate.fail_before = lambda: False
-        found = await desk.book.find_keyed(claim.payer, "k", since_ms=0)
+            await ledger.book.find_keyed(claim.payer, "k", since_ms=0)
+        ledger.database.fail_before = lambda: False
+        found = await ledger.book.find_keyed(claim.payer, "k", since_ms=0)
         assert (found.state, found.is_lost) == (CallState.CONSUMED, True)
 
 
@@ -475,13 +474,15 @@ async def test_sessions_that_end_again_and_again_between_head_and_close_cost_nob
             await operator.execute(f"SELECT {how}(pid) {OTHERS}")
 
     try:
-        async with opened_gateways(database, ["one"], close_patience_s=patience_s, retry_s=0.01) as gateways:
-            crowd = Crowd(gateways=gateways)
-            await crowd.gather()
-            answers = await crowd.suffer(trouble)
-            dropped = await crowd.come_again(answers)
+        async with open_faulty_gateways(
+            database, ["one"], close_patience_s=patience_s, retry_s=0.01
+        ) as gateways:
+            calls = ConcurrentCalls(gateways=gateways)
+            await calls.prepare()
+            answers = await calls.run_during(trouble)
+            dropped = await calls.retry_dropped(answers)
             assert patience_s == 0.0 or dropped == 0
-            await crowd.check(dropped=dropped)
+            await calls.check(dropped=dropped)
     finally:
         await database.close()
         await operator.close()

@@ -136,9 +136,9 @@ async def test_at_200_payments_a_second_every_block_is_looked_at_in_time(databas
     hour = Hour(database, BookStore(database, owner_id="one", now_ms=lambda: hour.now_s * 1000))
     await hour.run()
     states = await hour.count_states()
-    looks = hour.chain.asked["fetch_tip", CHAIN]
+    looks = hour.chain.requests["fetch_tip", CHAIN]
     print(
-        f"{hour.recorded} payments, {looks} looks, {hour.chain.asked}, {hour.chain.heights_read} heights; {states}"
+        f"{hour.recorded} payments, {looks} looks, {hour.chain.requests}, {hour.chain.heights_read} heights; {states}"
     )
 
     # Final as soon as their block is: only the youngest are not, and none is lost.
@@ -148,15 +148,15 @@ async def test_at_200_payments_a_second_every_block_is_looked_at_in_time(databas
     assert hour.oldest_look_s <= INTERVAL_S
     # Requests grow with the blocks and the looks, and not with the payments.
     assert looks <= SECONDS // INTERVAL_S + 1
-    assert hour.chain.asked["fetch_block_hashes", CHAIN] <= 2 * looks
+    assert hour.chain.requests["fetch_block_hashes", CHAIN] <= 2 * looks
     blocks = SECONDS // BLOCK_S
     rechecks = blocks * FINALITY_BLOCKS * BLOCK_S // 300
     assert hour.chain.heights_read <= 2 * blocks + looks + rechecks + FINALITY_BLOCKS
     # Receipts are read of what stood in the blocks that were replaced.
     assert hour.reorgs == 1
     moved = PAYMENTS_PER_S * BLOCK_S * REORG_BLOCKS
-    assert hour.chain.asked["review_receipts", CHAIN] <= moved // 40 + REORG_BLOCKS
-    assert hour.chain.asked["fetch_facts", CHAIN] == 0
+    assert hour.chain.requests["review_receipts", CHAIN] <= moved // 40 + REORG_BLOCKS
+    assert hour.chain.requests["fetch_facts", CHAIN] == 0
     (block,) = [one.number for one in hour.chain._chains[CHAIN].blocks if one.transactions]
     in_block = select(text("count(*)")).where(payment_table.c.block_number == block)
     assert await database.read(lambda connection: connection.execute(in_block).scalar_one()) == moved

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.kit.accounts import Buyer
 from tests.kit.memory_sessions import MemorySessions
+from tests.kit.payer import KeyWallet
 from tollway.chain.reader import ContractAnswer
 from tollway.errors import Code, Refusal
 from tollway.identifiers import Address, ChainId, keccak256
@@ -91,7 +91,7 @@ class Unmetered:
 
 
 async def test_fifty_racers_with_one_login_open_one_session(store: SessionStore) -> None:
-    buyer, numbers, opened = Buyer.named("racer"), count(1), []
+    wallet, numbers, opened = KeyWallet.named("racer"), count(1), []
 
     def entropy(size: int) -> bytes:
         return keccak256(next(numbers).to_bytes(8, "big"))[:size]
@@ -115,8 +115,8 @@ async def test_fifty_racers_with_one_login_open_one_session(store: SessionStore)
         now_ms=lambda: NOW_MS,
         entropy=entropy,
     )
-    text = (await desk.invite()).write(address=buyer.address, chain_id=ChainId(84532))
-    signature = bytes.fromhex(buyer.sign(eip191_digest(text.encode()))[2:])
+    text = (await desk.invite()).write(address=wallet.address, chain_id=ChainId(84532))
+    signature = wallet.sign(eip191_digest(text.encode()))
     outcomes = await asyncio.gather(
         *(
             desk.open_session(text=text, signature=signature, client_address=f"192.0.2.{n}")
@@ -128,7 +128,7 @@ async def test_fifty_racers_with_one_login_open_one_session(store: SessionStore)
     refused = [outcome.problem.code for outcome in outcomes if isinstance(outcome, Refusal)]
     assert refused == [Code.NONCE_REUSED] * (RACERS - 1)
     assert len(opened) == 1
-    assert (await desk.find_session(admission.token)).address == buyer.address
+    assert (await desk.find_session(admission.token)).address == wallet.address
 
 
 async def test_fifty_racers_with_one_signature_have_one_winner(store: SessionStore) -> None:

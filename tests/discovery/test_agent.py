@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.kit.documents import LISTING_ID, PUBLIC_URL, show_listing
+from tests.kit.listings import LISTING_ID, PUBLIC_URL, show_listing
 from tollway.discovery.agent import AGENT_BYTES_MAX, describe_for_agents
 from tollway.discovery.shown_listing import ShownListing
 from tollway.limits import DEFAULT_LIMITS

@@ -12,7 +12,7 @@ from x402.extensions.bazaar.facilitator_client import _parse_list_response, _par
 from x402.extensions.bazaar.types import parse_discovery_extension
 from x402.schemas import PaymentRequirements
 
-from tests.kit.authorizations import PAY_TO, USDC, requirement_of
+from tests.kit.payer import PAY_TO, USDC, requirement_of
 from tollway.discovery.bazaar import (
     Entry,
     ResourceFilter,

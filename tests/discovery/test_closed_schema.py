@@ -4,7 +4,7 @@ from typing import Any
 
 import jsonschema
 
-from tests.kit.documents import show_listing
+from tests.kit.listings import show_listing
 from tollway.discovery.closed_schema import DEFINITIONS_MAX, SchemaCloser
 from tollway.discovery.plain_schema import SchemaCopier
 from tollway.discovery.sold_operations import list_sold_operations

@@ -5,7 +5,7 @@ from dataclasses import replace
 import jsonschema
 import pytest
 
-from tests.kit.documents import LISTING_ID, PUBLIC_URL, show_listing
+from tests.kit.listings import LISTING_ID, PUBLIC_URL, show_listing
 from tollway.discovery.discovery_document import SCHEMAS_BYTES_MAX, describe_listing
 from tollway.discovery.operation_forms import size_of
 from tollway.discovery.shown_listing import PRICES_MAX, ShownListing

@@ -5,7 +5,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from tests.kit.documents import show_listing
+from tests.kit.listings import show_listing
 from tollway.discovery.example_call import EXAMPLE_BYTES_MAX, example_arguments, example_json
 from tollway.discovery.operation_forms import size_of
 from tollway.discovery.sold_operations import SoldOperation

@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
-from tests.kit.documents import show_listing
+from tests.kit.listings import show_listing
 from tollway.discovery.agent import AGENT_BYTES_MAX, describe_for_agents
 from tollway.discovery.discovery_document import describe_listing
 from tollway.discovery.listing_text import TEXT_LENGTH_MAX, write_text

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.kit.documents import LISTING_ID, PUBLIC_URL, show_listing
+from tests.kit.listings import LISTING_ID, PUBLIC_URL, show_listing
 from tollway.discovery.listing_text import TEXT_LENGTH_MAX, escape, write_text
 from tollway.money import Price
 from tollway.registry.standing import Quality, Standing

@@ -6,7 +6,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from tests.kit.documents import show_listing
+from tests.kit.listings import show_listing
 from tollway.discovery.operation_forms import WORDS_MAX, bare_schema, list_forms, shallow_schema
 from tollway.sandbox.provider_document import SAMPLE_DOCUMENT
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from eth_account import Account
 
-from tests.kit.documents import LISTING_ID, PUBLIC_URL, sample_assets, show_listing
+from tests.kit.listings import LISTING_ID, PUBLIC_URL, sample_assets, show_listing
 from tollway.discovery.payment_steps import list_rails
 from tollway.identifiers import Address, ChainId, TxHash, keccak256
 from tollway.identity.signatures import paid_call_digest, recover

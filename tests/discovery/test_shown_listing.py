@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from tests.kit.documents import LISTING_ID, PUBLIC_URL, show_listing
+from tests.kit.listings import LISTING_ID, PUBLIC_URL, show_listing
 from tollway.discovery.shown_listing import PRICES_MAX, arguments_json, list_prices
 from tollway.discovery.sold_operations import Argument
 from tollway.money import Price

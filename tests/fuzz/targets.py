@@ -9,8 +9,8 @@ from urllib.parse import unquote_to_bytes
 
 from pydantic_core import to_json
 
-from tests.kit.authorizations import USDC
 from tests.kit.listings import sample_listing
+from tests.kit.payer import USDC
 from tollway.chain.answers import Unusable, parse_batch
 from tollway.chain.rlp_items import decode_item
 from tollway.client.forwarded import ForwardedRefused, ForwardedVerifier

@@ -1,14 +1,14 @@
-"""Whom the passage serves. `gate` is each file's own: it sets the limits that the file is about."""
+"""Whom the passage serves. `gateway` is each file's own: it sets the limits that the file is about."""
 
 import pytest
 
-from tests.kit.gateway import SmallGateway
-from tests.kit.payer import SmallPayer
+from tests.kit.gateway import InProcessGateway
+from tests.kit.payer import Payer
 
 
 @pytest.fixture
-def payer(gate: SmallGateway) -> SmallPayer:
+def payer(gateway: InProcessGateway) -> Payer:
     """With money for ten calls of a listing at 0.01 USDC."""
-    payer = SmallPayer(buyer=gate.buyer, gate=gate)
+    payer = Payer(wallet=gateway.wallet, gateway=gateway)
     payer.fund(100_000)
     return payer

@@ -11,12 +11,16 @@ from typing import Any
 
 import pytest
 
-from tests.kit.accounts import CHAIN, Buyer
 from tests.kit.asgi_exchange import Exchange
-from tests.kit.authorizations import encode_header
-from tests.kit.gateway import PAY_TO, USDC, SmallGateway, open_gateway
-from tests.kit.gateway_settlement import ETHER, GAS_KEY
-from tests.kit.payer import Header, SmallPayer, earned, has_terms, served, transfers
+from tests.kit.gateway import ETHER, GAS_KEY, PAY_TO, USDC, InProcessGateway, open_gateway
+from tests.kit.payer import (
+    CHAIN,
+    Header,
+    KeyWallet,
+    Payer,
+    encode_header,
+    has_terms,
+)
 from tests.kit.upstream import plain
 from tollway.chain.reader import ContractAnswer
 from tollway.chain.tokens import ERC1271_MAGIC
@@ -31,29 +35,29 @@ TARGET = "/quote?x=1"
 NONCE = b"\x42" * 32
 ELSEWHERE = Address(b"\xee" * 20)
 OTHER = ChainId(11_155_111)
-STRANGER = Buyer.named("stranger")
+THIRD_PARTY = KeyWallet.named("stranger")
 TEN_MINUTES_MS = 600_000
 
 
 @pytest.fixture
-async def gate() -> AsyncIterator[SmallGateway]:
+async def gateway() -> AsyncIterator[InProcessGateway]:
     async with open_gateway(upload_bytes_max=200_000, bound_body_bytes_max=1_000) as small:
         yield small
 
 
 @pytest.fixture
-async def payer(gate: SmallGateway) -> SmallPayer:
-    await gate.publish()
-    payer = SmallPayer(buyer=gate.buyer, gate=gate)
+async def payer(gateway: InProcessGateway) -> Payer:
+    await gateway.publish()
+    payer = Payer(wallet=gateway.wallet, gateway=gateway)
     payer.fund(10 * PRICE)
     return payer
 
 
-async def check_nothing_happened(gate: SmallGateway, answer: Exchange, *, calls: int = 0) -> None:
+async def check_nothing_happened(gateway: InProcessGateway, answer: Exchange, *, calls: int = 0) -> None:
     assert answer.status >= 400
-    report = await gate.book.audit()
+    report = await gateway.book.audit()
     assert (report.is_balanced, report.calls, report.payments) == (True, calls, calls)
-    assert (served(gate), transfers(gate)) == (calls, calls)
+    assert (gateway.served, gateway.transfers) == (calls, calls)
     assert answer.problem["paymentState"] in ("none", "released", "charged")
     assert (answer.status == 402) == has_terms(answer)
 
@@ -64,7 +68,7 @@ def b64(raw: bytes) -> str:
 
 # ---------------------------------------------------------------------- what is shown
 
-Show = Callable[[SmallPayer, Exchange], list[Header]]
+Show = Callable[[Payer, Exchange], list[Header]]
 
 
 def raw_header(value: str, name: str = "PAYMENT-SIGNATURE") -> Show:
@@ -78,8 +82,8 @@ def signed(**fields: Any) -> Show:
 def later(**seconds: int) -> Show:
     """Times relative to now."""
 
-    def show(payer: SmallPayer, asked: Exchange) -> list[Header]:
-        now_s = payer.gate.now_ms // 1000
+    def show(payer: Payer, asked: Exchange) -> list[Header]:
+        now_s = payer.gateway.now_ms // 1000
         times: dict[str, Any] = {name: now_s + more for name, more in seconds.items()}
         return payer.show(asked, **times)
 
@@ -98,33 +102,33 @@ def edited(path: str, value: Any, dialect: Dialect = Dialect.X402_V2) -> Show:
     return lambda payer, asked: payer.show(asked, dialect, edit=edit)
 
 
-def in_the_other_header(payer: SmallPayer, asked: Exchange) -> list[Header]:
+def in_the_other_header(payer: Payer, asked: Exchange) -> list[Header]:
     return [("PAYMENT-SIGNATURE", payer.show(asked, Dialect.X402_V1)[0][1])]
 
 
-def v2_in_the_header_of_v1(payer: SmallPayer, asked: Exchange) -> list[Header]:
+def v2_in_the_header_of_v1(payer: Payer, asked: Exchange) -> list[Header]:
     return [("X-PAYMENT", payer.show(asked)[0][1])]
 
 
-def in_both_headers(payer: SmallPayer, asked: Exchange) -> list[Header]:
+def in_both_headers(payer: Payer, asked: Exchange) -> list[Header]:
     return [*payer.show(asked), *payer.show(asked, Dialect.X402_V1)]
 
 
-def with_mpp_beside(payer: SmallPayer, asked: Exchange) -> list[Header]:
+def with_mpp_beside(payer: Payer, asked: Exchange) -> list[Header]:
     return [*payer.show(asked), *payer.show(asked, Dialect.MPP)]
 
 
-def with_a_transaction_beside(payer: SmallPayer, asked: Exchange) -> list[Header]:
-    proof = payer.gate.plain_proof(payer.gate.sample_payment().tx_hash)
+def with_a_transaction_beside(payer: Payer, asked: Exchange) -> list[Header]:
+    proof = payer.gateway.plain_proof(payer.gateway.sample_payment().tx_hash)
     return [*payer.show(asked), *proof]
 
 
-def twice(payer: SmallPayer, asked: Exchange) -> list[Header]:
+def twice(payer: Payer, asked: Exchange) -> list[Header]:
     return [*payer.show(asked), *payer.show(asked)]
 
 
-def by_another_key(payer: SmallPayer, asked: Exchange) -> list[Header]:
-    thief = SmallPayer(buyer=STRANGER, gate=payer.gate)
+def by_another_key(payer: Payer, asked: Exchange) -> list[Header]:
+    thief = Payer(wallet=THIRD_PARTY, gateway=payer.gateway)
 
     def name_the_payer(content: dict[str, Any]) -> None:
         content["payload"]["authorization"]["from"] = str(payer.address)
@@ -132,31 +136,31 @@ def by_another_key(payer: SmallPayer, asked: Exchange) -> list[Header]:
     return thief.show(asked, edit=name_the_payer)
 
 
-def of_a_used_nonce(payer: SmallPayer, asked: Exchange) -> list[Header]:
+def of_a_used_nonce(payer: Payer, asked: Exchange) -> list[Header]:
     assert USDC.token is not None
-    payer.gate.settling.street.front_run(
+    payer.gateway.chain.settle_by_third_party(
         CHAIN, USDC.token, payer=payer.address, payee=PAY_TO, base_units=PRICE, nonce=NONCE
     )
     return payer.show(asked, nonce=NONCE)
 
 
-def taken_back(payer: SmallPayer, asked: Exchange) -> list[Header]:
+def taken_back(payer: Payer, asked: Exchange) -> list[Header]:
     assert USDC.token is not None
-    payer.gate.settling.street.cancel_authorization(CHAIN, USDC.token, payer=payer.address, nonce=NONCE)
+    payer.gateway.chain.cancel_authorization(CHAIN, USDC.token, payer=payer.address, nonce=NONCE)
     return payer.show(asked, nonce=NONCE)
 
 
-def refused_by_the_token(payer: SmallPayer, asked: Exchange) -> list[Header]:
-    payer.gate.settling.street.refuse_transfer(CHAIN, payer.address, NONCE)
+def refused_by_the_token(payer: Payer, asked: Exchange) -> list[Header]:
+    payer.gateway.chain.refuse_transfer(CHAIN, payer.address, NONCE)
     return payer.show(asked, nonce=NONCE)
 
 
-def by_a_poor_wallet(payer: SmallPayer, asked: Exchange) -> list[Header]:
+def by_a_poor_wallet(payer: Payer, asked: Exchange) -> list[Header]:
     payer.fund(PRICE - 1)
     return payer.show(asked)
 
 
-def with_permit2(payer: SmallPayer, asked: Exchange) -> list[Header]:
+def with_permit2(payer: Payer, asked: Exchange) -> list[Header]:
     def edit(content: dict[str, Any]) -> None:
         content["payload"] = {"signature": "0x00", "permit2Authorization": {}}
 
@@ -286,24 +290,24 @@ ROWS: list[tuple[str, Show, int, str, str | None]] = [
     ("show", "status", "code", "reason"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS]
 )
 async def test_refuses_with_its_code_and_reason_and_nothing_happens(
-    gate: SmallGateway, payer: SmallPayer, show: Show, status: int, code: str, reason: str | None
+    gateway: InProcessGateway, payer: Payer, show: Show, status: int, code: str, reason: str | None
 ) -> None:
     asked = await payer.quote()
-    answer = await gate.ask("GET", TARGET, show(payer, asked))
+    answer = await gateway.ask("GET", TARGET, show(payer, asked))
     assert (answer.status, answer.problem["code"]) == (status, code), answer.body
     if reason is not None:
         assert answer.problem["reason"] == reason
-    await check_nothing_happened(gate, answer)
+    await check_nothing_happened(gateway, answer)
     assert ("payment" in answer.problem, "www-authenticate" in answer.headers) == (status == 402,) * 2
     if status == 402:  # its terms are good
         payer.fund(10 * PRICE)
-        assert (await gate.ask("GET", TARGET, payer.show(answer))).status == 200
+        assert (await gateway.ask("GET", TARGET, payer.show(answer))).status == 200
 
 
 async def test_a_challenge_is_good_for_its_own_method_and_url_only(
-    gate: SmallGateway, payer: SmallPayer
+    gateway: InProcessGateway, payer: Payer
 ) -> None:
-    await gate.publish("api_others")
+    await gateway.publish("api_others")
     shown = payer.show(await payer.quote(), Dialect.MPP)
     for method, target, listing in [
         ("POST", TARGET, "api_quotes"),
@@ -311,24 +315,24 @@ async def test_a_challenge_is_good_for_its_own_method_and_url_only(
         ("GET", "/quote", "api_quotes"),
         ("GET", TARGET, "api_others"),
     ]:
-        answer = await gate.ask(method, target, shown, listing=listing)
+        answer = await gateway.ask(method, target, shown, listing=listing)
         assert (answer.status, answer.problem["reason"]) == (402, "invalid_challenge")
-        await check_nothing_happened(gate, answer)
-    assert (await gate.ask("GET", TARGET, shown)).status == 200
+        await check_nothing_happened(gateway, answer)
+    assert (await gateway.ask("GET", TARGET, shown)).status == 200
 
 
-async def test_a_challenge_expires(gate: SmallGateway, payer: SmallPayer) -> None:
+async def test_a_challenge_expires(gateway: InProcessGateway, payer: Payer) -> None:
     asked = await payer.quote()
-    gate.now_ms += 65_000
-    await gate.settling.tank.refresh()
-    answer = await gate.ask("GET", TARGET, payer.show(asked, Dialect.MPP))
+    gateway.now_ms += 65_000
+    await gateway.settlement.tank.refresh()
+    answer = await gateway.ask("GET", TARGET, payer.show(asked, Dialect.MPP))
     assert (answer.status, answer.problem["code"]) == (402, "payment_expired")
     assert answer.problem["reason"] == "challenge_expired"
-    await check_nothing_happened(gate, answer)
+    await check_nothing_happened(gateway, answer)
 
 
 async def test_what_it_says_beyond_what_is_signed_decides_nothing(
-    gate: SmallGateway, payer: SmallPayer
+    gateway: InProcessGateway, payer: Payer
 ) -> None:
     def embroider(content: dict[str, Any]) -> None:
         content["accepted"] |= {"amount": "1", "payTo": str(ELSEWHERE), "extra": {"name": "Other"}}
@@ -337,35 +341,35 @@ async def test_what_it_says_beyond_what_is_signed_decides_nothing(
 
     answer = await payer.buy(edit=embroider)
     assert answer.status == 200
-    assert (earned(gate), payer.balance) == (PRICE, 9 * PRICE)
+    assert (gateway.earned, payer.balance) == (PRICE, 9 * PRICE)
 
 
 @pytest.mark.parametrize("dialect", Dialect)
 async def test_a_paid_authorisation_in_a_dress_that_nobody_knows_is_not_asked_to_pay(
-    gate: SmallGateway, payer: SmallPayer, dialect: Dialect
+    gateway: InProcessGateway, payer: Payer, dialect: Dialect
 ) -> None:
     """An unknown member is refused, but only where the ledger does not know the authorisation."""
     asked = await payer.quote()
     signed = {} if dialect is Dialect.MPP else {"nonce": NONCE}
     strange = payer.show(asked, dialect, edit=lambda content: content.update(note=1), **signed)
-    refused = await gate.ask("GET", TARGET, strange)
+    refused = await gateway.ask("GET", TARGET, strange)
     assert (refused.status, refused.problem["code"]) == (MALFORMED_STATUS[dialect], "payment_malformed")
     assert ("payment" in refused.problem) == (dialect is Dialect.MPP)
     assert "`note`" in refused.problem["detail"]
-    await check_nothing_happened(gate, refused)
-    assert (await gate.ask("GET", TARGET, payer.show(asked, dialect, **signed))).status == 200
+    await check_nothing_happened(gateway, refused)
+    assert (await gateway.ask("GET", TARGET, payer.show(asked, dialect, **signed))).status == 200
     for method in ("GET", "POST"):
-        late = await gate.ask(method, TARGET, strange)
+        late = await gateway.ask(method, TARGET, strange)
         assert (late.status, late.problem["code"]) == (409, "payment_already_used")
-        await check_nothing_happened(gate, late, calls=1)
+        await check_nothing_happened(gateway, late, calls=1)
 
 
-async def test_a_body_over_the_limit_spends_nothing(gate: SmallGateway, payer: SmallPayer) -> None:
+async def test_a_body_over_the_limit_spends_nothing(gateway: InProcessGateway, payer: Payer) -> None:
     shown = payer.show(await payer.quote("POST"))
-    answer = await gate.ask("POST", TARGET, shown, [b"x" * 200_001])
+    answer = await gateway.ask("POST", TARGET, shown, [b"x" * 200_001])
     assert (answer.status, answer.problem["code"]) == (413, "payload_too_large")
-    await check_nothing_happened(gate, answer)
-    assert (await gate.ask("POST", TARGET, shown, [b"x" * 200_000])).status == 200
+    await check_nothing_happened(gateway, answer)
+    assert (await gateway.ask("POST", TARGET, shown, [b"x" * 200_000])).status == 200
 
 
 DOCUMENT = {
@@ -390,163 +394,163 @@ DOCUMENT = {
     ],
 )
 async def test_what_the_document_requires_is_missed_before_anything_is_spent(
-    gate: SmallGateway, dialect: Dialect, target: str, body: list[bytes], told: dict[str, str]
+    gateway: InProcessGateway, dialect: Dialect, target: str, body: list[bytes], told: dict[str, str]
 ) -> None:
-    await gate.publish(openapi=DOCUMENT)
-    payer = SmallPayer(buyer=gate.buyer, gate=gate)
+    await gateway.publish(openapi=DOCUMENT)
+    payer = Payer(wallet=gateway.wallet, gateway=gateway)
     payer.fund(PRICE)
-    answer = await gate.ask("POST", target, payer.show(await payer.quote("POST", target), dialect), body)
+    answer = await gateway.ask("POST", target, payer.show(await payer.quote("POST", target), dialect), body)
     assert (answer.status, answer.problem["code"]) == (422, "validation_failed")
     assert told.items() <= answer.problem["errors"][0].items()
-    await check_nothing_happened(gate, answer)
+    await check_nothing_happened(gateway, answer)
     shown = payer.show(await payer.quote("POST"), dialect)
-    assert (await gate.ask("POST", TARGET, shown, [b"{}"])).status == 200
+    assert (await gateway.ask("POST", TARGET, shown, [b"{}"])).status == 200
 
 
-async def test_a_body_that_turns_out_too_long_is_released(gate: SmallGateway, payer: SmallPayer) -> None:
+async def test_a_body_that_turns_out_too_long_is_released(gateway: InProcessGateway, payer: Payer) -> None:
     shown = payer.show(await payer.quote("POST"))
-    answer = await gate.ask("POST", TARGET, shown, [b"x" * 100_000] * 3, is_chunked=True)
+    answer = await gateway.ask("POST", TARGET, shown, [b"x" * 100_000] * 3, is_chunked=True)
     assert (answer.status, answer.problem["code"]) == (413, "payload_too_large")
     assert answer.problem["paymentState"] == "released"
     assert not has_terms(answer)
-    assert (transfers(gate), earned(gate)) == (0, 0)
+    assert (gateway.transfers, gateway.earned) == (0, 0)
     (call,) = await payer.history()
     assert call.state is CallState.RELEASED
-    assert (await gate.ask("POST", TARGET, shown, [b"{}"])).status == 200
+    assert (await gateway.ask("POST", TARGET, shown, [b"{}"])).status == 200
 
 
 async def test_a_chain_that_is_away_is_no_reason_to_pay_otherwise(
-    gate: SmallGateway, payer: SmallPayer
+    gateway: InProcessGateway, payer: Payer
 ) -> None:
     shown = payer.show(await payer.quote())
-    gate.settling.street.take_away(CHAIN)
-    answer = await gate.ask("GET", TARGET, shown)
+    gateway.chain.disconnect(CHAIN)
+    answer = await gateway.ask("GET", TARGET, shown)
     assert (answer.status, answer.problem["code"]) == (503, "chain_unavailable")
-    await check_nothing_happened(gate, answer)
-    gate.settling.street.bring_back(CHAIN)
-    assert (await gate.ask("GET", TARGET, shown)).status == 200
+    await check_nothing_happened(gateway, answer)
+    gateway.chain.reconnect(CHAIN)
+    assert (await gateway.ask("GET", TARGET, shown)).status == 200
 
 
 # ---------------------------------------------------------------------- the terms that it is held against
 
 
-async def pass_time(gate: SmallGateway, ms: int) -> None:
-    gate.now_ms += ms
-    gate.settling.street.mine(CHAIN, time=gate.now_ms // 1000)
-    await gate.settling.tank.refresh()
+async def pass_time(gateway: InProcessGateway, ms: int) -> None:
+    gateway.now_ms += ms
+    gateway.chain.mine(CHAIN, time=gateway.now_ms // 1000)
+    await gateway.settlement.tank.refresh()
 
 
-async def test_a_price_is_remembered_for_ten_minutes_and_charged_as_quoted(gate: SmallGateway) -> None:
-    listing = await gate.publish()
-    payer = SmallPayer(buyer=gate.buyer, gate=gate)
+async def test_a_price_is_remembered_for_ten_minutes_and_charged_as_quoted(gateway: InProcessGateway) -> None:
+    listing = await gateway.publish()
+    payer = Payer(wallet=gateway.wallet, gateway=gateway)
     payer.fund(100 * PRICE)
     asked = await payer.quote()
-    await pass_time(gate, 1_000)
-    await gate.revise(listing, price=Price.parse("0.05"))
-    await pass_time(gate, TEN_MINUTES_MS - 1_000)
-    old = await gate.ask("GET", TARGET, payer.show(asked))
+    await pass_time(gateway, 1_000)
+    await gateway.revise(listing, price=Price.parse("0.05"))
+    await pass_time(gateway, TEN_MINUTES_MS - 1_000)
+    old = await gateway.ask("GET", TARGET, payer.show(asked))
     assert (old.status, old.headers["tollway-price"]) == (200, "0.01 USDC")
     assert (await payer.buy()).headers["tollway-price"] == "0.05 USDC"
-    assert earned(gate) == 6 * PRICE
-    await pass_time(gate, 1_001)
-    late = await gate.ask("GET", TARGET, payer.show(asked))
+    assert gateway.earned == 6 * PRICE
+    await pass_time(gateway, 1_001)
+    late = await gateway.ask("GET", TARGET, payer.show(asked))
     assert late.problem["reason"] == "invalid_exact_evm_payload_authorization_value_mismatch"
-    await check_nothing_happened(gate, late, calls=2)
-    assert (await gate.ask("GET", TARGET, payer.show(late))).headers["tollway-price"] == "0.05 USDC"
+    await check_nothing_happened(gateway, late, calls=2)
+    assert (await gateway.ask("GET", TARGET, payer.show(late))).headers["tollway-price"] == "0.05 USDC"
 
 
-async def test_another_payee_is_paid_for_ten_minutes_more(gate: SmallGateway) -> None:
-    listing = await gate.publish()
-    payer = SmallPayer(buyer=gate.buyer, gate=gate)
+async def test_another_payee_is_paid_for_ten_minutes_more(gateway: InProcessGateway) -> None:
+    listing = await gateway.publish()
+    payer = Payer(wallet=gateway.wallet, gateway=gateway)
     payer.fund(100 * PRICE)
     asked = await payer.quote()
-    await pass_time(gate, 1_000)
-    await gate.revise(listing, pay_to=ELSEWHERE)
-    await pass_time(gate, TEN_MINUTES_MS)
-    assert (await gate.ask("GET", TARGET, payer.show(asked))).status == 200
-    assert earned(gate) == PRICE
-    await pass_time(gate, 1)
-    late = await gate.ask("GET", TARGET, payer.show(asked))
+    await pass_time(gateway, 1_000)
+    await gateway.revise(listing, pay_to=ELSEWHERE)
+    await pass_time(gateway, TEN_MINUTES_MS)
+    assert (await gateway.ask("GET", TARGET, payer.show(asked))).status == 200
+    assert gateway.earned == PRICE
+    await pass_time(gateway, 1)
+    late = await gateway.ask("GET", TARGET, payer.show(asked))
     assert late.problem["reason"] == "invalid_exact_evm_payload_recipient_mismatch"
-    await check_nothing_happened(gate, late, calls=1)
+    await check_nothing_happened(gateway, late, calls=1)
 
 
-async def test_a_network_that_is_sold_on_no_more_is_taken_for_ten_minutes(gate: SmallGateway) -> None:
-    listing = await gate.publish()
-    payer = SmallPayer(buyer=gate.buyer, gate=gate)
+async def test_a_network_that_is_sold_on_no_more_is_taken_for_ten_minutes(gateway: InProcessGateway) -> None:
+    listing = await gateway.publish()
+    payer = Payer(wallet=gateway.wallet, gateway=gateway)
     payer.fund(100 * PRICE)
     asked = await payer.quote()
-    await pass_time(gate, 1_000)
-    gate.rules[OTHER] = replace(gate.rules[CHAIN], chain_id=OTHER, assets=())
-    await gate.revise(listing, networks=(OTHER,))
+    await pass_time(gateway, 1_000)
+    gateway.rules[OTHER] = replace(gateway.rules[CHAIN], chain_id=OTHER, assets=())
+    await gateway.revise(listing, networks=(OTHER,))
     assert "payment-required" not in (await payer.quote()).headers
-    assert (await gate.ask("GET", TARGET, payer.show(asked))).status == 200
-    await pass_time(gate, TEN_MINUTES_MS + 1)
-    late = await gate.ask("GET", TARGET, payer.show(asked))
+    assert (await gateway.ask("GET", TARGET, payer.show(asked))).status == 200
+    await pass_time(gateway, TEN_MINUTES_MS + 1)
+    late = await gateway.ask("GET", TARGET, payer.show(asked))
     assert (late.status, late.problem["reason"]) == (402, "invalid_network")
 
 
-async def test_the_fields_of_two_versions_are_never_mixed(gate: SmallGateway) -> None:
-    listing = await gate.publish()
-    payer = SmallPayer(buyer=gate.buyer, gate=gate)
+async def test_the_fields_of_two_versions_are_never_mixed(gateway: InProcessGateway) -> None:
+    listing = await gateway.publish()
+    payer = Payer(wallet=gateway.wallet, gateway=gateway)
     payer.fund(100 * PRICE)
     asked = await payer.quote()
-    await pass_time(gate, 1_000)
-    await gate.revise(listing, price=Price.parse("0.05"), pay_to=ELSEWHERE)
+    await pass_time(gateway, 1_000)
+    await gateway.revise(listing, price=Price.parse("0.05"), pay_to=ELSEWHERE)
     for amount, payee in [(PRICE, ELSEWHERE), (5 * PRICE, PAY_TO)]:
-        answer = await gate.ask("GET", TARGET, payer.show(asked, base_units=amount, payee=payee))
+        answer = await gateway.ask("GET", TARGET, payer.show(asked, base_units=amount, payee=payee))
         assert answer.problem["reason"] == "invalid_exact_evm_payload_authorization_value_mismatch"
-        await check_nothing_happened(gate, answer)
+        await check_nothing_happened(gateway, answer)
     for amount, payee in [(PRICE, PAY_TO), (5 * PRICE, ELSEWHERE)]:
-        answer = await gate.ask("GET", TARGET, payer.show(asked, base_units=amount, payee=payee))
+        answer = await gateway.ask("GET", TARGET, payer.show(asked, base_units=amount, payee=payee))
         assert answer.status == 200
 
 
-async def test_nothing_is_taken_for_what_is_free_by_now(gate: SmallGateway) -> None:
-    listing = await gate.publish()
-    payer = SmallPayer(buyer=gate.buyer, gate=gate)
+async def test_nothing_is_taken_for_what_is_free_by_now(gateway: InProcessGateway) -> None:
+    listing = await gateway.publish()
+    payer = Payer(wallet=gateway.wallet, gateway=gateway)
     payer.fund(100 * PRICE)
     asked = await payer.quote()
-    await gate.revise(listing, price=Price.parse("0"))
-    answer = await gate.ask("GET", TARGET, payer.show(asked))
+    await gateway.revise(listing, price=Price.parse("0"))
+    answer = await gateway.ask("GET", TARGET, payer.show(asked))
     assert (answer.status, answer.headers["tollway-payment-state"]) == (200, "none")
-    assert (earned(gate), transfers(gate)) == (0, 0)
+    assert (gateway.earned, gateway.transfers) == (0, 0)
 
 
-async def test_what_was_free_is_not_bought_for_nothing(gate: SmallGateway) -> None:
-    listing = await gate.publish(price=Price.parse("0"))
-    payer = SmallPayer(buyer=gate.buyer, gate=gate)
+async def test_what_was_free_is_not_bought_for_nothing(gateway: InProcessGateway) -> None:
+    listing = await gateway.publish(price=Price.parse("0"))
+    payer = Payer(wallet=gateway.wallet, gateway=gateway)
     payer.fund(100 * PRICE)
-    await pass_time(gate, 1_000)
-    await gate.revise(listing, price=Price.parse("0.01"))
+    await pass_time(gateway, 1_000)
+    await gateway.revise(listing, price=Price.parse("0.01"))
     answer = await payer.buy(base_units=0)
     assert answer.problem["reason"] == "invalid_exact_evm_payload_authorization_value_mismatch"
-    await check_nothing_happened(gate, answer)
+    await check_nothing_happened(gateway, answer)
 
 
 # ---------------------------------------------------------------------- a rail that is withdrawn
 
-Withdraw = Callable[[SmallGateway], Awaitable[None]]
+Withdraw = Callable[[InProcessGateway], Awaitable[None]]
 
 
-async def gas_is_dear(gate: SmallGateway) -> None:
-    gate.settling.street.set_fees(CHAIN, base_fee_wei=501 * 10**9, tip_wei=1)
-    await gate.settling.tank.refresh()
+async def gas_is_dear(gateway: InProcessGateway) -> None:
+    gateway.chain.set_fees(CHAIN, base_fee_wei=501 * 10**9, tip_wei=1)
+    await gateway.settlement.tank.refresh()
 
 
-async def the_key_is_below_its_floor(gate: SmallGateway) -> None:
-    gate.settling.street.fill_tank(CHAIN, GAS_KEY.address, ETHER // 1000 - 1)
-    await gate.settling.tank.refresh()
+async def the_key_is_below_its_floor(gateway: InProcessGateway) -> None:
+    gateway.chain.fund_gas(CHAIN, GAS_KEY.address, ETHER // 1000 - 1)
+    await gateway.settlement.tank.refresh()
 
 
-async def the_budget_is_spent(gate: SmallGateway) -> None:
-    await gate.settling.tank.refresh()
-    gate.settling.tank.note_spent(CHAIN, gate.sample("api_quotes").id, ETHER)
+async def the_budget_is_spent(gateway: InProcessGateway) -> None:
+    await gateway.settlement.tank.refresh()
+    gateway.settlement.tank.note_spent(CHAIN, gateway.sample("api_quotes").id, ETHER)
 
 
-async def nothing_is_known_of_gas(gate: SmallGateway) -> None:
-    gate.settling.street.take_away(CHAIN)
-    gate.now_ms += 61_000
+async def nothing_is_known_of_gas(gateway: InProcessGateway) -> None:
+    gateway.chain.disconnect(CHAIN)
+    gateway.now_ms += 61_000
 
 
 WITHDRAWN = [gas_is_dear, the_key_is_below_its_floor, the_budget_is_spent, nothing_is_known_of_gas]
@@ -554,98 +558,100 @@ WITHDRAWN = [gas_is_dear, the_key_is_below_its_floor, the_budget_is_spent, nothi
 
 @pytest.mark.parametrize("withdraw", WITHDRAWN)
 async def test_a_rail_that_cannot_be_settled_is_not_offered_and_not_taken(
-    gate: SmallGateway, payer: SmallPayer, withdraw: Withdraw
+    gateway: InProcessGateway, payer: Payer, withdraw: Withdraw
 ) -> None:
     asked = await payer.quote()
-    await withdraw(gate)
+    await withdraw(gateway)
     bare = await payer.quote()
     assert not {"payment-required", "www-authenticate"} & set(bare.headers)
     assert not {"accepts", "x402Version"} & set(bare.problem)
     assert [option["rail"] for option in bare.problem["payment"]["options"]] == ["tx"]
-    answer = await gate.ask("GET", TARGET, payer.show(asked))
+    answer = await gateway.ask("GET", TARGET, payer.show(asked))
     if withdraw is nothing_is_known_of_gas:  # a node that is away is no reason to pay otherwise
         assert (answer.status, answer.problem["code"]) == (503, "chain_unavailable")
         assert not has_terms(answer)
-        await check_nothing_happened(gate, answer)
+        await check_nothing_happened(gateway, answer)
         return
     assert (answer.status, answer.problem["code"]) == (402, "payment_method_unsupported")
     assert answer.problem["reason"] == "rail_withdrawn"
     assert [option["rail"] for option in answer.problem["payment"]["options"]] == ["tx"]
-    await check_nothing_happened(gate, answer)
+    await check_nothing_happened(gateway, answer)
 
 
-async def test_a_price_below_what_is_worth_settling_is_not_offered(gate: SmallGateway) -> None:
-    await gate.publish()
-    await gate.publish("api_cheap", price=Price.parse("0.0009"))
-    payer = SmallPayer(buyer=gate.buyer, gate=gate)
+async def test_a_price_below_what_is_worth_settling_is_not_offered(gateway: InProcessGateway) -> None:
+    await gateway.publish()
+    await gateway.publish("api_cheap", price=Price.parse("0.0009"))
+    payer = Payer(wallet=gateway.wallet, gateway=gateway)
     payer.fund(PRICE)
     bare = await payer.quote(listing="api_cheap")
     assert not {"payment-required", "www-authenticate"} & set(bare.headers)
     shown = payer.show(await payer.quote(), base_units=900)
-    answer = await gate.ask("GET", TARGET, shown, listing="api_cheap")
+    answer = await gateway.ask("GET", TARGET, shown, listing="api_cheap")
     assert (answer.status, answer.problem["reason"]) == (402, "rail_withdrawn")
-    await check_nothing_happened(gate, answer)
+    await check_nothing_happened(gateway, answer)
 
 
 @pytest.mark.parametrize("withdraw", WITHDRAWN)
 async def test_a_known_authorisation_is_answered_from_the_record_on_a_withdrawn_rail(
-    gate: SmallGateway, payer: SmallPayer, withdraw: Withdraw
+    gateway: InProcessGateway, payer: Payer, withdraw: Withdraw
 ) -> None:
     key = [("Idempotency-Key", "one")]
     kept, plainly = payer.show(await payer.quote()), payer.show(await payer.quote())
-    assert (await gate.ask("GET", TARGET, [*kept, *key])).status == 200
-    assert (await gate.ask("GET", TARGET, plainly)).status == 200
-    await withdraw(gate)
-    again = await gate.ask("GET", TARGET, [*kept, *key])
+    assert (await gateway.ask("GET", TARGET, [*kept, *key])).status == 200
+    assert (await gateway.ask("GET", TARGET, plainly)).status == 200
+    await withdraw(gateway)
+    again = await gateway.ask("GET", TARGET, [*kept, *key])
     assert (again.status, again.headers["idempotency-replayed"]) == (200, "true")
-    used = await gate.ask("GET", TARGET, plainly)
+    used = await gateway.ask("GET", TARGET, plainly)
     assert (used.status, used.problem["code"]) == (409, "payment_already_used")
     assert not has_terms(used)
-    assert served(gate) == 2
+    assert gateway.served == 2
 
 
 # ---------------------------------------------------------------------- who may buy
 
 
-async def test_a_blocked_wallet_buys_nothing(gate: SmallGateway, payer: SmallPayer) -> None:
-    gate.blocked.add(payer.address)
+async def test_a_blocked_wallet_buys_nothing(gateway: InProcessGateway, payer: Payer) -> None:
+    gateway.blocked.add(payer.address)
     answer = await payer.buy()
     assert (answer.status, answer.problem["code"]) == (403, "wallet_blocked")
-    await check_nothing_happened(gate, answer)
+    await check_nothing_happened(gateway, answer)
 
 
-async def test_a_dearer_call_than_allowed_is_not_settled(gate: SmallGateway, payer: SmallPayer) -> None:
+async def test_a_dearer_call_than_allowed_is_not_settled(gateway: InProcessGateway, payer: Payer) -> None:
     answer = await payer.buy(headers=[("Tollway-Max-Price", "0.009")])
     assert (answer.status, answer.problem["code"]) == (412, "price_above_max")
     assert answer.problem["paymentState"] == "none"  # there is no credit that it could be kept as
-    await check_nothing_happened(gate, answer)
+    await check_nothing_happened(gateway, answer)
     assert (await payer.buy(headers=[("Tollway-Max-Price", "0.01")])).status == 200
 
 
-async def test_a_listing_has_its_rate_on_this_rail(gate: SmallGateway) -> None:
-    await gate.publish(rate_limit=RateLimit(calls=1, per_s=60))
-    payer = SmallPayer(buyer=gate.buyer, gate=gate)
+async def test_a_listing_has_its_rate_on_this_rail(gateway: InProcessGateway) -> None:
+    await gateway.publish(rate_limit=RateLimit(calls=1, per_s=60))
+    payer = Payer(wallet=gateway.wallet, gateway=gateway)
     payer.fund(2 * PRICE)
     assert (await payer.buy()).status == 200
-    questions = gate.settling.street.questions
+    questions = gateway.chain.request_count
     answer = await payer.buy()
     assert (answer.status, answer.problem["code"]) == (429, "rate_limited")
-    assert gate.settling.street.questions == questions  # no chain is asked for it
-    await check_nothing_happened(gate, answer, calls=1)
+    assert gateway.chain.request_count == questions  # no chain is asked for it
+    await check_nothing_happened(gateway, answer, calls=1)
 
 
 @pytest.mark.parametrize("is_contract", [False, True])
-async def test_nobody_uses_up_a_wallets_rate_in_its_name(gate: SmallGateway, is_contract: bool) -> None:
-    await gate.publish(rate_limit=RateLimit(calls=1, per_s=60))
-    payer = SmallPayer(buyer=gate.buyer, gate=gate)
+async def test_nobody_uses_up_a_wallets_rate_in_its_name(
+    gateway: InProcessGateway, is_contract: bool
+) -> None:
+    await gateway.publish(rate_limit=RateLimit(calls=1, per_s=60))
+    payer = Payer(wallet=gateway.wallet, gateway=gateway)
     payer.fund(2 * PRICE)
     if is_contract:  # the token asks it, and it says no to what it did not sign
-        gate.settling.street.deploy(CHAIN, payer.address)
-        gate.settling.street.refuse_transfer(CHAIN, payer.address, NONCE)
+        gateway.chain.deploy(CHAIN, payer.address)
+        gateway.chain.refuse_transfer(CHAIN, payer.address, NONCE)
     asked = await payer.quote()
     for _ in range(3):
         forged = payer.show(asked, nonce=NONCE, edit=_forge)
-        refused = await gate.ask("GET", TARGET, forged, client="198.51.100.9")
+        refused = await gateway.ask("GET", TARGET, forged, client="198.51.100.9")
         assert (refused.status, refused.problem["code"]) == (402, "payment_verification_failed")
     assert (await payer.buy()).status == 200
 
@@ -654,25 +660,25 @@ def _forge(content: dict[str, Any]) -> None:
     content["payload"]["signature"] = "0x" + "11" * 65
 
 
-async def test_a_contract_is_a_customer_like_any_other(gate: SmallGateway, payer: SmallPayer) -> None:
+async def test_a_contract_is_a_customer_like_any_other(gateway: InProcessGateway, payer: Payer) -> None:
     yes = ContractAnswer(reverted=False, payload=ERC1271_MAGIC.ljust(32, b"\0"))
-    gate.settling.street.deploy(CHAIN, payer.address, lambda calldata: yes)
+    gateway.chain.deploy(CHAIN, payer.address, lambda calldata: yes)
     assert (await payer.buy(edit=_forge)).status == 200  # the token took its signature, and so did the wallet
-    gate.blocked.add(payer.address)
+    gateway.blocked.add(payer.address)
     answer = await payer.buy(edit=_forge)
     assert (answer.status, answer.problem["code"]) == (403, "wallet_blocked")
 
 
 async def test_a_dial_that_fails_leaves_no_row_and_the_authorisation_as_it_was(
-    gate: SmallGateway, payer: SmallPayer
+    gateway: InProcessGateway, payer: Payer
 ) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         port = nobody.getsockname()[1]
-    await gate.publish("api_gone", endpoint=f"http://127.0.0.1:{port}/")
+    await gateway.publish("api_gone", endpoint=f"http://127.0.0.1:{port}/")
     shown = payer.show(await payer.quote())
-    answer = await gate.ask("GET", TARGET, shown, listing="api_gone")
+    answer = await gateway.ask("GET", TARGET, shown, listing="api_gone")
     assert (answer.status, answer.problem["paymentState"]) == (502, "released")
-    await check_nothing_happened(gate, answer)
-    gate.upstream.answer = plain()
-    assert (await gate.ask("GET", TARGET, shown)).status == 200
+    await check_nothing_happened(gateway, answer)
+    gateway.upstream.answer = plain()
+    assert (await gateway.ask("GET", TARGET, shown)).status == 200

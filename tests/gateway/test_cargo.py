@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.kit.gateway import open_gateway
-from tests.kit.payer import SmallPayer, earned, has_terms, transfers
+from tests.kit.payer import Payer, has_terms
 from tests.kit.upstream import until
 from tollway.errors import Code, Problem
 from tollway.gateway.cargo import (
@@ -234,28 +234,28 @@ async def test_a_body_that_must_be_whole_has_a_limit() -> None:
 async def test_an_upload_is_over_in_time_to_be_settled_or_is_never_whole(
     is_chunked: bool, takes_s: int
 ) -> None:
-    async with open_gateway(buffer_bytes=100) as gate:
-        await gate.publish(timeout_s=5)
-        payer = SmallPayer(buyer=gate.buyer, gate=gate)
+    async with open_gateway(buffer_bytes=100) as gateway:
+        await gateway.publish(timeout_s=5)
+        payer = Payer(wallet=gateway.wallet, gateway=gateway)
         payer.fund(PRICE)
         shown = payer.show(await payer.quote("POST"))  # valid for timeout_s and 60 seconds, as every 402 asks
         chunks = [b"x" * 200, b"y" * 200, b"z"]
-        upload = gate.open(
+        upload = gateway.open(
             "POST", "/quote?x=1", shown, chunks[:2], is_chunked=is_chunked, length=401, is_open=True
         )
         async with asyncio.TaskGroup() as group:
-            running = group.create_task(gate.run(upload))
-            await until(lambda: [len(one.body) for one in gate.upstream.arrived] == [399])
-            gate.now_ms += takes_s * 1000
+            running = group.create_task(gateway.run(upload))
+            await until(lambda: [len(one.body) for one in gateway.upstream.arrived] == [399])
+            gateway.now_ms += takes_s * 1000
             upload.give(chunks[2])
             upload.finish()
-        answer, (arrived,) = running.result(), gate.upstream.arrived
+        answer, (arrived,) = running.result(), gateway.upstream.arrived
         (call,) = await payer.history()
         if takes_s < 30:
-            assert (answer.status, arrived.is_whole, earned(gate)) == (200, True, PRICE)
+            assert (answer.status, arrived.is_whole, gateway.earned) == (200, True, PRICE)
             assert call.state is CallState.CONSUMED
             return
         assert (answer.status, answer.problem["reason"]) == (400, "authorization_outlived")
         assert (answer.problem["paymentState"], has_terms(answer)) == ("released", False)
         assert (bytes(arrived.body), arrived.is_whole) == ((chunks[0] + chunks[1])[:-1], False)
-        assert (call.state, transfers(gate), earned(gate)) == (CallState.RELEASED, 0, 0)
+        assert (call.state, gateway.transfers, gateway.earned) == (CallState.RELEASED, 0, 0)

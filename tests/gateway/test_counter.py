@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.kit.gateway import NOW_MS, USDC, SmallGateway
+from tests.kit.gateway import NOW_MS, USDC, InProcessGateway
 from tests.kit.upstream import LoopbackUpstream
 from tests.model.ledger import MemoryBook
 from tollway.errors import Code
@@ -58,7 +58,7 @@ class Desk:
     """A counter over books in memory; `before`: another gateway's, which it shares."""
 
     def __init__(self, before: "Desk | None" = None) -> None:
-        self.small = before.small if before else SmallGateway(LoopbackUpstream(), limits=DEFAULT_LIMITS)
+        self.small = before.small if before else InProcessGateway(LoopbackUpstream(), limits=DEFAULT_LIMITS)
         self.book: MemoryBook = self.small.book
         self.till = QuietTill()
         numbers = itertools.count(1_000 if before else 1)

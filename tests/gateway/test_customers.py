@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.kit.accounts import Buyer
-from tests.kit.gateway import NOW_MS, USDC, SmallGateway
-from tests.kit.upstream import LoopbackUpstream
+from tests.kit.gateway import NOW_MS, USDC, gateway_listing
+from tests.kit.payer import KeyWallet
 from tollway.errors import Code, Problem
 from tollway.gateway.customers import Customers
 from tollway.gateway.exchange import Abandoned, Answer, Declined, IncomingCall, Outcome
@@ -21,8 +20,8 @@ from tollway.rates import Rates
 from tollway.registry.listing import Listing, RateLimit
 
 LIMITS = replace(DEFAULT_LIMITS, failed_calls_per_window=2, failed_calls_wait_s=0.0, free_calls_per_minute=2)
-LISTING = SmallGateway(LoopbackUpstream(), limits=LIMITS).sample("api_quotes")
-PAYER, OTHER = Buyer.named("payer").address, Buyer.named("other").address
+LISTING = gateway_listing()
+PAYER, OTHER = KeyWallet.named("payer").address, KeyWallet.named("other").address
 PRICE = Price.parse("0.01")
 
 

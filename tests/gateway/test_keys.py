@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.kit.asgi_exchange import Exchange
-from tests.kit.gateway import NOW_MS, SmallGateway, open_gateway
-from tests.kit.payer import SmallPayer, earned, has_terms, served, transfers
+from tests.kit.gateway import NOW_MS, InProcessGateway, open_gateway
+from tests.kit.payer import Payer, has_terms
 from tests.kit.upstream import Arrived, hang_up, plain, until
 from tests.model.ledger import MemoryBook
 from tollway.identifiers import Address
@@ -29,7 +29,7 @@ REQUIRING_X = {
 
 
 @pytest.fixture
-async def gate() -> AsyncIterator[SmallGateway]:
+async def gateway() -> AsyncIterator[InProcessGateway]:
     async with open_gateway(failed_calls_wait_s=0.05, answer_reading_s=20) as small:
         await small.publish()
         yield small
@@ -38,8 +38,8 @@ async def gate() -> AsyncIterator[SmallGateway]:
 class Desk:
     """A caller that pays in one of five ways, and shows the same, or something fresh."""
 
-    def __init__(self, gate: SmallGateway, payer: SmallPayer, rail: str) -> None:
-        self._gate = gate
+    def __init__(self, gateway: InProcessGateway, payer: Payer, rail: str) -> None:
+        self._gateway = gateway
         self._payer = payer
         self._rail = rail
         self._shown: list[Any] = []
@@ -50,15 +50,15 @@ class Desk:
         if is_fresh or not self._shown or self._rail == "bound":
             self._shown = await self.prove(body, method)
         chunks = [body] if body else []
-        return await self._gate.ask(method, TARGET, [*self._shown, *key], chunks)
+        return await self._gateway.ask(method, TARGET, [*self._shown, *key], chunks)
 
     async def prove(self, body: bytes, method: str = "POST") -> list[Any]:
         if self._rail in ("plain", "bound"):
-            self._payment = getattr(self, "_payment", None) or await self._gate.pay(5 * PRICE)
+            self._payment = getattr(self, "_payment", None) or await self._gateway.pay(5 * PRICE)
             tx_hash = self._payment.tx_hash
             if self._rail == "plain":
-                return [*self._gate.plain_proof(tx_hash)]
-            return [*self._gate.bound_proof(tx_hash, method=method, target=TARGET, body=body)]
+                return [*self._gateway.plain_proof(tx_hash)]
+            return [*self._gateway.bound_proof(tx_hash, method=method, target=TARGET, body=body)]
         asked = await self._payer.quote(method, TARGET)
         return self._payer.show(asked, Dialect(self._rail))
 
@@ -68,16 +68,16 @@ class Desk:
 
     async def paid(self) -> int:
         if self.is_by_transaction:
-            return 5 * PRICE - await self._gate.rest_units(self._payment)
-        return earned(self._gate)
+            return 5 * PRICE - await self._gateway.rest_units(self._payment)
+        return self._gateway.earned
 
 
 RAILS = ["plain", "bound", *(dialect.value for dialect in Dialect)]
 
 
 @pytest.fixture(params=RAILS)
-def desk(request: pytest.FixtureRequest, gate: SmallGateway, payer: SmallPayer) -> Desk:
-    return Desk(gate, payer, request.param)
+def desk(request: pytest.FixtureRequest, gateway: InProcessGateway, payer: Payer) -> Desk:
+    return Desk(gateway, payer, request.param)
 
 
 def told(answer: Exchange) -> tuple[int, str]:
@@ -93,106 +93,108 @@ def is_replayed(answer: Exchange) -> bool:
 
 
 async def test_under_a_key_an_unsafe_call_without_an_answer_runs_again_under_its_claim(
-    gate: SmallGateway, desk: Desk
+    gateway: InProcessGateway, desk: Desk
 ) -> None:
-    gate.upstream.answer = hang_up
+    gateway.upstream.answer = hang_up
     lost = await desk.ask()
     assert told(lost) == (504, "upstream_timeout")
     assert lost.headers["tollway-payment-state"] == "held"
-    gate.upstream.answer = plain(b"done")
+    gateway.upstream.answer = plain(b"done")
     again = await desk.ask()
     assert (again.status, again.body, is_replayed(again)) == (200, b"done", False)
     assert again.headers["tollway-call-id"] == lost.headers["tollway-call-id"]
     last = await desk.ask()
     assert (last.body, is_replayed(last)) == (b"done", True)
-    assert (served(gate), await desk.paid()) == (2, PRICE)
-    assert len(await gate.history()) == 1
-    await gate.check_balanced()
+    assert (gateway.served, await desk.paid()) == (2, PRICE)
+    assert len(await gateway.history()) == 1
+    await gateway.check_balanced()
 
 
-async def test_without_a_key_an_unsafe_call_without_an_answer_is_held(gate: SmallGateway, desk: Desk) -> None:
-    gate.upstream.answer = hang_up
+async def test_without_a_key_an_unsafe_call_without_an_answer_is_held(
+    gateway: InProcessGateway, desk: Desk
+) -> None:
+    gateway.upstream.answer = hang_up
     assert told(await desk.ask(key=())) == (504, "upstream_timeout")
-    gate.upstream.answer = plain()
+    gateway.upstream.answer = plain()
     again = await desk.ask(key=())
     if again.status == 200:  # a payment worth five pays for another call; the first stays held
-        assert len(await gate.history()) == 2
+        assert len(await gateway.history()) == 2
     else:
         assert told(again) == (409, "payment_already_used")
-        assert served(gate) == 1
-    assert CallState.UNKNOWN in {call.state for call in await gate.history()}
+        assert gateway.served == 1
+    assert CallState.UNKNOWN in {call.state for call in await gateway.history()}
 
 
-async def test_it_runs_three_times_at_most_and_is_held_then(gate: SmallGateway, desk: Desk) -> None:
-    gate.upstream.answer = hang_up
+async def test_it_runs_three_times_at_most_and_is_held_then(gateway: InProcessGateway, desk: Desk) -> None:
+    gateway.upstream.answer = hang_up
     for _ in range(3):
         assert told(await desk.ask()) == (504, "upstream_timeout")
     for _ in range(2):
         answer = await desk.ask()
         assert told(answer) == (409, "payment_already_used")
         assert answer.problem["paymentState"] == "held"
-    assert served(gate) == 3
-    (call,) = await gate.history()
+    assert gateway.served == 3
+    (call,) = await gateway.history()
     assert call.state is CallState.UNKNOWN
 
 
 async def test_an_authorisation_that_is_signed_anew_runs_it_again_and_stays_unused(
-    gate: SmallGateway, payer: SmallPayer
+    gateway: InProcessGateway, payer: Payer
 ) -> None:
-    desk = Desk(gate, payer, Dialect.X402_V2.value)
-    gate.upstream.answer = hang_up
+    desk = Desk(gateway, payer, Dialect.X402_V2.value)
+    gateway.upstream.answer = hang_up
     lost = await desk.ask()
-    gate.upstream.answer = plain(b"done")
+    gateway.upstream.answer = plain(b"done")
     again = await desk.ask(is_fresh=True)
     assert (again.status, again.body) == (200, b"done")
     assert again.headers["tollway-call-id"] == lost.headers["tollway-call-id"]
-    assert (served(gate), transfers(gate), earned(gate)) == (2, 1, PRICE)
+    assert (gateway.served, gateway.transfers, gateway.earned) == (2, 1, PRICE)
     bought = await desk.ask(key=())  # the second one is still good
-    assert (bought.status, is_replayed(bought), transfers(gate)) == (200, False, 2)
+    assert (bought.status, is_replayed(bought), gateway.transfers) == (200, False, 2)
 
 
 async def test_in_another_dialect_or_with_another_payment_it_is_held_and_nothing_is_taken(
-    gate: SmallGateway, payer: SmallPayer
+    gateway: InProcessGateway, payer: Payer
 ) -> None:
-    gate.upstream.answer = hang_up
-    lost = await Desk(gate, payer, Dialect.X402_V2.value).ask()
+    gateway.upstream.answer = hang_up
+    lost = await Desk(gateway, payer, Dialect.X402_V2.value).ask()
     for rail in ("plain", "bound", Dialect.MPP.value):
-        other = Desk(gate, payer, rail)
+        other = Desk(gateway, payer, rail)
         answer = await other.ask()
         assert told(answer) == (409, "payment_already_used")
         assert answer.problem["reason"] == "idempotency_key_used"
         assert answer.problem["callId"] == lost.headers["tollway-call-id"]
         assert await other.paid() == 0
-    payment = await gate.pay(PRICE)
-    first = [*gate.plain_proof(payment.tx_hash), ("Idempotency-Key", "two")]
-    assert (await gate.ask("POST", TARGET, first, [b"{}"])).status == 504
-    answer = await gate.ask(
+    payment = await gateway.pay(PRICE)
+    first = [*gateway.plain_proof(payment.tx_hash), ("Idempotency-Key", "two")]
+    assert (await gateway.ask("POST", TARGET, first, [b"{}"])).status == 504
+    answer = await gateway.ask(
         "POST",
         TARGET,
-        [*gate.plain_proof((await gate.pay(PRICE)).tx_hash), ("Idempotency-Key", "two")],
+        [*gateway.plain_proof((await gateway.pay(PRICE)).tx_hash), ("Idempotency-Key", "two")],
         [b"{}"],
     )
     assert told(answer) == (409, "payment_already_used")
-    assert served(gate) == 2
+    assert gateway.served == 2
 
 
 async def test_another_request_under_the_key_of_an_open_call_is_refused(
-    gate: SmallGateway, desk: Desk
+    gateway: InProcessGateway, desk: Desk
 ) -> None:
-    gate.upstream.answer = hang_up
+    gateway.upstream.answer = hang_up
     assert (await desk.ask()).status == 504
     assert told(await desk.ask(b"[]", is_fresh=True)) == (422, "idempotency_key_reused")
-    assert served(gate) == 1
+    assert gateway.served == 1
 
 
 async def test_another_key_is_another_call_while_the_first_is_open(
-    gate: SmallGateway, payer: SmallPayer
+    gateway: InProcessGateway, payer: Payer
 ) -> None:
     """Else its answer would be under the key of the first, and the second would buy it once more."""
-    desk = Desk(gate, payer, "plain")
-    gate.upstream.answer = hang_up
+    desk = Desk(gateway, payer, "plain")
+    gateway.upstream.answer = hang_up
     lost = await desk.ask(method="GET", body=b"")
-    gate.upstream.answer = plain()
+    gateway.upstream.answer = plain()
     two = [("Idempotency-Key", "two")]
     other = await desk.ask(method="GET", body=b"", key=two)
     assert other.headers["tollway-call-id"] != lost.headers["tollway-call-id"]
@@ -214,12 +216,12 @@ async def cut(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
 
 @pytest.mark.parametrize(("method", "runs_again"), [("GET", True), ("POST", False)])
 async def test_an_answer_that_its_upstream_cut_short_is_repeated_where_the_method_is_safe(
-    gate: SmallGateway, desk: Desk, method: str, runs_again: bool
+    gateway: InProcessGateway, desk: Desk, method: str, runs_again: bool
 ) -> None:
-    gate.upstream.answer = cut
+    gateway.upstream.answer = cut
     first = await desk.ask(b"", method=method)
     assert (first.status, first.is_ended) == (200, False)
-    gate.upstream.answer = plain(b"whole")
+    gateway.upstream.answer = plain(b"whole")
     again = await desk.ask(b"", method=method)
     if runs_again:
         assert (again.status, again.body) == (200, b"whole")
@@ -227,12 +229,12 @@ async def test_an_answer_that_its_upstream_cut_short_is_repeated_where_the_metho
     else:
         assert told(again) == (409, "payment_already_used")
         assert again.problem["callId"] == first.headers["tollway-call-id"]
-    assert (served(gate), await desk.paid()) == (1 + runs_again, PRICE)
-    await gate.check_balanced()
+    assert (gateway.served, await desk.paid()) == (1 + runs_again, PRICE)
+    await gateway.check_balanced()
 
 
 async def test_while_an_answer_is_read_its_repeat_is_in_progress_and_then_gets_it(
-    gate: SmallGateway, desk: Desk
+    gateway: InProcessGateway, desk: Desk
 ) -> None:
     may_go_on = asyncio.Event()
 
@@ -242,115 +244,115 @@ async def test_while_an_answer_is_read_its_repeat_is_in_progress_and_then_gets_i
         await may_go_on.wait()
         writer.write(b"y" * 50_000)
 
-    gate.upstream.answer = slow
+    gateway.upstream.answer = slow
     async with asyncio.TaskGroup() as group:
         first = group.create_task(desk.ask())
-        await until(lambda: served(gate) == 1)
-        await until(lambda: any(call.state is CallState.CONSUMED for call in _calls(gate)))
+        await until(lambda: gateway.served == 1)
+        await until(lambda: any(call.state is CallState.CONSUMED for call in _calls(gateway)))
         again = await desk.ask()
         may_go_on.set()
     assert told(again) == (409, "idempotency_in_progress")
     assert again.problem["paymentState"] == "charged"
     assert first.result().status == 200
     assert (await desk.ask()).body == first.result().body
-    assert (served(gate), await desk.paid()) == (1, PRICE)
+    assert (gateway.served, await desk.paid()) == (1, PRICE)
 
 
 async def test_an_answer_that_is_read_for_too_long_is_told_as_not_stored(
-    gate: SmallGateway, desk: Desk
+    gateway: InProcessGateway, desk: Desk
 ) -> None:
     """Its gateway may have died over it."""
-    reading_ms = int(gate.limits.answer_reading_s * 1000)
+    reading_ms = int(gateway.limits.answer_reading_s * 1000)
     first = await desk.ask()
-    (call,) = _calls(gate)
+    (call,) = _calls(gateway)
     call.finish = None  # the crash
-    gate.book.rows.answers.clear()
-    gate.now_ms += reading_ms - 1
+    gateway.book.rows.answers.clear()
+    gateway.now_ms += reading_ms - 1
     assert told(await desk.ask()) == (409, "idempotency_in_progress")
-    gate.now_ms += 1
+    gateway.now_ms += 1
     gone = await desk.ask()
     assert told(gone) == (409, "payment_already_used")
     assert gone.problem["callId"] == first.headers["tollway-call-id"]
     assert gone.problem["paymentState"] == "charged"
 
 
-def _calls(gate: SmallGateway) -> list[Any]:
-    return list(gate.book.rows.calls.values())
+def _calls(gateway: InProcessGateway) -> list[Any]:
+    return list(gateway.book.rows.calls.values())
 
 
-async def test_an_answer_that_was_dropped_is_not_bought_twice(gate: SmallGateway, desk: Desk) -> None:
+async def test_an_answer_that_was_dropped_is_not_bought_twice(gateway: InProcessGateway, desk: Desk) -> None:
     first = await desk.ask()
-    gate.book.rows.answers.clear()
+    gateway.book.rows.answers.clear()
     again = await desk.ask()
     assert told(again) == (409, "payment_already_used")
     assert again.problem["callId"] == first.headers["tollway-call-id"]
-    assert (served(gate), await desk.paid()) == (1, PRICE)
+    assert (gateway.served, await desk.paid()) == (1, PRICE)
 
 
 # ---------------------------------------------------------------------- nothing speaks against a repeat
 
 
-async def test_a_repeat_goes_before_the_budget_of_failed_calls(gate: SmallGateway, desk: Desk) -> None:
+async def test_a_repeat_goes_before_the_budget_of_failed_calls(gateway: InProcessGateway, desk: Desk) -> None:
     assert (await desk.ask()).status == 200
-    gate.upstream.answer = plain(status=500)
+    gateway.upstream.answer = plain(status=500)
     for number in range(20):
         await desk.ask(key=[("Idempotency-Key", f"fails {number}")], is_fresh=True)
     assert told(await desk.ask(key=(), is_fresh=True)) == (429, "failed_call_budget_exhausted")
     assert is_replayed(await desk.ask())
 
 
-async def test_a_repeat_goes_before_what_the_call_costs_by_now(gate: SmallGateway, desk: Desk) -> None:
+async def test_a_repeat_goes_before_what_the_call_costs_by_now(gateway: InProcessGateway, desk: Desk) -> None:
     assert (await desk.ask()).status == 200
-    await gate.revise(gate.sample("api_quotes"), price=Price.parse("7"))
-    gate.now_ms += 3_600_000
-    await gate.settling.tank.refresh()
+    await gateway.revise(gateway.sample("api_quotes"), price=Price.parse("7"))
+    gateway.now_ms += 3_600_000
+    await gateway.settlement.tank.refresh()
     assert is_replayed(await desk.ask())
     assert is_replayed(await desk.ask(is_fresh=True))
 
 
-async def test_a_repeat_goes_before_the_balance_of_its_wallet(gate: SmallGateway) -> None:
-    payer = SmallPayer(buyer=gate.buyer, gate=gate)
+async def test_a_repeat_goes_before_the_balance_of_its_wallet(gateway: InProcessGateway) -> None:
+    payer = Payer(wallet=gateway.wallet, gateway=gateway)
     payer.fund(PRICE)
-    desk = Desk(gate, payer, Dialect.X402_V2.value)
+    desk = Desk(gateway, payer, Dialect.X402_V2.value)
     assert (await desk.ask()).status == 200
     assert payer.balance == 0
     assert is_replayed(await desk.ask(is_fresh=True))
-    assert (served(gate), transfers(gate)) == (1, 1)
+    assert (gateway.served, gateway.transfers) == (1, 1)
 
 
-async def test_a_repeat_goes_before_the_chain(gate: SmallGateway, payer: SmallPayer) -> None:
-    assert (await Desk(gate, payer, "bound").ask()).status == 200
-    unseen = gate.sample_payment().tx_hash  # it would have to be looked up
-    shown = gate.bound_proof(unseen, method="POST", target=TARGET, body=b"{}")
-    assert is_replayed(await gate.ask("POST", TARGET, [*shown, *KEY], [b"{}"]))
+async def test_a_repeat_goes_before_the_chain(gateway: InProcessGateway, payer: Payer) -> None:
+    assert (await Desk(gateway, payer, "bound").ask()).status == 200
+    unseen = gateway.sample_payment().tx_hash  # it would have to be looked up
+    shown = gateway.bound_proof(unseen, method="POST", target=TARGET, body=b"{}")
+    assert is_replayed(await gateway.ask("POST", TARGET, [*shown, *KEY], [b"{}"]))
 
 
 async def test_an_authorisation_whose_time_is_over_opens_nothing(
-    gate: SmallGateway, payer: SmallPayer
+    gateway: InProcessGateway, payer: Payer
 ) -> None:
     """Old ones can be read on the chain by anybody."""
     asked = await payer.quote("POST", TARGET)
-    assert (await Desk(gate, payer, Dialect.X402_V2.value).ask()).status == 200
+    assert (await Desk(gateway, payer, Dialect.X402_V2.value).ask()).status == 200
     old = payer.show(asked)
-    gate.now_ms += 3_600_000
-    await gate.settling.tank.refresh()
-    answer = await gate.ask("POST", TARGET, [*old, *KEY], [b"{}"])
+    gateway.now_ms += 3_600_000
+    await gateway.settlement.tank.refresh()
+    answer = await gateway.ask("POST", TARGET, [*old, *KEY], [b"{}"])
     assert "idempotency-replayed" not in answer.headers
     assert answer.status == 402
 
 
 async def test_an_open_call_is_never_asked_to_be_paid_again_in_another_currency(
-    gate: SmallGateway, payer: SmallPayer
+    gateway: InProcessGateway, payer: Payer
 ) -> None:
-    desk = Desk(gate, payer, "plain")
-    gate.upstream.answer = hang_up
+    desk = Desk(gateway, payer, "plain")
+    gateway.upstream.answer = hang_up
     assert (await desk.ask()).status == 504
-    await gate.revise(gate.sample("api_quotes"), currency="EURC")
-    gate.now_ms += 3_600_000
+    await gateway.revise(gateway.sample("api_quotes"), currency="EURC")
+    gateway.now_ms += 3_600_000
     answer = await desk.ask()
     assert told(answer) == (504, "upstream_timeout")  # it has run again, at the price that it had
     assert answer.problem["paymentState"] == "held"
-    assert len(await gate.history()) == 1
+    assert len(await gateway.history()) == 1
 
 
 # ---------------------------------------------------------------------- bounds
@@ -358,27 +360,27 @@ async def test_an_open_call_is_never_asked_to_be_paid_again_in_another_currency(
 
 @pytest.mark.parametrize(("length", "status"), [(1, 200), (255, 200), (256, 400)])
 async def test_a_key_has_255_characters_at_most(
-    gate: SmallGateway, desk: Desk, length: int, status: int
+    gateway: InProcessGateway, desk: Desk, length: int, status: int
 ) -> None:
     assert (await desk.ask(key=[("Idempotency-Key", "k" * length)])).status == status
 
 
 @pytest.mark.parametrize("key", ["\0", "k\0"])
 async def test_a_key_without_a_column_that_holds_it_is_refused(
-    gate: SmallGateway, desk: Desk, key: str
+    gateway: InProcessGateway, desk: Desk, key: str
 ) -> None:
     """HTTP/1.1 cannot carry NUL; an argument of MCP can."""
     answer = await desk.ask(key=[("Idempotency-Key", key)])
     assert told(answer) == (400, "invalid_request")
-    assert served(gate) == 0
+    assert gateway.served == 0
 
 
-async def test_a_key_is_forgotten_after_a_day(gate: SmallGateway, payer: SmallPayer) -> None:
-    desk = Desk(gate, payer, "plain")
+async def test_a_key_is_forgotten_after_a_day(gateway: InProcessGateway, payer: Payer) -> None:
+    desk = Desk(gateway, payer, "plain")
     assert (await desk.ask()).status == 200
-    gate.now_ms += 86_400_001
+    gateway.now_ms += 86_400_001
     assert not is_replayed(await desk.ask())
-    assert served(gate) == 2
+    assert gateway.served == 2
 
 
 # ---------------------------------------------------------------------- another gateway was faster
@@ -392,12 +394,12 @@ class BlindBook(MemoryBook):
 
 
 @pytest.fixture
-async def blind(gate: SmallGateway) -> AsyncIterator[SmallGateway]:
-    before = SmallGateway(gate.upstream, limits=gate.limits)
-    before.book = BlindBook(now_ms=lambda: NOW_MS, limits=gate.limits)
-    blind = SmallGateway(gate.upstream, limits=gate.limits, before=before)
+async def blind(gateway: InProcessGateway) -> AsyncIterator[InProcessGateway]:
+    before = InProcessGateway(gateway.upstream, limits=gateway.limits)
+    before.book = BlindBook(now_ms=lambda: NOW_MS, limits=gateway.limits)
+    blind = InProcessGateway(gateway.upstream, limits=gateway.limits, before=before)
     await blind.publish()
-    async with blind.settling.running():
+    async with blind.settlement.running():
         yield blind
     await blind.dialer.close()
 
@@ -406,32 +408,32 @@ FRESH = ["plain", "bound", Dialect.X402_V2.value]
 
 
 @pytest.fixture(params=FRESH)
-def blind_desk(request: pytest.FixtureRequest, blind: SmallGateway) -> Desk:
-    payer = SmallPayer(buyer=blind.buyer, gate=blind)
+def blind_desk(request: pytest.FixtureRequest, blind: InProcessGateway) -> Desk:
+    payer = Payer(wallet=blind.wallet, gateway=blind)
     payer.fund(10 * PRICE)
     return Desk(blind, payer, request.param)
 
 
 async def test_whoever_was_overtaken_at_the_books_gets_what_a_repeat_gets(
-    blind: SmallGateway, blind_desk: Desk
+    blind: InProcessGateway, blind_desk: Desk
 ) -> None:
     assert (await blind_desk.ask()).status == 200
     (standing, *_) = blind_standings(blind)
     paid_before = standing.paid
     assert is_replayed(await blind_desk.ask(is_fresh=True))
     assert told(await blind_desk.ask(b"[]", is_fresh=True)) == (422, "idempotency_key_reused")
-    assert (served(blind), await blind_desk.paid()) == (1, PRICE)
+    assert (blind.served, await blind_desk.paid()) == (1, PRICE)
     assert standing.paid == paid_before  # a replay earns nobody more calls at once
     await blind.check_balanced()
 
 
-def blind_standings(blind: SmallGateway) -> list[Any]:
-    patience = blind.gateway._customers._desk.patience
+def blind_standings(blind: InProcessGateway) -> list[Any]:
+    patience = blind.pipeline._customers._desk.patience
     return list(patience._standings.values())
 
 
 async def test_whoever_was_overtaken_by_a_call_that_runs_hears_that_it_does(
-    blind: SmallGateway, blind_desk: Desk
+    blind: InProcessGateway, blind_desk: Desk
 ) -> None:
     may_answer = asyncio.Event()
 
@@ -442,15 +444,15 @@ async def test_whoever_was_overtaken_by_a_call_that_runs_hears_that_it_does(
     blind.upstream.answer = held
     async with asyncio.TaskGroup() as group:
         first = group.create_task(blind_desk.ask())
-        await until(lambda: served(blind) == 1)
+        await until(lambda: blind.served == 1)
         again = await blind_desk.ask(is_fresh=True)
         may_answer.set()
     assert told(again) == (409, "idempotency_in_progress")
-    assert (first.result().status, served(blind)) == (200, 1)
+    assert (first.result().status, blind.served) == (200, 1)
 
 
 async def test_whoever_was_overtaken_by_a_call_without_an_answer_runs_it_or_is_held(
-    blind: SmallGateway, blind_desk: Desk
+    blind: InProcessGateway, blind_desk: Desk
 ) -> None:
     blind.upstream.answer = hang_up
     lost = await blind_desk.ask()
@@ -461,7 +463,7 @@ async def test_whoever_was_overtaken_by_a_call_without_an_answer_runs_it_or_is_h
         assert await blind_desk.paid() == PRICE
     else:
         assert told(again) == (409, "payment_already_used")
-        assert served(blind) == 1
+        assert blind.served == 1
 
 
 class LateBook(MemoryBook):
@@ -474,14 +476,14 @@ class LateBook(MemoryBook):
 
 @pytest.mark.parametrize("rail", FRESH)
 async def test_whoever_was_overtaken_in_running_a_call_again_hears_that_it_runs(
-    gate: SmallGateway, rail: str
+    gateway: InProcessGateway, rail: str
 ) -> None:
-    before = SmallGateway(gate.upstream, limits=gate.limits)
-    before.book = LateBook(now_ms=lambda: NOW_MS, limits=gate.limits)
-    late = SmallGateway(gate.upstream, limits=gate.limits, before=before)
+    before = InProcessGateway(gateway.upstream, limits=gateway.limits)
+    before.book = LateBook(now_ms=lambda: NOW_MS, limits=gateway.limits)
+    late = InProcessGateway(gateway.upstream, limits=gateway.limits, before=before)
     await late.publish()
-    async with late.settling.running():
-        payer = SmallPayer(buyer=late.buyer, gate=late)
+    async with late.settlement.running():
+        payer = Payer(wallet=late.wallet, gateway=late)
         payer.fund(10 * PRICE)
         desk = Desk(late, payer, rail)
         late.upstream.answer = hang_up
@@ -496,44 +498,44 @@ ELSEWHERE = Address(b"\x77" * 20)
 
 
 @pytest.fixture(params=[plain(b"secret"), hang_up], ids=["answered", "open"])
-async def secret(request: pytest.FixtureRequest, gate: SmallGateway, payer: SmallPayer) -> Exchange:
+async def secret(request: pytest.FixtureRequest, gateway: InProcessGateway, payer: Payer) -> Exchange:
     """A 402; after it the wallet's call under the key was answered, or is open."""
     asked = await payer.quote("POST", TARGET)
-    gate.upstream.answer = request.param
-    await Desk(gate, payer, Dialect.X402_V2.value).ask()
-    gate.upstream.answer = plain(b"secret")
+    gateway.upstream.answer = request.param
+    await Desk(gateway, payer, Dialect.X402_V2.value).ask()
+    gateway.upstream.answer = plain(b"secret")
     return asked
 
 
 @pytest.mark.parametrize("dialect", Dialect)
 async def test_an_authorisation_for_somebody_else_opens_nothing(
-    gate: SmallGateway, payer: SmallPayer, secret: Exchange, dialect: Dialect
+    gateway: InProcessGateway, payer: Payer, secret: Exchange, dialect: Dialect
 ) -> None:
     """Whoever was paid with it elsewhere holds it, and it is fresh."""
     foreign = payer.show(secret, dialect, payee=ELSEWHERE, base_units=1)
-    answer = await gate.ask("POST", TARGET, [*foreign, *KEY], [b"{}"])
-    assert (answer.status, served(gate)) == (402, 1)
+    answer = await gateway.ask("POST", TARGET, [*foreign, *KEY], [b"{}"])
+    assert (answer.status, gateway.served) == (402, 1)
     assert b"secret" not in answer.body
 
 
 async def test_an_authorisation_for_an_earlier_payee_and_price_opens_its_wallets_keys(
-    gate: SmallGateway, payer: SmallPayer
+    gateway: InProcessGateway, payer: Payer
 ) -> None:
-    desk = Desk(gate, payer, Dialect.X402_V2.value)
+    desk = Desk(gateway, payer, Dialect.X402_V2.value)
     old = payer.show(await payer.quote("POST", TARGET))
     assert (await desk.ask()).status == 200
-    await gate.revise(gate.sample("api_quotes"), price=Price.parse("7"), pay_to=ELSEWHERE)
-    assert is_replayed(await gate.ask("POST", TARGET, [*old, *KEY], [b"{}"]))
+    await gateway.revise(gateway.sample("api_quotes"), price=Price.parse("7"), pay_to=ELSEWHERE)
+    assert is_replayed(await gateway.ask("POST", TARGET, [*old, *KEY], [b"{}"]))
 
 
 # ---------------------------------------------------------------------- its listing has changed
 
 
-async def change(gate: SmallGateway, *, is_long_ago: bool = True, **changes: Any) -> None:
+async def change(gateway: InProcessGateway, *, is_long_ago: bool = True, **changes: Any) -> None:
     """`is_long_ago`: nothing of before counts any more, and no authorisation either."""
-    await gate.revise(gate.sample("api_quotes"), **changes)
-    gate.now_ms += 3_600_000 if is_long_ago else 1_000
-    await gate.settling.tank.refresh()
+    await gateway.revise(gateway.sample("api_quotes"), **changes)
+    gateway.now_ms += 3_600_000 if is_long_ago else 1_000
+    await gateway.settlement.tank.refresh()
 
 
 CLOSED: list[dict[str, Any]] = [
@@ -547,79 +549,79 @@ CLOSED: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("changes", CLOSED, ids=lambda one: next(iter(one)))
 async def test_a_stored_answer_is_given_out_whatever_its_listing_has_become(
-    gate: SmallGateway, desk: Desk, changes: dict[str, Any]
+    gateway: InProcessGateway, desk: Desk, changes: dict[str, Any]
 ) -> None:
     assert (await desk.ask()).status == 200
-    await change(gate, **changes)
+    await change(gateway, **changes)
     assert is_replayed(await desk.ask())
     refused = await desk.ask(key=[("Idempotency-Key", "two")], is_fresh=desk.is_by_transaction)
     assert refused.status >= 400
-    assert (served(gate), await desk.paid()) == (1, PRICE)
+    assert (gateway.served, await desk.paid()) == (1, PRICE)
 
 
 @pytest.mark.parametrize("changes", CLOSED, ids=lambda one: next(iter(one)))
 async def test_a_closed_listing_runs_nothing_again(
-    gate: SmallGateway, payer: SmallPayer, changes: dict[str, Any]
+    gateway: InProcessGateway, payer: Payer, changes: dict[str, Any]
 ) -> None:
-    desk = Desk(gate, payer, "plain")
-    gate.upstream.answer = hang_up
+    desk = Desk(gateway, payer, "plain")
+    gateway.upstream.answer = hang_up
     assert (await desk.ask()).status == 504
-    await change(gate, **changes)
+    await change(gateway, **changes)
     assert (await desk.ask()).problem["code"] not in ("payment_already_used", "upstream_timeout")
-    assert served(gate) == 1
+    assert gateway.served == 1
 
 
 @pytest.mark.parametrize("is_answered", [True, False])
 async def test_under_its_key_a_call_that_was_paid_is_the_same_call_when_its_listing_is_free(
-    gate: SmallGateway, desk: Desk, is_answered: bool
+    gateway: InProcessGateway, desk: Desk, is_answered: bool
 ) -> None:
-    gate.upstream.answer = plain() if is_answered else hang_up
+    gateway.upstream.answer = plain() if is_answered else hang_up
     first = await desk.ask()
-    gate.upstream.answer = plain(b"done")
-    await change(gate, price=Price.parse("0"), is_long_ago=desk.is_by_transaction)
+    gateway.upstream.answer = plain(b"done")
+    await change(gateway, price=Price.parse("0"), is_long_ago=desk.is_by_transaction)
     again = await desk.ask()
     assert (again.status, is_replayed(again)) == (200, is_answered)
     assert again.headers["tollway-call-id"] == first.headers["tollway-call-id"]
     assert is_replayed(await desk.ask())
-    assert (served(gate), await desk.paid()) == (2 - is_answered, PRICE)
+    assert (gateway.served, await desk.paid()) == (2 - is_answered, PRICE)
     other = await desk.ask(key=[("Idempotency-Key", "two")])
     assert (other.status, is_replayed(other), await desk.paid()) == (200, False, PRICE)
-    await gate.check_balanced()
+    await gateway.check_balanced()
 
 
-async def test_a_free_call_is_refused_a_key_that_is_taken(gate: SmallGateway, desk: Desk) -> None:
+async def test_a_free_call_is_refused_a_key_that_is_taken(gateway: InProcessGateway, desk: Desk) -> None:
     assert (await desk.ask()).status == 200
-    await change(gate, price=Price.parse("0"))
+    await change(gateway, price=Price.parse("0"))
     assert told(await desk.ask(b"[]"))[1] in ("idempotency_key_reused", "payment_already_used")
-    gate.book.rows.answers.clear()
+    gateway.book.rows.answers.clear()
     assert told(await desk.ask()) == (409, "payment_already_used")
-    assert served(gate) == 1
+    assert gateway.served == 1
 
 
 @pytest.mark.parametrize("size", [2_000_000, 100])
 async def test_a_free_call_that_shows_a_payment_and_a_new_key_is_free(
-    gate: SmallGateway, desk: Desk, size: int
+    gateway: InProcessGateway, desk: Desk, size: int
 ) -> None:
     await desk.ask(b"x")
     shown = await desk.prove(b"x" * size)
-    await change(gate, price=Price.parse("0"), is_long_ago=False)
+    await change(gateway, price=Price.parse("0"), is_long_ago=False)
     two = [("Idempotency-Key", "two")]
-    answer = await gate.ask("POST", TARGET, [*shown, *two], [b"x" * size])
-    assert (answer.status, gate.upstream.arrived[-1].body) == (200, b"x" * size)
+    answer = await gateway.ask("POST", TARGET, [*shown, *two], [b"x" * size])
+    assert (answer.status, gateway.upstream.arrived[-1].body) == (200, b"x" * size)
 
 
-async def test_a_free_call_with_a_key_and_a_payment_that_is_none_is_free(gate: SmallGateway) -> None:
-    await gate.publish("api_free", price=Price.parse("0"))
+async def test_a_free_call_with_a_key_and_a_payment_that_is_none_is_free(gateway: InProcessGateway) -> None:
+    await gateway.publish("api_free", price=Price.parse("0"))
     for junk in (("X-Payment-Tx", "0x00"), ("PAYMENT-SIGNATURE", "?"), ("X-PAYMENT", "?")):
-        assert (await gate.ask("POST", TARGET, [junk, *KEY], [b"{}"], listing="api_free")).status == 200
+        assert (await gateway.ask("POST", TARGET, [junk, *KEY], [b"{}"], listing="api_free")).status == 200
 
 
-async def test_an_open_call_runs_again_at_its_own_price(gate: SmallGateway, desk: Desk) -> None:
-    gate.upstream.answer = hang_up
+async def test_an_open_call_runs_again_at_its_own_price(gateway: InProcessGateway, desk: Desk) -> None:
+    gateway.upstream.answer = hang_up
     most = ("Tollway-Max-Price", "0.01")
     lost = await desk.ask(key=[*KEY, most])
-    await change(gate, price=Price.parse("7"), is_long_ago=desk.is_by_transaction)
-    gate.upstream.answer = plain(b"done")
+    await change(gateway, price=Price.parse("7"), is_long_ago=desk.is_by_transaction)
+    gateway.upstream.answer = plain(b"done")
     again = await desk.ask(key=[*KEY, most])
     assert (again.status, again.body) == (200, b"done")
     assert again.headers["tollway-call-id"] == lost.headers["tollway-call-id"]

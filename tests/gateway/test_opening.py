@@ -6,20 +6,18 @@ from typing import Any
 
 import pytest
 
-from tests.kit.gateway import NOW_MS, SmallGateway
-from tests.kit.upstream import LoopbackUpstream
+from tests.kit.gateway import NOW_MS, gateway_listing
 from tollway.errors import Code, Problem
 from tollway.gateway.exchange import IncomingCall
 from tollway.gateway.opening import Opening, Openings
 from tollway.gateway.parameters import Manuals
 from tollway.gateway.target import Target
 from tollway.identifiers import ListingId
-from tollway.limits import DEFAULT_LIMITS
 from tollway.money import Price
 from tollway.outbound.policy import Endpoint
 from tollway.registry.listing import Operation, Shelf, UpstreamAuth
 
-LISTING = SmallGateway(LoopbackUpstream(), limits=DEFAULT_LIMITS).sample("api_quotes")
+LISTING = gateway_listing()
 CITY = Operation(method="GET", path="/v1/cities/{city}", price=Price.parse("0.02"))
 FREE = Operation(method="GET", path="/v1/cities/{city}", price=Price.parse("0"))
 LOST = UpstreamAuth(location="header", name="X-Key", value=None)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.kit.asgi_exchange import Exchange
-from tests.kit.gateway import NOW_MS, SmallGateway, open_gateway
-from tests.kit.payer import SmallPayer, earned, has_terms, served
+from tests.kit.gateway import NOW_MS, InProcessGateway, open_gateway
+from tests.kit.payer import Payer, has_terms
 from tests.kit.upstream import Arrived, plain, until
 from tollway.gateway import patience as room
 from tollway.gateway.patience import Patience
@@ -194,120 +194,122 @@ class Gate:
 
 
 @pytest.fixture
-async def gate() -> AsyncIterator[SmallGateway]:
+async def gateway() -> AsyncIterator[InProcessGateway]:
     async with open_gateway(failed_calls_wait_s=5.0) as small:
         await small.publish()
         yield small
 
 
 @pytest.fixture
-def payer(gate: SmallGateway) -> SmallPayer:
-    payer = SmallPayer(buyer=gate.buyer, gate=gate)
+def payer(gateway: InProcessGateway) -> Payer:
+    payer = Payer(wallet=gateway.wallet, gateway=gateway)
     payer.fund(100 * PRICE)
     return payer
 
 
 async def hold_many(
-    gate: SmallGateway, ask: Any, *, runs: int = 100, status: int = 200, change: Any = lambda: None
+    gateway: InProcessGateway, ask: Any, *, runs: int = 100, status: int = 200, change: Any = lambda: None
 ) -> list[Exchange]:
     """A hundred calls at once to an API so slow that it answers the first of them when it has `runs`."""
-    before = served(gate)
-    gate.upstream.answer = held = Gate(status)
+    before = gateway.served
+    gateway.upstream.answer = held = Gate(status)
     async with asyncio.TaskGroup() as group:
         calls = [group.create_task(ask()) for _ in range(100)]
-        await until(lambda: served(gate) - before == runs)
-        await until(lambda: gate.gauge.running + sum(call.done() for call in calls) == 100)
+        await until(lambda: gateway.served - before == runs)
+        await until(lambda: gateway.gauge.running + sum(call.done() for call in calls) == 100)
         change()
         held.open.set()
     return [call.result() for call in calls]
 
 
 async def test_a_balance_that_moves_away_buys_one_burst_and_then_nothing(
-    gate: SmallGateway, payer: SmallPayer
+    gateway: InProcessGateway, payer: Payer
 ) -> None:
     """What is in flight before the first failure is bounded by the limits per address and per origin."""
     asked = await payer.quote("POST")
     answers = await hold_many(
-        gate,
-        lambda: gate.ask("POST", TARGET, payer.show(asked)),
+        gateway,
+        lambda: gateway.ask("POST", TARGET, payer.show(asked)),
         change=lambda: payer.fund(-100 * PRICE),
     )
     told = {(answer.status, answer.problem["code"]) for answer in answers}
     assert told == {(402, "payment_settlement_failed")}
     payer.fund(100 * PRICE)
-    refused = await gate.ask("POST", TARGET, payer.show(asked))
+    refused = await gateway.ask("POST", TARGET, payer.show(asked))
     assert (refused.status, refused.problem["code"]) == (429, "failed_call_budget_exhausted")
     assert not has_terms(refused)
-    assert (served(gate), earned(gate)) == (100, 0)
+    assert (gateway.served, gateway.earned) == (100, 0)
 
 
 @pytest.mark.parametrize(("failed", "runs"), [(10, 20), (15, 7)])
 async def test_a_caller_whose_calls_have_failed_has_few_in_flight(
-    gate: SmallGateway, failed: int, runs: int
+    gateway: InProcessGateway, failed: int, runs: int
 ) -> None:
-    proof = gate.plain_proof((await gate.pay(200 * PRICE)).tx_hash)
-    gate.upstream.answer = plain(status=500)
+    proof = gateway.plain_proof((await gateway.pay(200 * PRICE)).tx_hash)
+    gateway.upstream.answer = plain(status=500)
     for _ in range(failed):
-        assert (await gate.ask("POST", TARGET, proof)).status == 500
-    answers = await hold_many(gate, lambda: gate.ask("POST", TARGET, proof), runs=runs, status=500)
+        assert (await gateway.ask("POST", TARGET, proof)).status == 500
+    answers = await hold_many(gateway, lambda: gateway.ask("POST", TARGET, proof), runs=runs, status=500)
     assert [answer.status for answer in answers].count(429) == 100 - runs
-    assert served(gate) == failed + runs
+    assert gateway.served == failed + runs
 
 
-async def test_a_hundred_good_calls_at_once_are_all_served(gate: SmallGateway, payer: SmallPayer) -> None:
+async def test_a_hundred_good_calls_at_once_are_all_served(gateway: InProcessGateway, payer: Payer) -> None:
     asked = await payer.quote("POST")
     ends_s = NOW_MS // 1000 + 3_600  # every transfer here makes a block, and every block takes its time
-    answers = await hold_many(gate, lambda: gate.ask("POST", TARGET, payer.show(asked, valid_before=ends_s)))
+    answers = await hold_many(
+        gateway, lambda: gateway.ask("POST", TARGET, payer.show(asked, valid_before=ends_s))
+    )
     assert {answer.status for answer in answers} == {200}
-    assert earned(gate) == 100 * PRICE
+    assert gateway.earned == 100 * PRICE
 
 
-async def test_a_hundred_failing_calls_at_once_on_credit_are_the_last(gate: SmallGateway) -> None:
-    proof = gate.plain_proof((await gate.pay(100 * PRICE)).tx_hash)
-    answers = await hold_many(gate, lambda: gate.ask("POST", TARGET, proof), status=500)
+async def test_a_hundred_failing_calls_at_once_on_credit_are_the_last(gateway: InProcessGateway) -> None:
+    proof = gateway.plain_proof((await gateway.pay(100 * PRICE)).tx_hash)
+    answers = await hold_many(gateway, lambda: gateway.ask("POST", TARGET, proof), status=500)
     assert {answer.status for answer in answers} == {500}
-    assert (await gate.ask("POST", TARGET, proof)).status == 429
-    assert served(gate) == 100
+    assert (await gateway.ask("POST", TARGET, proof)).status == 429
+    assert gateway.served == 100
 
 
-async def test_a_hundred_good_calls_at_once_on_credit_are_all_served(gate: SmallGateway) -> None:
-    proof = gate.plain_proof((await gate.pay(100 * PRICE)).tx_hash)
-    answers = await hold_many(gate, lambda: gate.ask("POST", TARGET, proof))
+async def test_a_hundred_good_calls_at_once_on_credit_are_all_served(gateway: InProcessGateway) -> None:
+    proof = gateway.plain_proof((await gateway.pay(100 * PRICE)).tx_hash)
+    answers = await hold_many(gateway, lambda: gateway.ask("POST", TARGET, proof))
     assert {answer.status for answer in answers} == {200}
 
 
 async def test_what_is_not_settled_at_one_listing_counts_at_the_next(
-    gate: SmallGateway, payer: SmallPayer
+    gateway: InProcessGateway, payer: Payer
 ) -> None:
     """One wallet, a new listing and a new address for every call: the operator pays for its settlements."""
     last: Exchange | None = None
     for number in range(21):
         name = f"api_{number}"
-        await gate.publish(name)
+        await gateway.publish(name)
         where: dict[str, Any] = {"listing": name, "client": f"198.51.100.{number}"}
         shown = payer.show(await payer.quote("POST", **where))
-        gate.upstream.answer = spend(payer)
-        last = await gate.ask("POST", TARGET, shown, **where)
+        gateway.upstream.answer = spend(payer)
+        last = await gateway.ask("POST", TARGET, shown, **where)
         payer.fund(100 * PRICE - payer.balance)
     assert last is not None
     assert (last.status, last.problem["code"]) == (429, "failed_call_budget_exhausted")
-    assert served(gate) == 20
+    assert gateway.served == 20
 
 
-async def test_failing_calls_on_credit_are_bounded_over_all_listings(gate: SmallGateway) -> None:
+async def test_failing_calls_on_credit_are_bounded_over_all_listings(gateway: InProcessGateway) -> None:
     """One payment, listings of one's own that fail, and a row for each call."""
-    proof = gate.plain_proof((await gate.pay(PRICE)).tx_hash)
-    gate.upstream.answer = plain(status=500)
+    proof = gateway.plain_proof((await gateway.pay(PRICE)).tx_hash)
+    gateway.upstream.answer = plain(status=500)
     for number in range(7):
         name = f"api_{number}"
-        await gate.publish(name)
+        await gateway.publish(name)
         for _ in range(17):
-            last = await gate.ask("GET", TARGET, proof, listing=name)
-    assert served(gate) == 100
+            last = await gateway.ask("GET", TARGET, proof, listing=name)
+    assert gateway.served == 100
     assert (last.status, last.problem["code"]) == (429, "failed_call_budget_exhausted")
 
 
-def spend(payer: SmallPayer) -> Any:
+def spend(payer: Payer) -> Any:
     async def answer(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
         payer.fund(-payer.balance)
         await plain()(arrived, writer)

@@ -4,10 +4,9 @@ import pytest
 from eth_account import Account
 from eth_account.messages import encode_typed_data
 
-from tests.kit.accounts import Buyer
-from tests.kit.authorizations import decode_header
 from tests.kit.gateway import USDC
 from tests.kit.ledger_records import authorization_of
+from tests.kit.payer import KeyWallet, decode_header
 from tollway.gateway.exchange import IncomingCall
 from tollway.gateway.receipt_writer import Receipts, write_plain_receipt
 from tollway.gateway.target import Target
@@ -18,7 +17,7 @@ from tollway.payments.offer_receipt import OFFER_RECEIPT
 
 TX = TxHash(b"\x07" * 32)
 NOTARY = Notary.derive(b"n" * 32)
-BUYER = Buyer.named("buyer").address
+BUYER = KeyWallet.named("buyer").address
 
 
 def call() -> IncomingCall:

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.kit.gateway import NOW_MS, USDC, SmallGateway
-from tests.kit.upstream import LoopbackUpstream
+from tests.kit.gateway import NOW_MS, USDC, gateway_listing
 from tollway.errors import (
     ChainUnavailable,
     Code,
@@ -31,12 +30,11 @@ from tollway.gateway.refusals import (
 )
 from tollway.gateway.target import Target
 from tollway.identifiers import ListingId
-from tollway.limits import DEFAULT_LIMITS
 from tollway.money import Price
 from tollway.payments.terms import Due
 from tollway.registry.listing import ChargeOn, Shelf
 
-LISTING = SmallGateway(LoopbackUpstream(), limits=DEFAULT_LIMITS).sample("api_quotes")
+LISTING = gateway_listing()
 SHELF = Shelf(listing=LISTING, versions=(LISTING.current_terms(since_ms=0),))
 OFFER = Offer(shelf=SHELF, price=LISTING.price, expires_ms=NOW_MS)
 

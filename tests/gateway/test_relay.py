@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.kit.gateway import SmallGateway, open_gateway
-from tests.kit.payer import SmallPayer, come_back, served, stop_mining
+from tests.kit.gateway import InProcessGateway, open_gateway
+from tests.kit.payer import Payer
 from tests.kit.upstream import Answerer, Arrived, plain, until
 from tollway.gateway.trip import Keeper
 from tollway.ledger.authorization import Dialect
@@ -19,7 +19,7 @@ TARGET = "/quote?x=1"
 
 
 @pytest.fixture
-async def gate() -> AsyncIterator[SmallGateway]:
+async def gateway() -> AsyncIterator[InProcessGateway]:
     async with open_gateway(
         settle_wait_s=0.05, answer_bytes_max=2_000, answer_collect_s=0.05, buffer_bytes=100
     ) as small:
@@ -88,44 +88,46 @@ async def test_keeps_a_whole_answer_that_is_not_too_large_once(
     ],
 )
 async def test_an_answer_under_a_key_is_kept_while_it_streams(
-    gate: SmallGateway, payer: SmallPayer, method: str, body: bytes, is_kept: bool
+    gateway: InProcessGateway, payer: Payer, method: str, body: bytes, is_kept: bool
 ) -> None:
-    gate.upstream.answer = plain(body, headers=("X-Kind: rare",))
+    gateway.upstream.answer = plain(body, headers=("X-Kind: rare",))
     shown = payer.show(await payer.quote("GET"))
-    first = await gate.ask(method, TARGET, [*shown, *KEY])
+    first = await gateway.ask(method, TARGET, [*shown, *KEY])
     assert first.status == 200
-    again = await gate.ask(method, TARGET, [*shown, *KEY])
+    again = await gateway.ask(method, TARGET, [*shown, *KEY])
     assert again.status == (200 if is_kept else 409)
     if is_kept:
         assert (again.body, again.headers["x-kind"]) == (first.body, "rare")
-    assert served(gate) == 1
+    assert gateway.served == 1
 
 
-async def test_an_answer_without_a_key_is_not_kept(gate: SmallGateway, payer: SmallPayer) -> None:
+async def test_an_answer_without_a_key_is_not_kept(gateway: InProcessGateway, payer: Payer) -> None:
     shown = payer.show(await payer.quote())
-    assert (await gate.ask("GET", TARGET, shown)).status == 200
-    again = await gate.ask("GET", TARGET, shown)
+    assert (await gateway.ask("GET", TARGET, shown)).status == 200
+    again = await gateway.ask("GET", TARGET, shown)
     assert (again.status, again.problem["code"]) == (409, "payment_already_used")
     assert "payment" not in again.problem
 
 
-async def test_what_does_not_cost_is_not_kept(gate: SmallGateway, payer: SmallPayer) -> None:
-    gate.upstream.answer = plain(status=404)
+async def test_what_does_not_cost_is_not_kept(gateway: InProcessGateway, payer: Payer) -> None:
+    gateway.upstream.answer = plain(status=404)
     shown = payer.show(await payer.quote())
-    assert (await gate.ask("GET", TARGET, [*shown, *KEY])).status == 404
-    assert not gate.book.rows.answers
-    gate.upstream.answer = plain()
-    assert (await gate.ask("GET", TARGET, [*shown, *KEY])).status == 200
+    assert (await gateway.ask("GET", TARGET, [*shown, *KEY])).status == 404
+    assert not gateway.book.rows.answers
+    gateway.upstream.answer = plain()
+    assert (await gateway.ask("GET", TARGET, [*shown, *KEY])).status == 200
 
 
-async def test_a_store_that_is_away_does_not_break_the_answer(gate: SmallGateway, payer: SmallPayer) -> None:
-    gate.settling.answers.away = True
+async def test_a_store_that_is_away_does_not_break_the_answer(
+    gateway: InProcessGateway, payer: Payer
+) -> None:
+    gateway.answers.away = True
     answer = await payer.buy(headers=KEY)
     assert (answer.status, answer.body) == (200, b"ok")
     assert answer.is_ended
 
 
-async def test_an_answer_that_trickles_is_not_waited_for(gate: SmallGateway, payer: SmallPayer) -> None:
+async def test_an_answer_that_trickles_is_not_waited_for(gateway: InProcessGateway, payer: Payer) -> None:
     """Its call is decided as if none could be stored."""
 
     async def trickle(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
@@ -135,26 +137,26 @@ async def test_an_answer_that_trickles_is_not_waited_for(gate: SmallGateway, pay
             await writer.drain()
             await asyncio.sleep(0.01)
 
-    gate.upstream.answer = trickle
-    stop_mining(gate)
+    gateway.upstream.answer = trickle
+    gateway.stop_mining()
     shown = payer.show(await payer.quote("POST"))
-    assert (await gate.ask("POST", TARGET, shown)).status == 503
-    await come_back(gate)
+    assert (await gateway.ask("POST", TARGET, shown)).status == 503
+    await gateway.recover_chain()
     (call,) = await payer.history()
     assert call.state is CallState.RELEASED
 
 
-async def test_an_answer_that_breaks_off_is_not_stored(gate: SmallGateway, payer: SmallPayer) -> None:
+async def test_an_answer_that_breaks_off_is_not_stored(gateway: InProcessGateway, payer: Payer) -> None:
     async def half(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 900\r\n\r\nhalf")
         await writer.drain()
         raise ConnectionAbortedError
 
-    gate.upstream.answer = half
-    stop_mining(gate)
+    gateway.upstream.answer = half
+    gateway.stop_mining()
     shown = payer.show(await payer.quote("POST"), Dialect.X402_V1)
-    assert (await gate.ask("POST", TARGET, shown)).status == 503
-    await come_back(gate)
+    assert (await gateway.ask("POST", TARGET, shown)).status == 503
+    await gateway.recover_chain()
     (call,) = await payer.history()
     assert call.state is CallState.RELEASED
 
@@ -163,8 +165,8 @@ async def test_what_is_too_large_is_not_collected_to_its_end() -> None:
     async with open_gateway(settle_wait_s=0.05, answer_bytes_max=2_000, answer_collect_s=600) as patient:
         await patient.publish()
         patient.upstream.answer = endless(b"x" * 2_001, asyncio.Event())
-        stop_mining(patient)
-        payer = SmallPayer(buyer=patient.buyer, gate=patient)
+        patient.stop_mining()
+        payer = Payer(wallet=patient.wallet, gateway=patient)
         payer.fund(100_000)
         async with asyncio.timeout(10):
             assert (await payer.buy()).status == 503
@@ -190,26 +192,26 @@ def endless(first: bytes, may_go_on: asyncio.Event, rest: bytes = b"") -> Answer
 async def test_a_caller_that_leaves_makes_nobody_read_on_for_long(rest: bytes, collect_s: float) -> None:
     """What cannot be kept any more ends at the upstream, too."""
     async with (
-        open_gateway(answer_bytes_max=2_000, answer_collect_s=collect_s, buffer_bytes=100) as gate,
+        open_gateway(answer_bytes_max=2_000, answer_collect_s=collect_s, buffer_bytes=100) as gateway,
         asyncio.timeout(10),
     ):
-        await leave_early(gate, rest)
+        await leave_early(gateway, rest)
 
 
-async def leave_early(gate: SmallGateway, rest: bytes) -> None:
-    await gate.publish()
-    payer = SmallPayer(buyer=gate.buyer, gate=gate)
+async def leave_early(gateway: InProcessGateway, rest: bytes) -> None:
+    await gateway.publish()
+    payer = Payer(wallet=gateway.wallet, gateway=gateway)
     payer.fund(100_000)
     may_go_on = asyncio.Event()
-    gate.upstream.answer = endless(b"x" * 500, may_go_on, rest)
-    exchange = gate.open("GET", TARGET, [*payer.show(await payer.quote()), *KEY])
+    gateway.upstream.answer = endless(b"x" * 500, may_go_on, rest)
+    exchange = gateway.open("GET", TARGET, [*payer.show(await payer.quote()), *KEY])
     async with asyncio.TaskGroup() as group:
-        asking = group.create_task(gate.run(exchange))
+        asking = group.create_task(gateway.run(exchange))
         await until(lambda: len(exchange.body) >= 500)
         exchange.leave()
         may_go_on.set()
         await asking
-    await until(lambda: gate.upstream.ended == gate.upstream.accepted)
+    await until(lambda: gateway.upstream.ended == gateway.upstream.accepted)
     (call,) = await payer.history()
     assert (call.state, str(call.delivery)) == (CallState.CONSUMED, "partial")
 
@@ -226,14 +228,14 @@ async def leave_early(gate: SmallGateway, rest: bytes) -> None:
     ],
 )
 async def test_what_one_caller_paid_for_is_not_for_a_shared_cache(
-    gate: SmallGateway, payer: SmallPayer, said: str | None, told: str
+    gateway: InProcessGateway, payer: Payer, said: str | None, told: str
 ) -> None:
-    gate.upstream.answer = plain(b"dear", headers=() if said is None else (f"Cache-Control: {said}",))
+    gateway.upstream.answer = plain(b"dear", headers=() if said is None else (f"Cache-Control: {said}",))
     assert (await payer.buy()).headers["cache-control"] == told
 
 
-async def test_a_free_answer_may_be_cached_as_its_provider_says(gate: SmallGateway) -> None:
-    await gate.publish("api_free", price=Price.parse("0"))
-    gate.upstream.answer = plain(b"free", headers=("Cache-Control: public, max-age=60",))
-    answer = await gate.ask(listing="api_free")
+async def test_a_free_answer_may_be_cached_as_its_provider_says(gateway: InProcessGateway) -> None:
+    await gateway.publish("api_free", price=Price.parse("0"))
+    gateway.upstream.answer = plain(b"free", headers=("Cache-Control: public, max-age=60",))
+    answer = await gateway.ask(listing="api_free")
     assert answer.headers["cache-control"] == "public, max-age=60"

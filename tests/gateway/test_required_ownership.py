@@ -5,42 +5,42 @@ from typing import Any
 
 import pytest
 
-from tests.kit.gateway import NOW_MS, SmallGateway, open_gateway
+from tests.kit.gateway import NOW_MS, InProcessGateway, open_gateway
 from tollway.identifiers import ListingId
 from tollway.money import Price
 
 
 @pytest.fixture
-async def gate() -> AsyncIterator[SmallGateway]:
+async def gateway() -> AsyncIterator[InProcessGateway]:
     async with open_gateway(only_verified=True) as small:
         yield small
 
 
-async def test_a_call_without_payment_is_refused_before_any_terms(gate: SmallGateway) -> None:
-    await gate.publish()
-    answer = await gate.ask()
+async def test_a_call_without_payment_is_refused_before_any_terms(gateway: InProcessGateway) -> None:
+    await gateway.publish()
+    answer = await gateway.ask()
     assert (answer.status, answer.problem["code"]) == (403, "ownership_unverified")
     assert "payment-required" not in answer.headers
     assert answer.problem["paymentState"] == "none"
-    gate.verified.add(ListingId("api_quotes"))
-    assert (await gate.ask()).status == 402
+    gateway.verified.add(ListingId("api_quotes"))
+    assert (await gateway.ask()).status == 402
 
 
-async def test_a_payment_that_is_shown_is_not_touched(gate: SmallGateway) -> None:
-    await gate.publish()
-    payment = await gate.pay()
-    answer = await gate.ask(headers=gate.plain_proof(payment.tx_hash))
+async def test_a_payment_that_is_shown_is_not_touched(gateway: InProcessGateway) -> None:
+    await gateway.publish()
+    payment = await gateway.pay()
+    answer = await gateway.ask(headers=gateway.plain_proof(payment.tx_hash))
     assert (answer.status, answer.problem["code"]) == (403, "ownership_unverified")
-    assert await gate.rest_units(payment) == payment.value_units
-    assert gate.upstream.arrived == []
-    gate.verified.add(ListingId("api_quotes"))
-    assert (await gate.ask(headers=gate.plain_proof(payment.tx_hash))).status == 200
+    assert await gateway.rest_units(payment) == payment.value_units
+    assert gateway.upstream.arrived == []
+    gateway.verified.add(ListingId("api_quotes"))
+    assert (await gateway.ask(headers=gateway.plain_proof(payment.tx_hash))).status == 200
 
 
-async def test_free_listings_are_not_served_either(gate: SmallGateway) -> None:
-    await gate.publish(price=Price.parse("0"))
-    assert (await gate.ask()).problem["code"] == "ownership_unverified"
-    assert gate.upstream.arrived == []
+async def test_free_listings_are_not_served_either(gateway: InProcessGateway) -> None:
+    await gateway.publish(price=Price.parse("0"))
+    assert (await gateway.ask()).problem["code"] == "ownership_unverified"
+    assert gateway.upstream.arrived == []
 
 
 @pytest.mark.parametrize(
@@ -53,13 +53,13 @@ async def test_free_listings_are_not_served_either(gate: SmallGateway) -> None:
     ],
 )
 async def test_what_is_closed_anyway_is_told_first(
-    gate: SmallGateway, changes: dict[str, Any], code: str
+    gateway: InProcessGateway, changes: dict[str, Any], code: str
 ) -> None:
-    await gate.publish(**changes)
-    assert (await gate.ask()).problem["code"] == code
+    await gateway.publish(**changes)
+    assert (await gateway.ask()).problem["code"] == code
 
 
 async def test_where_it_is_not_required_nobody_is_asked_for_it() -> None:
-    async with open_gateway() as gate:
-        await gate.publish()
-        assert (await gate.ask()).status == 402
+    async with open_gateway() as gateway:
+        await gateway.publish()
+        assert (await gateway.ask()).status == 402

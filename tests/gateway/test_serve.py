@@ -7,14 +7,16 @@ import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from typing import Any, Literal
 
 import pytest
 
-from tests.kit.accounts import Buyer
 from tests.kit.asgi_exchange import Exchange
-from tests.kit.gateway import NOW_MS, PAY_TO, SmallGateway, open_gateway
+from tests.kit.gateway import CHAIN, NOW_MS, PAY_TO, InProcessGateway, open_gateway
 from tests.kit.ledger_records import claim_on, close_of
+from tests.kit.payer import KeyWallet
+from tests.kit.stores import open_catalog
 from tests.kit.upstream import Arrived, plain, raw
 from tollway.errors import Code
 from tollway.identifiers import ChainId, TxHash, keccak256
@@ -22,265 +24,267 @@ from tollway.ledger.call import CallState, Rail
 from tollway.money import Price
 from tollway.registry.listing import ChargeOn, Operation, RateLimit, UpstreamAuth
 
-STRANGER = Buyer.named("stranger")
-Scene = Callable[[SmallGateway], Awaitable[Exchange]]
+THIRD_PARTY = KeyWallet.named("stranger")
+Scene = Callable[[InProcessGateway], Awaitable[Exchange]]
 
 
 @pytest.fixture
-async def gate() -> AsyncIterator[SmallGateway]:
+async def gateway() -> AsyncIterator[InProcessGateway]:
     async with open_gateway(
         upload_bytes_max=1_000, bound_body_bytes_max=500, failed_calls_per_window=3
     ) as small:
         yield small
 
 
-async def picture(gate: SmallGateway) -> tuple[Any, ...]:
-    report = await gate.book.audit()
+async def picture(gateway: InProcessGateway) -> tuple[Any, ...]:
+    report = await gateway.book.audit()
     assert report.is_balanced
-    return (report.payments, report.calls, len(gate.upstream.arrived))
+    return (report.payments, report.calls, len(gateway.upstream.arrived))
 
 
 # ---------------------------------------------------------------------- refusals
 
 
-async def unknown(gate: SmallGateway) -> Exchange:
-    return await gate.ask(listing="api_nothing")
+async def unknown(gateway: InProcessGateway) -> Exchange:
+    return await gateway.ask(listing="api_nothing")
 
 
-async def retired(gate: SmallGateway) -> Exchange:
-    await gate.publish(retired_ms=NOW_MS, suspended_ms=NOW_MS, status="paused", methods=("POST",))
-    return await gate.ask()
+async def retired(gateway: InProcessGateway) -> Exchange:
+    await gateway.publish(retired_ms=NOW_MS, suspended_ms=NOW_MS, status="paused", methods=("POST",))
+    return await gateway.ask()
 
 
-async def suspended(gate: SmallGateway) -> Exchange:
-    await gate.publish(suspended_ms=NOW_MS, status="paused", methods=("POST",))
-    return await gate.ask()
+async def suspended(gateway: InProcessGateway) -> Exchange:
+    await gateway.publish(suspended_ms=NOW_MS, status="paused", methods=("POST",))
+    return await gateway.ask()
 
 
-async def paused(gate: SmallGateway) -> Exchange:
-    await gate.publish(status="paused", methods=("POST",))
-    return await gate.ask()
+async def paused(gateway: InProcessGateway) -> Exchange:
+    await gateway.publish(status="paused", methods=("POST",))
+    return await gateway.ask()
 
 
-async def wrong_method(gate: SmallGateway) -> Exchange:
-    await gate.publish(methods=("POST", "PUT"))
-    return await gate.ask("GET")
+async def wrong_method(gateway: InProcessGateway) -> Exchange:
+    await gateway.publish(methods=("POST", "PUT"))
+    return await gateway.ask("GET")
 
 
-async def trace(gate: SmallGateway) -> Exchange:
-    await gate.publish(upstream_auth=UpstreamAuth(location="header", name="X-Key", value="secret"))
-    return await gate.ask("TRACE")
+async def trace(gateway: InProcessGateway) -> Exchange:
+    await gateway.publish(upstream_auth=UpstreamAuth(location="header", name="X-Key", value="secret"))
+    return await gateway.ask("TRACE")
 
 
-async def lower_case_method(gate: SmallGateway) -> Exchange:
-    await gate.publish()
-    return await gate.ask("get")
+async def lower_case_method(gateway: InProcessGateway) -> Exchange:
+    await gateway.publish()
+    return await gateway.ask("get")
 
 
-async def no_payment(gate: SmallGateway) -> Exchange:
-    await gate.publish()
-    return await gate.ask("GET", "/quote?x=1")
+async def no_payment(gateway: InProcessGateway) -> Exchange:
+    await gateway.publish()
+    return await gateway.ask("GET", "/quote?x=1")
 
 
-async def no_payment_and_a_huge_body(gate: SmallGateway) -> Exchange:
-    await gate.publish()
-    return await gate.ask("POST", "/quote", chunks=[b"x" * 2_000])
+async def no_payment_and_a_huge_body(gateway: InProcessGateway) -> Exchange:
+    await gateway.publish()
+    return await gateway.ask("POST", "/quote", chunks=[b"x" * 2_000])
 
 
-async def other_path(gate: SmallGateway) -> Exchange:
-    await gate.publish(operations=(operation("GET", "/a", "0.5"),), other_paths="refuse")
-    return await gate.ask("GET", "/b")
+async def other_path(gateway: InProcessGateway) -> Exchange:
+    await gateway.publish(operations=(operation("GET", "/a", "0.5"),), other_paths="refuse")
+    return await gateway.ask("GET", "/b")
 
 
-async def ambiguous_path(gate: SmallGateway) -> Exchange:
-    await gate.publish(operations=(operation("GET", "/dear", "5"),))
-    return await gate.ask("GET", "/DEAR")
+async def ambiguous_path(gateway: InProcessGateway) -> Exchange:
+    await gateway.publish(operations=(operation("GET", "/dear", "5"),))
+    return await gateway.ask("GET", "/DEAR")
 
 
-async def path_that_leaves(gate: SmallGateway) -> Exchange:
-    await gate.publish()
-    return await gate.ask("GET", "/%2e%2e/admin")
+async def path_that_leaves(gateway: InProcessGateway) -> Exchange:
+    await gateway.publish()
+    return await gateway.ask("GET", "/%2e%2e/admin")
 
 
-async def two_hosts(gate: SmallGateway) -> Exchange:
-    await gate.publish()
-    return await gate.ask(headers=[("host", "other.example")])
+async def two_hosts(gateway: InProcessGateway) -> Exchange:
+    await gateway.publish()
+    return await gateway.ask(headers=[("host", "other.example")])
 
 
-async def loop(gate: SmallGateway) -> Exchange:
-    await gate.publish()
-    return await gate.ask(headers=[("cdn-loop", "other, GW.example.com;v=1")])
+async def loop(gateway: InProcessGateway) -> Exchange:
+    await gateway.publish()
+    return await gateway.ask(headers=[("cdn-loop", "other, GW.example.com;v=1")])
 
 
-async def hash_without_signature(gate: SmallGateway) -> Exchange:
-    return await with_proof(gate, lambda proof: proof[:1])
+async def hash_without_signature(gateway: InProcessGateway) -> Exchange:
+    return await with_proof(gateway, lambda proof: proof[:1])
 
 
-async def signature_without_hash(gate: SmallGateway) -> Exchange:
-    return await with_proof(gate, lambda proof: proof[1:])
+async def signature_without_hash(gateway: InProcessGateway) -> Exchange:
+    return await with_proof(gateway, lambda proof: proof[1:])
 
 
-async def doubled_hash(gate: SmallGateway) -> Exchange:
-    return await with_proof(gate, lambda proof: [*proof, proof[0]])
+async def doubled_hash(gateway: InProcessGateway) -> Exchange:
+    return await with_proof(gateway, lambda proof: [*proof, proof[0]])
 
 
-async def short_hash(gate: SmallGateway) -> Exchange:
-    return await with_proof(gate, lambda proof: [("X-Payment-Tx", proof[0][1][:-1]), proof[1]])
+async def short_hash(gateway: InProcessGateway) -> Exchange:
+    return await with_proof(gateway, lambda proof: [("X-Payment-Tx", proof[0][1][:-1]), proof[1]])
 
 
-async def unprefixed_hash(gate: SmallGateway) -> Exchange:
-    return await with_proof(gate, lambda proof: [("X-Payment-Tx", proof[0][1][2:]), proof[1]])
+async def unprefixed_hash(gateway: InProcessGateway) -> Exchange:
+    return await with_proof(gateway, lambda proof: [("X-Payment-Tx", proof[0][1][2:]), proof[1]])
 
 
-async def bad_params(gate: SmallGateway) -> Exchange:
-    return await with_proof(gate, lambda proof: [*proof, ("X-Signature-Params", "v=2")])
+async def bad_params(gateway: InProcessGateway) -> Exchange:
+    return await with_proof(gateway, lambda proof: [*proof, ("X-Signature-Params", "v=2")])
 
 
-async def bad_network(gate: SmallGateway) -> Exchange:
-    return await with_proof(gate, lambda proof: [*proof, ("X-Payment-Network", "base")])
+async def bad_network(gateway: InProcessGateway) -> Exchange:
+    return await with_proof(gateway, lambda proof: [*proof, ("X-Payment-Network", "base")])
 
 
-async def two_rails(gate: SmallGateway) -> Exchange:
-    return await with_proof(gate, lambda proof: [*proof, ("PAYMENT-SIGNATURE", "e30=")])
+async def two_rails(gateway: InProcessGateway) -> Exchange:
+    return await with_proof(gateway, lambda proof: [*proof, ("PAYMENT-SIGNATURE", "e30=")])
 
 
-async def two_rails_without_ours(gate: SmallGateway) -> Exchange:
-    await gate.publish()
-    return await gate.ask(headers=[("X-PAYMENT", "e30="), ("Authorization", "Payment abc")])
+async def two_rails_without_ours(gateway: InProcessGateway) -> Exchange:
+    await gateway.publish()
+    return await gateway.ask(headers=[("X-PAYMENT", "e30="), ("Authorization", "Payment abc")])
 
 
-async def nominated_proof(gate: SmallGateway) -> Exchange:
-    return await with_proof(gate, lambda proof: [*proof, ("Connection", "X-Payment-Tx")])
+async def nominated_proof(gateway: InProcessGateway) -> Exchange:
+    return await with_proof(gateway, lambda proof: [*proof, ("Connection", "X-Payment-Tx")])
 
 
-async def too_large(gate: SmallGateway) -> Exchange:
-    await gate.publish()
-    payment = await gate.pay()
-    return await gate.ask("POST", "", gate.plain_proof(payment.tx_hash), [b"x" * 1_001])
+async def too_large(gateway: InProcessGateway) -> Exchange:
+    await gateway.publish()
+    payment = await gateway.pay()
+    return await gateway.ask("POST", "", gateway.plain_proof(payment.tx_hash), [b"x" * 1_001])
 
 
-async def long_idempotency_key(gate: SmallGateway) -> Exchange:
-    return await with_proof(gate, lambda proof: [*proof, ("Idempotency-Key", "k" * 256)])
+async def long_idempotency_key(gateway: InProcessGateway) -> Exchange:
+    return await with_proof(gateway, lambda proof: [*proof, ("Idempotency-Key", "k" * 256)])
 
 
-async def plain_where_bound_is_asked(gate: SmallGateway) -> Exchange:
-    return await with_proof(gate, list, signature="bound")
+async def plain_where_bound_is_asked(gateway: InProcessGateway) -> Exchange:
+    return await with_proof(gateway, list, signature="bound")
 
 
-async def expired(gate: SmallGateway) -> Exchange:
-    return await with_bound(gate, valid_for_s=-1)
+async def expired(gateway: InProcessGateway) -> Exchange:
+    return await with_bound(gateway, valid_for_s=-1)
 
 
-async def valid_for_too_long(gate: SmallGateway) -> Exchange:
-    return await with_bound(gate, valid_for_s=306)
+async def valid_for_too_long(gateway: InProcessGateway) -> Exchange:
+    return await with_bound(gateway, valid_for_s=306)
 
 
-async def bound_body_too_large(gate: SmallGateway) -> Exchange:
-    await gate.publish()
-    payment = await gate.pay()
+async def bound_body_too_large(gateway: InProcessGateway) -> Exchange:
+    await gateway.publish()
+    payment = await gateway.pay()
     body = b"x" * 501
-    return await gate.ask("POST", "", gate.bound_proof(payment.tx_hash, method="POST", body=body), [body])
-
-
-async def body_unlike_its_hash(gate: SmallGateway) -> Exchange:
-    await gate.publish()
-    payment = await gate.pay()
-    proof = gate.bound_proof(payment.tx_hash, method="POST", body=b"one", promises=True)
-    return await gate.ask("POST", "", proof, [b"two"])
-
-
-async def hash_of_a_body_that_is_not_there(gate: SmallGateway) -> Exchange:
-    await gate.publish()
-    payment = await gate.pay()
-    proof = gate.bound_proof(payment.tx_hash, method="POST", body=b"one", promises=True)
-    return await gate.ask("POST", "", proof)
-
-
-async def network_not_sold_on(gate: SmallGateway) -> Exchange:
-    await gate.publish()
-    proof = gate.plain_proof(TxHash(keccak256(b"nothing")))
-    return await gate.ask(headers=[*proof, ("X-Payment-Network", "eip155:1")])
-
-
-async def another_network_than_it_is_known_on(gate: SmallGateway) -> Exchange:
-    return await with_proof(gate, lambda proof: [*proof, ("X-Payment-Network", "eip155:1")])
-
-
-async def not_mined(gate: SmallGateway) -> Exchange:
-    await gate.publish()
-    return await gate.ask(headers=gate.plain_proof(TxHash(keccak256(b"nothing"))))
-
-
-async def no_chain(gate: SmallGateway) -> Exchange:
-    await gate.publish()
-    gate.chains.away = True
-    return await gate.ask(headers=gate.plain_proof(TxHash(keccak256(b"nothing"))))
-
-
-async def blocked_wallet(gate: SmallGateway) -> Exchange:
-    gate.blocked.add(gate.buyer.address)
-    return await with_proof(gate, list)
-
-
-async def dearer_than_allowed(gate: SmallGateway) -> Exchange:
-    return await with_proof(gate, lambda proof: [*proof, ("Tollway-Max-Price", "0.009")])
-
-
-async def bad_price_max(gate: SmallGateway) -> Exchange:
-    return await with_proof(gate, lambda proof: [*proof, ("Tollway-Max-Price", "1e3")])
-
-
-async def too_little(gate: SmallGateway) -> Exchange:
-    await gate.publish()
-    payment = await gate.pay(4_000)
-    return await gate.ask(headers=gate.plain_proof(payment.tx_hash))
-
-
-async def wrong_currency(gate: SmallGateway) -> Exchange:
-    listing = await gate.publish()
-    await gate.revise(listing, currency="ETH")
-    gate.now_ms += 1_300_000  # the old price is forgotten, the old asset still counts
-    payment = await gate.pay()
-    return await gate.ask(headers=gate.plain_proof(payment.tx_hash))
-
-
-async def books_away(gate: SmallGateway) -> Exchange:
-    await gate.publish()
-    payment = await gate.pay()
-    gate.book.away = True
-    return await gate.ask(headers=gate.plain_proof(payment.tx_hash))
-
-
-async def payment_held(gate: SmallGateway) -> Exchange:
-    await gate.publish()
-    payment = await gate.pay()
-    await gate.book.note_restored(now_ms=gate.now_ms)
-    return await gate.ask(headers=gate.plain_proof(payment.tx_hash))
-
-
-async def payment_gone(gate: SmallGateway) -> Exchange:
-    await gate.publish()
-    (payment,) = await gate.book.record_payments(
-        [gate.sample_payment(tx_hash=TxHash(keccak256(b"gone")), is_final=False)], now_ms=gate.now_ms
+    return await gateway.ask(
+        "POST", "", gateway.bound_proof(payment.tx_hash, method="POST", body=body), [body]
     )
-    await gate.book.mark_gone(payment.id, now_ms=gate.now_ms)
-    return await gate.ask(headers=gate.plain_proof(payment.tx_hash))
+
+
+async def body_unlike_its_hash(gateway: InProcessGateway) -> Exchange:
+    await gateway.publish()
+    payment = await gateway.pay()
+    proof = gateway.bound_proof(payment.tx_hash, method="POST", body=b"one", promises=True)
+    return await gateway.ask("POST", "", proof, [b"two"])
+
+
+async def hash_of_a_body_that_is_not_there(gateway: InProcessGateway) -> Exchange:
+    await gateway.publish()
+    payment = await gateway.pay()
+    proof = gateway.bound_proof(payment.tx_hash, method="POST", body=b"one", promises=True)
+    return await gateway.ask("POST", "", proof)
+
+
+async def network_not_sold_on(gateway: InProcessGateway) -> Exchange:
+    await gateway.publish()
+    proof = gateway.plain_proof(TxHash(keccak256(b"nothing")))
+    return await gateway.ask(headers=[*proof, ("X-Payment-Network", "eip155:1")])
+
+
+async def another_network_than_it_is_known_on(gateway: InProcessGateway) -> Exchange:
+    return await with_proof(gateway, lambda proof: [*proof, ("X-Payment-Network", "eip155:1")])
+
+
+async def not_mined(gateway: InProcessGateway) -> Exchange:
+    await gateway.publish()
+    return await gateway.ask(headers=gateway.plain_proof(TxHash(keccak256(b"nothing"))))
+
+
+async def no_chain(gateway: InProcessGateway) -> Exchange:
+    await gateway.publish()
+    gateway.chain.disconnect(CHAIN)
+    return await gateway.ask(headers=gateway.plain_proof(TxHash(keccak256(b"nothing"))))
+
+
+async def blocked_wallet(gateway: InProcessGateway) -> Exchange:
+    gateway.blocked.add(gateway.wallet.address)
+    return await with_proof(gateway, list)
+
+
+async def dearer_than_allowed(gateway: InProcessGateway) -> Exchange:
+    return await with_proof(gateway, lambda proof: [*proof, ("Tollway-Max-Price", "0.009")])
+
+
+async def bad_price_max(gateway: InProcessGateway) -> Exchange:
+    return await with_proof(gateway, lambda proof: [*proof, ("Tollway-Max-Price", "1e3")])
+
+
+async def too_little(gateway: InProcessGateway) -> Exchange:
+    await gateway.publish()
+    payment = await gateway.pay(4_000)
+    return await gateway.ask(headers=gateway.plain_proof(payment.tx_hash))
+
+
+async def wrong_currency(gateway: InProcessGateway) -> Exchange:
+    listing = await gateway.publish()
+    await gateway.revise(listing, currency="ETH")
+    gateway.now_ms += 1_300_000  # the old price is forgotten, the old asset still counts
+    payment = await gateway.pay()
+    return await gateway.ask(headers=gateway.plain_proof(payment.tx_hash))
+
+
+async def books_away(gateway: InProcessGateway) -> Exchange:
+    await gateway.publish()
+    payment = await gateway.pay()
+    gateway.book.away = True
+    return await gateway.ask(headers=gateway.plain_proof(payment.tx_hash))
+
+
+async def payment_held(gateway: InProcessGateway) -> Exchange:
+    await gateway.publish()
+    payment = await gateway.pay()
+    await gateway.book.note_restored(now_ms=gateway.now_ms)
+    return await gateway.ask(headers=gateway.plain_proof(payment.tx_hash))
+
+
+async def payment_gone(gateway: InProcessGateway) -> Exchange:
+    await gateway.publish()
+    (payment,) = await gateway.book.record_payments(
+        [gateway.sample_payment(tx_hash=TxHash(keccak256(b"gone")), is_final=False)], now_ms=gateway.now_ms
+    )
+    await gateway.book.mark_gone(payment.id, now_ms=gateway.now_ms)
+    return await gateway.ask(headers=gateway.plain_proof(payment.tx_hash))
 
 
 def operation(method: str, path: str, price: str) -> Operation:
     return Operation(method=method, path=path, price=Price.parse(price))
 
 
-async def with_proof(gate: SmallGateway, change: Callable[[Any], Any], **listing: Any) -> Exchange:
-    await gate.publish(**listing)
-    payment = await gate.pay()
-    return await gate.ask(headers=change(list(gate.plain_proof(payment.tx_hash))))
+async def with_proof(gateway: InProcessGateway, change: Callable[[Any], Any], **listing: Any) -> Exchange:
+    await gateway.publish(**listing)
+    payment = await gateway.pay()
+    return await gateway.ask(headers=change(list(gateway.plain_proof(payment.tx_hash))))
 
 
-async def with_bound(gate: SmallGateway, **more: Any) -> Exchange:
-    await gate.publish()
-    payment = await gate.pay()
-    return await gate.ask(headers=gate.bound_proof(payment.tx_hash, **more))
+async def with_bound(gateway: InProcessGateway, **more: Any) -> Exchange:
+    await gateway.publish()
+    payment = await gateway.pay()
+    return await gateway.ask(headers=gateway.bound_proof(payment.tx_hash, **more))
 
 
 # scene, code, status, paymentState, has terms, reason, has Retry-After
@@ -340,9 +344,9 @@ REFUSALS: tuple[tuple[Scene, Code, int, str, bool, str | None, bool], ...] = (
 
 
 @pytest.mark.parametrize("row", REFUSALS, ids=lambda row: row[0].__name__)
-async def test_refuses_in_order_and_nothing_changes(gate: SmallGateway, row: Any) -> None:
+async def test_refuses_in_order_and_nothing_changes(gateway: InProcessGateway, row: Any) -> None:
     scene, code, status, payment_state, has_terms, reason, has_delay = row
-    answer = await scene(gate)
+    answer = await scene(gateway)
     problem = answer.problem
     assert (problem["code"], answer.status, problem["status"]) == (code.value, status, status)
     assert problem["paymentState"] == payment_state == answer.headers["tollway-payment-state"]
@@ -355,28 +359,30 @@ async def test_refuses_in_order_and_nothing_changes(gate: SmallGateway, row: Any
     assert answer.headers["x-request-id"] == problem["requestId"] == "req_test"
     assert answer.headers["access-control-allow-origin"] == "*"
     assert answer.headers["cache-control"] == "no-store"
-    _, calls, seen = await picture(gate)
+    _, calls, seen = await picture(gateway)
     assert (calls, seen) == (0, 0)
-    assert gate.outcomes == [code.value]
+    assert gateway.outcomes == [code.value]
 
 
-async def test_refuses_while_the_books_are_away_and_asks_for_no_new_payment(gate: SmallGateway) -> None:
-    answer = await books_away(gate)
+async def test_refuses_while_the_books_are_away_and_asks_for_no_new_payment(
+    gateway: InProcessGateway,
+) -> None:
+    answer = await books_away(gateway)
     assert (answer.status, answer.problem["code"]) == (503, "storage_unavailable")
     assert "payment" not in answer.problem
     assert answer.headers["retry-after"]
-    assert not gate.upstream.arrived
+    assert not gateway.upstream.arrived
 
 
-async def test_a_405_names_what_is_possible(gate: SmallGateway) -> None:
-    assert (await wrong_method(gate)).headers["allow"] == "POST, PUT"
-    await gate.publish("api_any")
-    answer = await gate.ask("TRACE", listing="api_any")
+async def test_a_405_names_what_is_possible(gateway: InProcessGateway) -> None:
+    assert (await wrong_method(gateway)).headers["allow"] == "POST, PUT"
+    await gateway.publish("api_any")
+    answer = await gateway.ask("TRACE", listing="api_any")
     assert answer.headers["allow"] == "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"
 
 
-async def test_a_402_carries_every_number_needed_to_pay(gate: SmallGateway) -> None:
-    answer = await no_payment(gate)
+async def test_a_402_carries_every_number_needed_to_pay(gateway: InProcessGateway) -> None:
+    answer = await no_payment(gateway)
     terms = answer.problem["payment"]
     assert (terms["amount"], terms["currency"]) == ("0.01", "USDC")
     assert terms["expiresAt"] == "2027-01-15T08:10:00.000Z"
@@ -405,9 +411,9 @@ async def test_a_402_carries_every_number_needed_to_pay(gate: SmallGateway) -> N
     }
 
 
-async def test_a_402_to_head_has_no_body(gate: SmallGateway) -> None:
-    await gate.publish()
-    answer = await gate.ask("HEAD")
+async def test_a_402_to_head_has_no_body(gateway: InProcessGateway) -> None:
+    await gateway.publish()
+    answer = await gateway.ask("HEAD")
     assert (answer.status, answer.body) == (402, b"")
     assert int(answer.headers["content-length"]) > 500
 
@@ -420,97 +426,101 @@ DOCUMENT = {
 }  # fmt: skip
 
 
-async def test_a_call_without_a_required_parameter_spends_nothing(gate: SmallGateway) -> None:
-    await gate.publish(openapi=DOCUMENT)
-    payment = await gate.pay()
-    assert (await gate.ask("GET", "/q")).status == 402  # never a parameter check before the terms
-    refused = await gate.ask("GET", "/q?other=1", gate.plain_proof(payment.tx_hash))
+async def test_a_call_without_a_required_parameter_spends_nothing(gateway: InProcessGateway) -> None:
+    await gateway.publish(openapi=DOCUMENT)
+    payment = await gateway.pay()
+    assert (await gateway.ask("GET", "/q")).status == 402  # never a parameter check before the terms
+    refused = await gateway.ask("GET", "/q?other=1", gateway.plain_proof(payment.tx_hash))
     assert (refused.status, refused.problem["code"]) == (422, "validation_failed")
     assert [error["parameter"] for error in refused.problem["errors"]] == ["symbol"]
     assert refused.problem["paymentState"] == "none"
-    assert not gate.upstream.arrived
-    served = await gate.ask("GET", "/q?symbol=A", gate.plain_proof(payment.tx_hash))
+    assert not gateway.upstream.arrived
+    served = await gateway.ask("GET", "/q?symbol=A", gateway.plain_proof(payment.tx_hash))
     assert served.status == 200
 
 
 NEEDS_BODY = {"openapi": "3.1.0", "paths": {"/q": {"post": {"requestBody": {"required": True}}}}}
 
 
-async def test_a_call_without_a_required_body_spends_nothing(gate: SmallGateway) -> None:
-    await gate.publish(openapi=NEEDS_BODY)
-    payment = await gate.pay()
-    assert (await gate.ask("POST", "/q")).status == 402
-    refused = await gate.ask("POST", "/q", gate.plain_proof(payment.tx_hash))
+async def test_a_call_without_a_required_body_spends_nothing(gateway: InProcessGateway) -> None:
+    await gateway.publish(openapi=NEEDS_BODY)
+    payment = await gateway.pay()
+    assert (await gateway.ask("POST", "/q")).status == 402
+    refused = await gateway.ask("POST", "/q", gateway.plain_proof(payment.tx_hash))
     assert (refused.status, refused.problem["code"]) == (422, "validation_failed")
-    assert not gate.upstream.arrived
-    served = await gate.ask("POST", "/q", gate.plain_proof(payment.tx_hash), [b"x"])
+    assert not gateway.upstream.arrived
+    served = await gateway.ask("POST", "/q", gateway.plain_proof(payment.tx_hash), [b"x"])
     assert served.status == 200
 
 
-async def test_a_documented_operation_is_sold_where_nothing_else_is(gate: SmallGateway) -> None:
-    await gate.publish(openapi=NEEDS_BODY, other_paths="refuse")
-    assert (await gate.ask("POST", "/q")).status == 402
+async def test_a_documented_operation_is_sold_where_nothing_else_is(gateway: InProcessGateway) -> None:
+    await gateway.publish(openapi=NEEDS_BODY, other_paths="refuse")
+    assert (await gateway.ask("POST", "/q")).status == 402
     for method, target in (("GET", "/q"), ("POST", "/other"), ("POST", "/q%2Fother"), ("POST", "")):
-        refused = await gate.ask(method, target)
+        refused = await gateway.ask(method, target)
         assert (refused.status, refused.problem["code"]) == (404, "route_not_found")
-    payment = await gate.pay()
-    assert (await gate.ask("POST", "/q", gate.plain_proof(payment.tx_hash), [b"x"])).status == 200
-    assert len(gate.upstream.arrived) == 1
+    payment = await gateway.pay()
+    assert (await gateway.ask("POST", "/q", gateway.plain_proof(payment.tx_hash), [b"x"])).status == 200
+    assert len(gateway.upstream.arrived) == 1
 
 
-async def test_a_missing_sum_is_named(gate: SmallGateway) -> None:
-    problem = (await too_little(gate)).problem
+async def test_a_missing_sum_is_named(gateway: InProcessGateway) -> None:
+    problem = (await too_little(gateway)).problem
     assert (problem["available"], problem["missing"], problem["currency"]) == ("0.004", "0.006", "USDC")
 
 
-async def test_sending_the_difference_repairs_an_underpayment(gate: SmallGateway) -> None:
-    await too_little(gate)
-    second = await gate.pay(6_000)
-    answer = await gate.ask(headers=gate.plain_proof(second.tx_hash))
+async def test_sending_the_difference_repairs_an_underpayment(gateway: InProcessGateway) -> None:
+    await too_little(gateway)
+    second = await gateway.pay(6_000)
+    answer = await gateway.ask(headers=gateway.plain_proof(second.tx_hash))
     assert answer.status == 200
     assert answer.headers["tollway-credit-remaining"] == "0 USDC"
-    await gate.check_balanced()
+    await gateway.check_balanced()
 
 
-async def test_a_stranger_may_not_spend_a_known_payment(gate: SmallGateway) -> None:
+async def test_a_stranger_may_not_spend_a_known_payment(gateway: InProcessGateway) -> None:
     """The books know no payment of the stranger, so the chain is asked; it knows nothing of the hash here."""
-    await gate.publish()
-    payment = await gate.pay()
-    answer = await gate.ask(headers=gate.plain_proof(payment.tx_hash, buyer=STRANGER))
+    await gateway.publish()
+    payment = await gateway.pay()
+    answer = await gateway.ask(headers=gateway.plain_proof(payment.tx_hash, wallet=THIRD_PARTY))
     assert answer.problem["code"] == "payment_pending"
-    assert not gate.upstream.arrived
-    assert await gate.rest_units(payment) == 10_000
+    assert not gateway.upstream.arrived
+    assert await gateway.rest_units(payment) == 10_000
 
 
 @pytest.mark.parametrize("field", ["method", "target", "body", "listing"])
-async def test_a_bound_signature_counts_for_its_own_request_only(gate: SmallGateway, field: str) -> None:
-    await gate.publish()
-    await gate.publish("api_other")
-    payment = await gate.pay()
+async def test_a_bound_signature_counts_for_its_own_request_only(
+    gateway: InProcessGateway, field: str
+) -> None:
+    await gateway.publish()
+    await gateway.publish("api_other")
+    payment = await gateway.pay()
     signed: dict[str, Any] = {"method": "POST", "target": "/a?b=1", "body": b"body", "listing": "api_quotes"}
     other = {"method": "PUT", "target": "/a?b=2", "body": b"BODY", "listing": "api_other"}
     shown = {**signed, field: other[field]}
-    proof = gate.bound_proof(payment.tx_hash, **signed)
-    answer = await gate.ask(
+    proof = gateway.bound_proof(payment.tx_hash, **signed)
+    answer = await gateway.ask(
         shown["method"], shown["target"], proof, [shown["body"]], listing=shown["listing"]
     )
     assert answer.problem["code"] == "payment_pending"  # another signer, of whom the chain knows nothing
-    assert not gate.upstream.arrived
-    assert (await gate.ask("POST", "/a?b=1", proof, [b"body"])).status == 200
+    assert not gateway.upstream.arrived
+    assert (await gateway.ask("POST", "/a?b=1", proof, [b"body"])).status == 200
 
 
-async def test_an_exhausted_payment_is_refused_without_terms_and_names_its_calls(gate: SmallGateway) -> None:
-    await gate.publish()
-    payment = await gate.pay()
-    proof = gate.plain_proof(payment.tx_hash)
-    first = await gate.ask(headers=proof)
+async def test_an_exhausted_payment_is_refused_without_terms_and_names_its_calls(
+    gateway: InProcessGateway,
+) -> None:
+    await gateway.publish()
+    payment = await gateway.pay()
+    proof = gateway.plain_proof(payment.tx_hash)
+    first = await gateway.ask(headers=proof)
     for _ in range(2):
-        answer = await gate.ask(headers=proof)
+        answer = await gateway.ask(headers=proof)
         assert (answer.status, answer.problem["code"]) == (409, "payment_already_used")
         assert answer.problem["paymentState"] == "charged"
         assert "payment" not in answer.problem
         assert answer.problem["callIds"] == [first.headers["tollway-call-id"]]
-    assert len(gate.upstream.arrived) == 1
+    assert len(gateway.upstream.arrived) == 1
 
 
 async def refuse_to_dial(*_args: Any, **_options: Any) -> Any:
@@ -519,112 +529,114 @@ async def refuse_to_dial(*_args: Any, **_options: Any) -> Any:
 
 @pytest.mark.parametrize("form", ["plain", "bound", "the same bound one"])
 async def test_a_spent_payment_opens_no_connection_to_its_upstream(
-    gate: SmallGateway, monkeypatch: pytest.MonkeyPatch, form: str
+    gateway: InProcessGateway, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
-    await gate.publish()
-    payment = await gate.pay()
-    first = gate.plain_proof(payment.tx_hash) if form == "plain" else gate.bound_proof(payment.tx_hash)
-    assert (await gate.ask(headers=first)).status == 200
-    monkeypatch.setattr(gate.dialer, "send", refuse_to_dial)
+    await gateway.publish()
+    payment = await gateway.pay()
+    first = gateway.plain_proof(payment.tx_hash) if form == "plain" else gateway.bound_proof(payment.tx_hash)
+    assert (await gateway.ask(headers=first)).status == 200
+    monkeypatch.setattr(gateway.dialer, "send", refuse_to_dial)
     for _ in range(3):
-        proof = gate.bound_proof(payment.tx_hash) if form == "bound" else first
-        answer = await gate.ask(headers=proof)
+        proof = gateway.bound_proof(payment.tx_hash) if form == "bound" else first
+        answer = await gateway.ask(headers=proof)
         code = "nonce_reused" if form == "the same bound one" else "payment_already_used"
         assert (answer.problem["code"], "payment" in answer.problem) == (code, False)
 
 
-async def test_the_first_bound_signature_ends_the_plain_form(gate: SmallGateway) -> None:
-    await gate.publish()
-    payment = await gate.pay(20_000)
-    assert (await gate.ask(headers=gate.bound_proof(payment.tx_hash))).status == 200
-    answer = await gate.ask(headers=gate.plain_proof(payment.tx_hash))
+async def test_the_first_bound_signature_ends_the_plain_form(gateway: InProcessGateway) -> None:
+    await gateway.publish()
+    payment = await gateway.pay(20_000)
+    assert (await gateway.ask(headers=gateway.bound_proof(payment.tx_hash))).status == 200
+    answer = await gateway.ask(headers=gateway.plain_proof(payment.tx_hash))
     assert (answer.status, answer.problem["reason"]) == (400, "bound_signature_required")
-    assert len(gate.upstream.arrived) == 1
+    assert len(gateway.upstream.arrived) == 1
 
 
 async def test_an_operator_can_require_the_bound_form() -> None:
-    async with open_gateway(is_bound_required=True) as gate:
-        await gate.publish()
-        payment = await gate.pay()
-        answer = await gate.ask(headers=gate.plain_proof(payment.tx_hash))
+    async with open_gateway(is_bound_required=True) as gateway:
+        await gateway.publish()
+        payment = await gateway.pay()
+        answer = await gateway.ask(headers=gateway.plain_proof(payment.tx_hash))
         assert answer.problem["reason"] == "bound_signature_required"
-        assert (await gate.ask(headers=gate.bound_proof(payment.tx_hash))).status == 200
+        assert (await gateway.ask(headers=gateway.bound_proof(payment.tx_hash))).status == 200
 
 
-async def test_failed_calls_end_in_a_budget_and_the_payment_is_untouched(gate: SmallGateway) -> None:
-    await gate.publish()
-    gate.upstream.answer = plain(status=500)
-    payment = await gate.pay()
-    proof = gate.plain_proof(payment.tx_hash)
+async def test_failed_calls_end_in_a_budget_and_the_payment_is_untouched(gateway: InProcessGateway) -> None:
+    await gateway.publish()
+    gateway.upstream.answer = plain(status=500)
+    payment = await gateway.pay()
+    proof = gateway.plain_proof(payment.tx_hash)
     for _ in range(3):
-        assert (await gate.ask(headers=proof)).status == 500
-    answer = await gate.ask(headers=proof)
+        assert (await gateway.ask(headers=proof)).status == 500
+    answer = await gateway.ask(headers=proof)
     assert (answer.status, answer.problem["code"]) == (429, "failed_call_budget_exhausted")
     assert answer.problem["paymentState"] == "released"
     assert 1 <= int(answer.headers["retry-after"]) <= 600
     assert answer.headers["ratelimit-policy"] == '"failed-calls";q=3;w=600'
     assert answer.headers["ratelimit"].startswith('"failed-calls";r=0;t=')
-    assert len(gate.upstream.arrived) == 3
-    assert await gate.rest_units(payment) == 10_000
+    assert len(gateway.upstream.arrived) == 3
+    assert await gateway.rest_units(payment) == 10_000
 
 
-async def test_one_callers_failures_close_the_listing_for_nobody_else(gate: SmallGateway) -> None:
-    await gate.publish()
-    gate.upstream.answer = plain(status=404)
-    proof = gate.plain_proof((await gate.pay()).tx_hash)
+async def test_one_callers_failures_close_the_listing_for_nobody_else(gateway: InProcessGateway) -> None:
+    await gateway.publish()
+    gateway.upstream.answer = plain(status=404)
+    proof = gateway.plain_proof((await gateway.pay()).tx_hash)
     for _ in range(3):
-        await gate.ask(headers=proof)
-    assert (await gate.ask(headers=proof)).status == 429
-    gate.upstream.answer = plain()
-    other = await gate.pay(buyer=STRANGER)
-    answer = await gate.ask(headers=gate.plain_proof(other.tx_hash, buyer=STRANGER), client="198.51.100.9")
+        await gateway.ask(headers=proof)
+    assert (await gateway.ask(headers=proof)).status == 429
+    gateway.upstream.answer = plain()
+    other = await gateway.pay(wallet=THIRD_PARTY)
+    answer = await gateway.ask(
+        headers=gateway.plain_proof(other.tx_hash, wallet=THIRD_PARTY), client="198.51.100.9"
+    )
     assert answer.status == 200
 
 
-async def test_a_listing_has_a_rate_of_its_own_per_payer(gate: SmallGateway) -> None:
-    await gate.publish(rate_limit=RateLimit(calls=1, per_s=60))
-    mine, theirs = await gate.pay(50_000), await gate.pay(50_000, buyer=STRANGER)
-    assert (await gate.ask(headers=gate.plain_proof(mine.tx_hash))).status == 200
-    answer = await gate.ask(headers=gate.plain_proof(mine.tx_hash))
+async def test_a_listing_has_a_rate_of_its_own_per_payer(gateway: InProcessGateway) -> None:
+    await gateway.publish(rate_limit=RateLimit(calls=1, per_s=60))
+    mine, theirs = await gateway.pay(50_000), await gateway.pay(50_000, wallet=THIRD_PARTY)
+    assert (await gateway.ask(headers=gateway.plain_proof(mine.tx_hash))).status == 200
+    answer = await gateway.ask(headers=gateway.plain_proof(mine.tx_hash))
     assert (answer.status, answer.problem["code"]) == (429, "rate_limited")
     assert answer.headers["ratelimit-policy"] == '"listing";q=1;w=60'
     assert answer.headers["retry-after"]
-    assert await gate.rest_units(mine) == 40_000
-    assert (await gate.ask(headers=gate.plain_proof(theirs.tx_hash, buyer=STRANGER))).status == 200
+    assert await gateway.rest_units(mine) == 40_000
+    assert (await gateway.ask(headers=gateway.plain_proof(theirs.tx_hash, wallet=THIRD_PARTY))).status == 200
 
 
-async def test_an_endpoint_that_may_not_be_dialled_any_more_costs_nothing(gate: SmallGateway) -> None:
-    await gate.publish(endpoint="http://169.254.169.254/latest")
-    payment = await gate.pay()
-    answer = await gate.ask(headers=gate.plain_proof(payment.tx_hash))
+async def test_an_endpoint_that_may_not_be_dialled_any_more_costs_nothing(gateway: InProcessGateway) -> None:
+    await gateway.publish(endpoint="http://169.254.169.254/latest")
+    payment = await gateway.pay()
+    answer = await gateway.ask(headers=gateway.plain_proof(payment.tx_hash))
     assert (answer.status, answer.problem["code"]) == (502, "upstream_unreachable")
-    assert await gate.rest_units(payment) == 10_000
+    assert await gateway.rest_units(payment) == 10_000
 
 
 # ---------------------------------------------------------------------- who is served
 
 
-async def forms(gate: SmallGateway, form: str, tx_hash: TxHash) -> Any:
+async def forms(gateway: InProcessGateway, form: str, tx_hash: TxHash) -> Any:
     return {
-        "plain_text": gate.plain_proof(tx_hash),
-        "plain_raw": gate.plain_proof(tx_hash, is_raw=True),
-        "bound": gate.bound_proof(tx_hash, target="/q"),
+        "plain_text": gateway.plain_proof(tx_hash),
+        "plain_raw": gateway.plain_proof(tx_hash, is_raw=True),
+        "bound": gateway.bound_proof(tx_hash, target="/q"),
         "upper_case_hash": [
             ("X-Payment-Tx", "0X" + str(tx_hash)[2:].upper()),
-            gate.plain_proof(tx_hash)[1],
+            gateway.plain_proof(tx_hash)[1],
         ],
-        "with_network": [*gate.plain_proof(tx_hash), ("X-Payment-Network", "eip155:84532")],
-        "price_max_met": [*gate.plain_proof(tx_hash), ("Tollway-Max-Price", "0.01")],
+        "with_network": [*gateway.plain_proof(tx_hash), ("X-Payment-Network", "eip155:84532")],
+        "price_max_met": [*gateway.plain_proof(tx_hash), ("Tollway-Max-Price", "0.01")],
     }[form]
 
 
 @pytest.mark.parametrize(
     "form", ["plain_text", "plain_raw", "bound", "upper_case_hash", "with_network", "price_max_met"]
 )
-async def test_serves_every_form_of_proof(gate: SmallGateway, form: str) -> None:
-    await gate.publish()
-    payment = await gate.pay(25_000)
-    answer = await gate.ask("GET", "/q", await forms(gate, form, payment.tx_hash))
+async def test_serves_every_form_of_proof(gateway: InProcessGateway, form: str) -> None:
+    await gateway.publish()
+    payment = await gateway.pay(25_000)
+    answer = await gateway.ask("GET", "/q", await forms(gateway, form, payment.tx_hash))
     assert (answer.status, answer.body) == (200, b"ok")
     headers = answer.headers
     assert headers["tollway-payment-state"] == "charged"
@@ -639,49 +651,51 @@ async def test_serves_every_form_of_proof(gate: SmallGateway, form: str) -> None
         "success": True,
         "transaction": str(payment.tx_hash),
         "network": "eip155:84532",
-        "payer": str(gate.buyer.address),
+        "payer": str(gateway.wallet.address),
         "amount": "10000",
     }
-    (call,) = await gate.history()
+    (call,) = await gateway.history()
     assert (call.id, call.state, call.rail) == (headers["tollway-call-id"], CallState.CONSUMED, Rail.TX)
-    assert gate.chains.lookups == 0
-    assert gate.outcomes == ["charged"]
+    assert gateway.chain.requests["fetch_facts", CHAIN] == 0
+    assert gateway.outcomes == ["charged"]
 
 
-async def test_a_record_tells_how_long_the_caller_and_how_long_the_upstream_took(gate: SmallGateway) -> None:
-    await gate.publish()
-    payment = await gate.pay()
+async def test_a_record_tells_how_long_the_caller_and_how_long_the_upstream_took(
+    gateway: InProcessGateway,
+) -> None:
+    await gateway.publish()
+    payment = await gateway.pay()
 
     async def slow(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
-        gate.now_ms += 250
+        gateway.now_ms += 250
         await plain()(arrived, writer)
 
-    gate.upstream.answer = slow
-    await gate.ask(headers=gate.bound_proof(payment.tx_hash))
-    (call,) = await gate.history()
+    gateway.upstream.answer = slow
+    await gateway.ask(headers=gateway.bound_proof(payment.tx_hash))
+    (call,) = await gateway.history()
     assert (call.latency_ms, call.upstream_latency_ms) == (250, 250)
-    assert gate.upstream_s == [0.25]
+    assert gateway.upstream_s == [0.25]
 
 
-async def test_one_payment_buys_many_calls(gate: SmallGateway) -> None:
-    await gate.publish()
-    payment = await gate.pay(30_000)
-    proof = gate.plain_proof(payment.tx_hash)
-    left = [(await gate.ask(headers=proof)).headers["tollway-credit-remaining"] for _ in range(3)]
+async def test_one_payment_buys_many_calls(gateway: InProcessGateway) -> None:
+    await gateway.publish()
+    payment = await gateway.pay(30_000)
+    proof = gateway.plain_proof(payment.tx_hash)
+    left = [(await gateway.ask(headers=proof)).headers["tollway-credit-remaining"] for _ in range(3)]
     assert left == ["0.02 USDC", "0.01 USDC", "0 USDC"]
-    assert [call.rail for call in await gate.history()] == [Rail.CREDIT, Rail.CREDIT, Rail.TX]
+    assert [call.rail for call in await gateway.history()] == [Rail.CREDIT, Rail.CREDIT, Rail.TX]
 
 
-async def test_fifty_callers_and_a_payment_for_ten_make_ten_requests(gate: SmallGateway) -> None:
-    await gate.publish()
-    payment = await gate.pay(100_000)
-    proof = gate.plain_proof(payment.tx_hash)
+async def test_fifty_callers_and_a_payment_for_ten_make_ten_requests(gateway: InProcessGateway) -> None:
+    await gateway.publish()
+    payment = await gateway.pay(100_000)
+    proof = gateway.plain_proof(payment.tx_hash)
     async with asyncio.TaskGroup() as group:
-        asking = [group.create_task(gate.ask(headers=proof)) for _ in range(50)]
+        asking = [group.create_task(gateway.ask(headers=proof)) for _ in range(50)]
     statuses = sorted(task.result().status for task in asking)
     assert statuses == [200] * 10 + [409] * 40
-    assert len(gate.upstream.arrived) == 10
-    await gate.check_balanced()
+    assert len(gateway.upstream.arrived) == 10
+    await gateway.check_balanced()
 
 
 @pytest.mark.parametrize(
@@ -698,48 +712,48 @@ async def test_fifty_callers_and_a_payment_for_ten_make_ten_requests(gate: Small
     ],
 )
 async def test_charges_each_operation_its_own_price(
-    gate: SmallGateway, method: str, path: str, price: str
+    gateway: InProcessGateway, method: str, path: str, price: str
 ) -> None:
-    await gate.publish(
+    await gateway.publish(
         operations=(
             operation("GET", "/v1/cities/{city}", "0.02"),
             operation("GET", "/v1/cities/rome", "0.03"),
         )
     )
-    quoted = await gate.ask(method, path)
+    quoted = await gateway.ask(method, path)
     assert quoted.status == 402
     if method != "HEAD":
         assert quoted.problem["payment"]["amount"] == price
-    payment = await gate.pay(100_000)
-    answer = await gate.ask(method, path, gate.plain_proof(payment.tx_hash))
+    payment = await gateway.pay(100_000)
+    answer = await gateway.ask(method, path, gateway.plain_proof(payment.tx_hash))
     assert answer.headers["tollway-price"] == f"{price} USDC"
-    assert gate.upstream.arrived[0].target == "/base" + path
+    assert gateway.upstream.arrived[0].target == "/base" + path
 
 
 async def test_serves_a_free_listing_without_looking_at_a_proof_sixty_times_a_minute(
-    gate: SmallGateway,
+    gateway: InProcessGateway,
 ) -> None:
-    await gate.publish(price=Price.parse("0"))
-    answer = await gate.ask("GET", "/q", [("X-Payment-Tx", "junk"), ("X-Signature", "junk")])
+    await gateway.publish(price=Price.parse("0"))
+    answer = await gateway.ask("GET", "/q", [("X-Payment-Tx", "junk"), ("X-Signature", "junk")])
     assert (answer.status, answer.headers["tollway-payment-state"]) == (200, "none")
     assert answer.headers["tollway-price"] == "0 USDC"
     assert "payment-response" not in answer.headers
     assert "tollway-credit-remaining" not in answer.headers
     assert answer.headers["tollway-call-id"].startswith("call_")
     for _ in range(59):
-        assert (await gate.ask("GET")).status == 200
-    answer = await gate.ask("GET")
+        assert (await gateway.ask("GET")).status == 200
+    answer = await gateway.ask("GET")
     assert (answer.status, answer.problem["code"]) == (429, "rate_limited")
     assert answer.headers["ratelimit-policy"] == '"free-calls";q=60;w=60'
     assert 1 <= int(answer.headers["retry-after"]) <= 60
-    assert (await gate.ask("GET", client="203.0.113.6")).status == 200
-    assert len(gate.upstream.arrived) == 61
+    assert (await gateway.ask("GET", client="203.0.113.6")).status == 200
+    assert len(gateway.upstream.arrived) == 61
 
 
-async def test_a_free_operation_of_a_paid_listing_is_free(gate: SmallGateway) -> None:
-    await gate.publish(operations=(operation("GET", "/health", "0"),))
-    assert (await gate.ask("GET", "/health")).status == 200
-    assert (await gate.ask("GET", "/other")).status == 402
+async def test_a_free_operation_of_a_paid_listing_is_free(gateway: InProcessGateway) -> None:
+    await gateway.publish(operations=(operation("GET", "/health", "0"),))
+    assert (await gateway.ask("GET", "/health")).status == 200
+    assert (await gateway.ask("GET", "/other")).status == 402
 
 
 STATUSES = (
@@ -771,12 +785,12 @@ FREE_OF_ANSWERED = {301, 401, 403, 407, 408, 425, 429, 500, 503, 599}
 @pytest.mark.parametrize("status", STATUSES)
 @pytest.mark.parametrize("charge_on", list(ChargeOn))
 async def test_charges_by_the_status_of_the_answer(
-    gate: SmallGateway, status: int, charge_on: ChargeOn
+    gateway: InProcessGateway, status: int, charge_on: ChargeOn
 ) -> None:
-    await gate.publish(charge_on=charge_on)
-    gate.upstream.answer = raw(f"HTTP/1.1 {status} X\r\nContent-Length: 0\r\n\r\n".encode())
-    payment = await gate.pay()
-    answer = await gate.ask(headers=gate.plain_proof(payment.tx_hash))
+    await gateway.publish(charge_on=charge_on)
+    gateway.upstream.answer = raw(f"HTTP/1.1 {status} X\r\nContent-Length: 0\r\n\r\n".encode())
+    payment = await gateway.pay()
+    answer = await gateway.ask(headers=gateway.plain_proof(payment.tx_hash))
     if charge_on is ChargeOn.SUCCESS:
         costs = status in (200, 201, 204, 206, 299, 304)
     else:
@@ -784,24 +798,26 @@ async def test_charges_by_the_status_of_the_answer(
     assert answer.status == status
     assert answer.headers["tollway-payment-state"] == ("charged" if costs else "released")
     assert ("payment-response" in answer.headers) == costs
-    assert await gate.rest_units(payment) == (0 if costs else 10_000)
+    assert await gateway.rest_units(payment) == (0 if costs else 10_000)
     assert answer.headers["tollway-credit-remaining"] == ("0 USDC" if costs else "0.01 USDC")
-    await gate.check_balanced()
+    await gateway.check_balanced()
 
 
-async def test_an_upstreams_own_402_never_reaches_a_caller_that_pays_by_itself(gate: SmallGateway) -> None:
-    await gate.publish(charge_on=ChargeOn.ANSWERED)
-    gate.upstream.answer = plain(
+async def test_an_upstreams_own_402_never_reaches_a_caller_that_pays_by_itself(
+    gateway: InProcessGateway,
+) -> None:
+    await gateway.publish(charge_on=ChargeOn.ANSWERED)
+    gateway.upstream.answer = plain(
         b'{"accepts": []}', status=402, headers=("PAYMENT-REQUIRED: abc", "WWW-Authenticate: Payment x")
     )
-    payment = await gate.pay()
-    answer = await gate.ask(headers=gate.plain_proof(payment.tx_hash))
+    payment = await gateway.pay()
+    answer = await gateway.ask(headers=gateway.plain_proof(payment.tx_hash))
     assert (answer.status, answer.problem["code"]) == (502, "upstream_payment_required")
     assert answer.problem["paymentState"] == "released"
     assert answer.problem["callId"] == answer.headers["tollway-call-id"]
     assert not {"payment-required", "www-authenticate"} & set(answer.headers)
-    assert await gate.rest_units(payment) == 10_000
-    (call,) = await gate.history()
+    assert await gateway.rest_units(payment) == 10_000
+    (call,) = await gateway.history()
     assert (call.state, call.upstream_status, call.error) == (
         CallState.RELEASED,
         402,
@@ -818,14 +834,14 @@ async def test_an_upstreams_own_402_never_reaches_a_caller_that_pays_by_itself(g
     ],
 )
 async def test_passes_redirects_through_and_rewrites_their_location(
-    gate: SmallGateway, location: str, shown: str
+    gateway: InProcessGateway, location: str, shown: str
 ) -> None:
-    await gate.publish()
-    gate.upstream.answer = plain(b"", status=302, headers=(f"Location: {location}",))
-    payment = await gate.pay()
-    answer = await gate.ask("GET", "/a/b", gate.plain_proof(payment.tx_hash))
+    await gateway.publish()
+    gateway.upstream.answer = plain(b"", status=302, headers=(f"Location: {location}",))
+    payment = await gateway.pay()
+    answer = await gateway.ask("GET", "/a/b", gateway.plain_proof(payment.tx_hash))
     assert (answer.status, answer.headers["location"]) == (302, shown)
-    assert len(gate.upstream.arrived) == 1
+    assert len(gateway.upstream.arrived) == 1
 
 
 # ---------------------------------------------------------------------- what the upstream sees
@@ -842,18 +858,20 @@ async def test_passes_redirects_through_and_rewrites_their_location(
         ("/ü", "/base/ü"),
     ],
 )
-async def test_leaves_path_and_query_as_they_are(gate: SmallGateway, target: str, arrived: str) -> None:
-    await gate.publish()
-    payment = await gate.pay()
-    answer = await gate.ask("GET", target, gate.bound_proof(payment.tx_hash, target=target))
+async def test_leaves_path_and_query_as_they_are(
+    gateway: InProcessGateway, target: str, arrived: str
+) -> None:
+    await gateway.publish()
+    payment = await gateway.pay()
+    answer = await gateway.ask("GET", target, gateway.bound_proof(payment.tx_hash, target=target))
     assert answer.status == 200
-    assert gate.upstream.arrived[0].target.encode("latin-1").decode() == arrived
+    assert gateway.upstream.arrived[0].target.encode("latin-1").decode() == arrived
 
 
-async def test_sends_what_the_list_allows_and_no_proof(gate: SmallGateway) -> None:
-    await gate.publish(forward_headers=("X-Tenant",))
-    payment = await gate.pay()
-    proof = gate.bound_proof(payment.tx_hash, method="POST", body=b"{}")
+async def test_sends_what_the_list_allows_and_no_proof(gateway: InProcessGateway) -> None:
+    await gateway.publish(forward_headers=("X-Tenant",))
+    payment = await gateway.pay()
+    proof = gateway.bound_proof(payment.tx_hash, method="POST", body=b"{}")
     sent = [
         ("content-type", "application/json"),
         ("accept", "text/plain"),
@@ -866,8 +884,8 @@ async def test_sends_what_the_list_allows_and_no_proof(gate: SmallGateway) -> No
         ("idempotency-key", '"k1"'),
         ("tollway-max-price", "1"),
     ]
-    assert (await gate.ask("POST", "", [*sent, *proof], [b"{}"])).status == 200
-    (arrived,) = gate.upstream.arrived
+    assert (await gateway.ask("POST", "", [*sent, *proof], [b"{}"])).status == 200
+    (arrived,) = gateway.upstream.arrived
     assert arrived.names == {
         "host",
         "content-type",
@@ -885,50 +903,58 @@ async def test_sends_what_the_list_allows_and_no_proof(gate: SmallGateway) -> No
     }
     assert arrived.find("content-type") == "application/json"
     assert (bytes(arrived.body), arrived.find("content-length")) == (b"{}", "2")
-    (call,) = await gate.history()
+    (call,) = await gateway.history()
     assert call.idempotency_key == "k1"
 
 
 @pytest.mark.parametrize("place", ["header", "query"])
 async def test_without_its_secret_a_listing_is_neither_called_nor_paid_for(
-    gate: SmallGateway, place: Literal["header", "query"]
+    gateway: InProcessGateway, place: Literal["header", "query"]
 ) -> None:
     """The gateway's key was changed without it: nobody is asked for money, and the provider sees no call that is not his."""
-    await gate.publish(upstream_auth=UpstreamAuth(location=place, name="X-Key", value=None))
-    payment = await gate.pay()
-    for headers in ((), gate.plain_proof(payment.tx_hash)):
-        answer = await gate.ask(headers=headers)
+    before = open_catalog(gateway.database, now_ms=lambda: gateway.now_ms, key=b"\x08" * 32)
+    await before.publish(
+        replace(
+            gateway.sample("api_quotes"),
+            upstream_auth=UpstreamAuth(location=place, name="X-Key", value="s3cret"),
+        )
+    )
+    payment = await gateway.pay()
+    for headers in ((), gateway.plain_proof(payment.tx_hash)):
+        answer = await gateway.ask(headers=headers)
         assert (answer.status, answer.problem["code"]) == (503, "storage_unavailable")
         assert "retry-after" in answer.headers
         assert "payment" not in answer.problem
-    assert gate.upstream.arrived == []
-    assert await gate.history() == ()
+    assert gateway.upstream.arrived == []
+    assert await gateway.history() == ()
 
 
-async def test_injects_the_secret_as_a_header_and_never_shows_it(gate: SmallGateway) -> None:
-    await gate.publish(upstream_auth=UpstreamAuth(location="header", name="X-Key", value="s3cret"))
-    payment = await gate.pay()
-    answer = await gate.ask(headers=[*gate.plain_proof(payment.tx_hash), ("x-key", "mine")])
-    assert gate.upstream.arrived[0].find("x-key") == "s3cret"
+async def test_injects_the_secret_as_a_header_and_never_shows_it(gateway: InProcessGateway) -> None:
+    await gateway.publish(upstream_auth=UpstreamAuth(location="header", name="X-Key", value="s3cret"))
+    payment = await gateway.pay()
+    answer = await gateway.ask(headers=[*gateway.plain_proof(payment.tx_hash), ("x-key", "mine")])
+    assert gateway.upstream.arrived[0].find("x-key") == "s3cret"
     assert "s3cret" not in str(answer.sent)
 
 
 async def test_injects_the_secret_into_the_query_and_the_bound_target_stays_the_callers(
-    gate: SmallGateway,
+    gateway: InProcessGateway,
 ) -> None:
-    await gate.publish(upstream_auth=UpstreamAuth(location="query", name="key", value="s3 cret"))
-    gate.upstream.answer = plain(b"", status=302, headers=("Location: ?page=2&key=s3%20cret",))
-    payment = await gate.pay()
-    answer = await gate.ask(
-        "GET", "/a?x=1&key=mine", gate.bound_proof(payment.tx_hash, target="/a?x=1&key=mine")
+    await gateway.publish(upstream_auth=UpstreamAuth(location="query", name="key", value="s3 cret"))
+    gateway.upstream.answer = plain(b"", status=302, headers=("Location: ?page=2&key=s3%20cret",))
+    payment = await gateway.pay()
+    answer = await gateway.ask(
+        "GET", "/a?x=1&key=mine", gateway.bound_proof(payment.tx_hash, target="/a?x=1&key=mine")
     )
-    assert gate.upstream.arrived[0].target == "/base/a?x=1&key=s3%20cret"
+    assert gateway.upstream.arrived[0].target == "/base/a?x=1&key=s3%20cret"
     assert answer.headers["location"] == "/api/v2/gateway/api_quotes/a?page=2"
     assert "s3" not in str(answer.sent)
 
 
-async def test_keeps_cookies_and_control_names_of_the_upstream_from_the_caller(gate: SmallGateway) -> None:
-    await gate.publish()
+async def test_keeps_cookies_and_control_names_of_the_upstream_from_the_caller(
+    gateway: InProcessGateway,
+) -> None:
+    await gateway.publish()
     hostile = (
         "Set-Cookie: a=b",
         "Tollway-Payment-State: released",
@@ -938,9 +964,9 @@ async def test_keeps_cookies_and_control_names_of_the_upstream_from_the_caller(g
         "Content-Type: text/html",
         "Content-Encoding: br",
     )
-    gate.upstream.answer = plain(b"abc", headers=hostile)
-    payment = await gate.pay()
-    answer = await gate.ask(headers=gate.plain_proof(payment.tx_hash))
+    gateway.upstream.answer = plain(b"abc", headers=hostile)
+    payment = await gateway.pay()
+    answer = await gateway.ask(headers=gateway.plain_proof(payment.tx_hash))
     headers = answer.headers
     assert headers["tollway-payment-state"] == "charged"
     assert headers["x-good"] == "yes"
@@ -950,86 +976,88 @@ async def test_keeps_cookies_and_control_names_of_the_upstream_from_the_caller(g
     assert "sandbox" in headers["content-security-policy"]
 
 
-async def test_the_next_callers_request_carries_no_cookie_of_the_upstream(gate: SmallGateway) -> None:
-    await gate.publish()
-    gate.upstream.answer = plain(b"abc", headers=("Set-Cookie: session=1; Path=/",))
-    payment = await gate.pay(20_000)
+async def test_the_next_callers_request_carries_no_cookie_of_the_upstream(gateway: InProcessGateway) -> None:
+    await gateway.publish()
+    gateway.upstream.answer = plain(b"abc", headers=("Set-Cookie: session=1; Path=/",))
+    payment = await gateway.pay(20_000)
     for _ in range(2):
-        await gate.ask(headers=gate.plain_proof(payment.tx_hash))
-    assert "cookie" not in gate.upstream.arrived[1].names
+        await gateway.ask(headers=gateway.plain_proof(payment.tx_hash))
+    assert "cookie" not in gateway.upstream.arrived[1].names
 
 
 # ---------------------------------------------------------------------- terms over time
 
 
-async def test_an_edit_between_quote_and_call_never_costs_the_caller(gate: SmallGateway) -> None:
-    listing = await gate.publish()
-    payment = await gate.pay(100_000)
-    listing = await gate.revise(listing, price=Price.parse("0.05"))
-    proof = gate.plain_proof(payment.tx_hash)
-    assert (await gate.ask()).problem["payment"]["amount"] == "0.05"
-    assert (await gate.ask(headers=proof)).headers["tollway-price"] == "0.01 USDC"
-    gate.now_ms += 599_000
-    assert (await gate.ask(headers=proof)).headers["tollway-price"] == "0.01 USDC"
-    gate.now_ms += 2_000
-    assert (await gate.ask(headers=proof)).headers["tollway-price"] == "0.05 USDC"
+async def test_an_edit_between_quote_and_call_never_costs_the_caller(gateway: InProcessGateway) -> None:
+    listing = await gateway.publish()
+    payment = await gateway.pay(100_000)
+    listing = await gateway.revise(listing, price=Price.parse("0.05"))
+    proof = gateway.plain_proof(payment.tx_hash)
+    assert (await gateway.ask()).problem["payment"]["amount"] == "0.05"
+    assert (await gateway.ask(headers=proof)).headers["tollway-price"] == "0.01 USDC"
+    gateway.now_ms += 599_000
+    assert (await gateway.ask(headers=proof)).headers["tollway-price"] == "0.01 USDC"
+    gateway.now_ms += 2_000
+    assert (await gateway.ask(headers=proof)).headers["tollway-price"] == "0.05 USDC"
 
 
-async def test_old_terms_under_which_a_path_was_ambiguous_stand_in_nobodys_way(gate: SmallGateway) -> None:
-    listing = await gate.publish(operations=(operation("GET", "/dear", "5"),))
-    payment = await gate.pay()
-    assert (await gate.ask("GET", "/DEAR")).status == 400
-    gate.now_ms += 1_000
-    await gate.revise(listing, operations=())
-    answer = await gate.ask("GET", "/DEAR", gate.plain_proof(payment.tx_hash))
+async def test_old_terms_under_which_a_path_was_ambiguous_stand_in_nobodys_way(
+    gateway: InProcessGateway,
+) -> None:
+    listing = await gateway.publish(operations=(operation("GET", "/dear", "5"),))
+    payment = await gateway.pay()
+    assert (await gateway.ask("GET", "/DEAR")).status == 400
+    gateway.now_ms += 1_000
+    await gateway.revise(listing, operations=())
+    answer = await gateway.ask("GET", "/DEAR", gateway.plain_proof(payment.tx_hash))
     assert (answer.status, answer.headers["tollway-price"]) == (200, "0.01 USDC")
 
 
-async def test_a_payer_in_debt_is_told_what_and_to_whom(gate: SmallGateway) -> None:
-    await gate.publish()
-    (lost,) = await gate.book.record_payments(
-        [gate.sample_payment(tx_hash=TxHash(keccak256(b"lost")), is_final=False)], now_ms=gate.now_ms
+async def test_a_payer_in_debt_is_told_what_and_to_whom(gateway: InProcessGateway) -> None:
+    await gateway.publish()
+    (lost,) = await gateway.book.record_payments(
+        [gateway.sample_payment(tx_hash=TxHash(keccak256(b"lost")), is_final=False)], now_ms=gateway.now_ms
     )
-    assert (await gate.ask(headers=gate.plain_proof(lost.tx_hash))).status == 200
-    other = await gate.pay(50_000)
-    await gate.book.mark_gone(lost.id, now_ms=gate.now_ms)
-    answer = await gate.ask(headers=gate.plain_proof(other.tx_hash))
+    assert (await gateway.ask(headers=gateway.plain_proof(lost.tx_hash))).status == 200
+    other = await gateway.pay(50_000)
+    await gateway.book.mark_gone(lost.id, now_ms=gateway.now_ms)
+    answer = await gateway.ask(headers=gateway.plain_proof(other.tx_hash))
     assert (answer.status, answer.problem["code"]) == (403, "payer_in_debt")
     assert (answer.problem["debt"], answer.problem["payTo"]) == ("0.01", str(PAY_TO))
     assert (answer.problem["currency"], answer.problem["network"]) == ("USDC", "eip155:84532")
     assert "payment" not in answer.problem
-    assert len(gate.upstream.arrived) == 1
+    assert len(gateway.upstream.arrived) == 1
 
 
-async def test_a_debt_is_seen_by_a_gateway_that_remembers_another_payment(gate: SmallGateway) -> None:
-    await gate.publish()
-    (lost,) = await gate.book.record_payments(
-        [gate.sample_payment(tx_hash=TxHash(keccak256(b"lost")), is_final=False)], now_ms=gate.now_ms
+async def test_a_debt_is_seen_by_a_gateway_that_remembers_another_payment(gateway: InProcessGateway) -> None:
+    await gateway.publish()
+    (lost,) = await gateway.book.record_payments(
+        [gateway.sample_payment(tx_hash=TxHash(keccak256(b"lost")), is_final=False)], now_ms=gateway.now_ms
     )
-    other = await gate.pay(50_000)
+    other = await gateway.pay(50_000)
     for _ in range(2):
-        assert (await gate.ask(headers=gate.plain_proof(other.tx_hash))).status == 200
-    assert (await gate.ask(headers=gate.plain_proof(lost.tx_hash))).status == 200
-    await gate.book.mark_gone(lost.id, now_ms=gate.now_ms)
-    answer = await gate.ask(headers=gate.plain_proof(other.tx_hash))
+        assert (await gateway.ask(headers=gateway.plain_proof(other.tx_hash))).status == 200
+    assert (await gateway.ask(headers=gateway.plain_proof(lost.tx_hash))).status == 200
+    await gateway.book.mark_gone(lost.id, now_ms=gateway.now_ms)
+    answer = await gateway.ask(headers=gateway.plain_proof(other.tx_hash))
     assert (answer.status, answer.problem["code"]) == (403, "payer_in_debt")
 
 
-async def test_a_debt_on_another_chain_stands_in_nobodys_way(gate: SmallGateway) -> None:
-    await gate.publish()
-    (lost,) = await gate.book.record_payments(
-        [gate.sample_payment(chain_id=ChainId(10), is_final=False)], now_ms=gate.now_ms
+async def test_a_debt_on_another_chain_stands_in_nobodys_way(gateway: InProcessGateway) -> None:
+    await gateway.publish()
+    (lost,) = await gateway.book.record_payments(
+        [gateway.sample_payment(chain_id=ChainId(10), is_final=False)], now_ms=gateway.now_ms
     )
     claim = claim_on(lost, 10_000)
-    await gate.book.claim(claim)
-    await gate.book.close(close_of(claim))
-    assert await gate.book.mark_gone(lost.id, now_ms=gate.now_ms) == 10_000
-    assert (await gate.ask(headers=gate.plain_proof((await gate.pay()).tx_hash))).status == 200
+    await gateway.book.claim(claim)
+    await gateway.book.close(close_of(claim))
+    assert await gateway.book.mark_gone(lost.id, now_ms=gateway.now_ms) == 10_000
+    assert (await gateway.ask(headers=gateway.plain_proof((await gateway.pay()).tx_hash))).status == 200
 
 
-async def test_a_revised_listing_keeps_its_id_and_serves_its_new_endpoint(gate: SmallGateway) -> None:
-    listing = await gate.publish()
-    payment = await gate.pay()
-    await gate.revise(listing, endpoint=gate.upstream.url + "/other")
-    await gate.ask("GET", "/x", gate.plain_proof(payment.tx_hash))
-    assert gate.upstream.arrived[0].target == "/other/x"
+async def test_a_revised_listing_keeps_its_id_and_serves_its_new_endpoint(gateway: InProcessGateway) -> None:
+    listing = await gateway.publish()
+    payment = await gateway.pay()
+    await gateway.revise(listing, endpoint=gateway.upstream.url + "/other")
+    await gateway.ask("GET", "/x", gateway.plain_proof(payment.tx_hash))
+    assert gateway.upstream.arrived[0].target == "/other/x"

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from pydantic_core import to_json
 
-from tests.kit.gateway import PUBLIC_URL, SmallGateway, open_gateway
+from tests.kit.gateway import PUBLIC_URL, InProcessGateway, open_gateway
 from tests.kit.mcp import QUOTES, mcp_desk, visit
-from tests.kit.payer import SmallPayer
+from tests.kit.payer import Payer
 from tests.kit.upstream import Arrived, hang_up, plain
 from tollway.client.forwarded import Forwarded, ForwardedRefused, ForwardedVerifier
 from tollway.gateway.upstream_signature import format_digest
@@ -25,64 +25,64 @@ LARGE = b"x" * 200_000
 class Provider:
     """The provider's side of one gateway: every request that arrived, judged."""
 
-    def __init__(self, gate: SmallGateway, *api_ids: str) -> None:
-        self.gate = gate
+    def __init__(self, gateway: InProcessGateway, *api_ids: str) -> None:
+        self.gateway = gateway
         self.verifier = ForwardedVerifier(
             PUBLIC_URL,
-            endpoint=gate.upstream.url + "/base",
+            endpoint=gateway.upstream.url + "/base",
             api_ids=api_ids or ["api_quotes"],
-            fetch=lambda url: to_json(gate.signer.describe()),
-            now_s=lambda: gate.now_ms / 1000,
+            fetch=lambda url: to_json(gateway.signer.describe()),
+            now_s=lambda: gateway.now_ms / 1000,
         )
 
     def judge(self, arrived: Arrived) -> Forwarded:
         return self.verifier.verify(arrived.method, arrived.target, arrived.headers, bytes(arrived.body))
 
     def judge_last(self) -> Forwarded:
-        return self.judge(self.gate.upstream.arrived[-1])
+        return self.judge(self.gateway.upstream.arrived[-1])
 
 
 @pytest.fixture
-async def gate() -> AsyncIterator[SmallGateway]:
+async def gateway() -> AsyncIterator[InProcessGateway]:
     async with open_gateway(settle_wait_s=1.0) as small:
         yield small
 
 
 @pytest.fixture
-def provider(gate: SmallGateway) -> Provider:
-    return Provider(gate)
+def provider(gateway: InProcessGateway) -> Provider:
+    return Provider(gateway)
 
 
-async def test_a_call_paid_by_a_transaction(gate: SmallGateway, provider: Provider) -> None:
-    await gate.publish()
-    one, other = await gate.pay(), await gate.pay()
-    proofs = (gate.bound_proof(one.tx_hash, target="/q?a=%20b"), gate.plain_proof(other.tx_hash))
+async def test_a_call_paid_by_a_transaction(gateway: InProcessGateway, provider: Provider) -> None:
+    await gateway.publish()
+    one, other = await gateway.pay(), await gateway.pay()
+    proofs = (gateway.bound_proof(one.tx_hash, target="/q?a=%20b"), gateway.plain_proof(other.tx_hash))
     for proof in proofs:
-        answer = await gate.ask("GET", "/q?a=%20b", proof)
+        answer = await gateway.ask("GET", "/q?a=%20b", proof)
         forwarded = provider.judge_last()
         assert forwarded.call_id == answer.headers["tollway-call-id"]
-        assert (forwarded.api_id, forwarded.payer) == ("api_quotes", str(gate.buyer.address))
+        assert (forwarded.api_id, forwarded.payer) == ("api_quotes", str(gateway.wallet.address))
         assert forwarded.covers == "nothing"
 
 
 @pytest.mark.parametrize("dialect", list(Dialect))
 async def test_a_call_paid_by_an_authorisation(
-    gate: SmallGateway, provider: Provider, dialect: Dialect
+    gateway: InProcessGateway, provider: Provider, dialect: Dialect
 ) -> None:
-    await gate.publish()
-    payer = SmallPayer(buyer=gate.buyer, gate=gate)
+    await gateway.publish()
+    payer = Payer(wallet=gateway.wallet, gateway=gateway)
     payer.fund(10_000)
     answer = await payer.buy("POST", "/quote?x=1", dialect, chunks=[b'{"q":1}'])
     forwarded = provider.judge_last()
     assert (forwarded.call_id, forwarded.covers) == (answer.headers["tollway-call-id"], "digest")
-    assert forwarded.payer == str(gate.buyer.address)
+    assert forwarded.payer == str(gateway.wallet.address)
 
 
 async def test_a_free_call_names_no_payer_even_when_it_is_told_one(
-    gate: SmallGateway, provider: Provider
+    gateway: InProcessGateway, provider: Provider
 ) -> None:
-    await gate.publish(price=Price.parse("0"))
-    await gate.ask(headers=[("Tollway-Payer", str(gate.buyer.address)), ("Tollway-Call-Id", "mine")])
+    await gateway.publish(price=Price.parse("0"))
+    await gateway.ask(headers=[("Tollway-Payer", str(gateway.wallet.address)), ("Tollway-Call-Id", "mine")])
     forwarded = provider.judge_last()
     assert (forwarded.payer, forwarded.call_id.startswith("call_")) == (None, True)
 
@@ -92,19 +92,19 @@ async def test_a_free_call_names_no_payer_even_when_it_is_told_one(
     "target", ["", "/", "/a%2Fb//c;d=1?x=1&x=2&y", "/caf%C3%A9?q=a+b%20c", "/~a:b@c!$&'()*+,="]
 )
 async def test_method_and_target_are_those_on_the_wire(
-    gate: SmallGateway, provider: Provider, method: str, target: str
+    gateway: InProcessGateway, provider: Provider, method: str, target: str
 ) -> None:
-    await gate.publish(price=Price.parse("0"))
-    await gate.ask(method, target)
+    await gateway.publish(price=Price.parse("0"))
+    await gateway.ask(method, target)
     assert provider.judge_last()
 
 
-async def test_the_secret_in_the_query_is_signed_too(gate: SmallGateway, provider: Provider) -> None:
-    await gate.publish(
+async def test_the_secret_in_the_query_is_signed_too(gateway: InProcessGateway, provider: Provider) -> None:
+    await gateway.publish(
         price=Price.parse("0"), upstream_auth=UpstreamAuth(location="query", name="key", value="s3 cret")
     )
-    await gate.ask("GET", "/q?a=1")
-    (arrived,) = gate.upstream.arrived
+    await gateway.ask("GET", "/q?a=1")
+    (arrived,) = gateway.upstream.arrived
     assert arrived.target == "/base/q?a=1&key=s3%20cret"
     assert provider.judge(arrived)
 
@@ -126,39 +126,44 @@ async def test_the_secret_in_the_query_is_signed_too(gate: SmallGateway, provide
     ],
 )
 async def test_a_body_by_its_digest_or_by_its_length(
-    gate: SmallGateway, provider: Provider, body: bytes, more: dict[str, Any], headers: Any, covers: str
+    gateway: InProcessGateway,
+    provider: Provider,
+    body: bytes,
+    more: dict[str, Any],
+    headers: Any,
+    covers: str,
 ) -> None:
-    await gate.publish(price=Price.parse("0"))
+    await gateway.publish(price=Price.parse("0"))
     chunks = [body] if body else []
-    assert (await gate.ask("POST", "/q", headers, chunks, **more)).status == 200
-    (arrived,) = gate.upstream.arrived
+    assert (await gateway.ask("POST", "/q", headers, chunks, **more)).status == 200
+    (arrived,) = gateway.upstream.arrived
     assert provider.judge(arrived).covers == covers
     assert ("content-digest" in arrived.names) is (covers == "digest")
 
 
-async def test_a_body_without_a_length_is_told_by_whom_and_not_by_what(gate: SmallGateway) -> None:
-    await gate.publish(price=Price.parse("0"))
-    await gate.ask("POST", "/q", [], [LARGE], is_chunked=True)
+async def test_a_body_without_a_length_is_told_by_whom_and_not_by_what(gateway: InProcessGateway) -> None:
+    await gateway.publish(price=Price.parse("0"))
+    await gateway.ask("POST", "/q", [], [LARGE], is_chunked=True)
     with pytest.raises(ForwardedRefused) as caught:
-        Provider(gate).judge_last()
+        Provider(gateway).judge_last()
     assert caught.value.reason == "body_not_covered"
 
 
 async def test_a_body_that_is_covered_by_the_payers_signature_is_read_first_and_digested(
-    gate: SmallGateway, provider: Provider
+    gateway: InProcessGateway, provider: Provider
 ) -> None:
-    await gate.publish()
-    payment = await gate.pay()
-    proof = gate.bound_proof(payment.tx_hash, method="POST", target="/q", body=LARGE)
-    assert (await gate.ask("POST", "/q", proof, [LARGE])).status == 200
+    await gateway.publish()
+    payment = await gateway.pay()
+    proof = gateway.bound_proof(payment.tx_hash, method="POST", target="/q", body=LARGE)
+    assert (await gateway.ask("POST", "/q", proof, [LARGE])).status == 200
     assert provider.judge_last().covers == "digest"
 
 
 async def test_a_wrong_digest_of_the_callers_is_seen_by_the_provider(
-    gate: SmallGateway, provider: Provider
+    gateway: InProcessGateway, provider: Provider
 ) -> None:
-    await gate.publish(price=Price.parse("0"))
-    await gate.ask("POST", "/q", [("Content-Digest", format_digest(b"another"))], [LARGE])
+    await gateway.publish(price=Price.parse("0"))
+    await gateway.ask("POST", "/q", [("Content-Digest", format_digest(b"another"))], [LARGE])
     with pytest.raises(ForwardedRefused) as caught:
         provider.judge_last()
     assert caught.value.reason == "digest_mismatch"
@@ -167,25 +172,27 @@ async def test_a_wrong_digest_of_the_callers_is_seen_by_the_provider(
 # ---- Again.
 
 
-async def test_a_repeat_under_the_same_claim_is_signed_anew(gate: SmallGateway, provider: Provider) -> None:
-    await gate.publish()
-    gate.upstream.answer = hang_up
-    payment = await gate.pay()
-    proof = gate.plain_proof(payment.tx_hash)
-    await gate.ask("GET", "/q", proof)
-    gate.upstream.answer = plain(b"late")
-    gate.now_ms += 3_600_000
-    assert (await gate.ask("GET", "/q", proof)).status == 200
-    first, second = gate.upstream.arrived
+async def test_a_repeat_under_the_same_claim_is_signed_anew(
+    gateway: InProcessGateway, provider: Provider
+) -> None:
+    await gateway.publish()
+    gateway.upstream.answer = hang_up
+    payment = await gateway.pay()
+    proof = gateway.plain_proof(payment.tx_hash)
+    await gateway.ask("GET", "/q", proof)
+    gateway.upstream.answer = plain(b"late")
+    gateway.now_ms += 3_600_000
+    assert (await gateway.ask("GET", "/q", proof)).status == 200
+    first, second = gateway.upstream.arrived
     assert provider.judge(second).call_id == first.find("tollway-call-id")
     with pytest.raises(ForwardedRefused) as caught:
         provider.judge(second)
     assert caught.value.reason == "replayed"
 
 
-async def test_a_tool_of_mcp_is_signed_as_any_call(gate: SmallGateway, provider: Provider) -> None:
-    await gate.publish(openapi=QUOTES, price=Price.parse("0"))
-    room = ToolRoom(mcp_desk(gate))
+async def test_a_tool_of_mcp_is_signed_as_any_call(gateway: InProcessGateway, provider: Provider) -> None:
+    await gateway.publish(openapi=QUOTES, price=Price.parse("0"))
+    room = ToolRoom(mcp_desk(gateway))
 
     async def ask(name: str, **arguments: Any) -> Any:
         answer = await room.run(Asked(name=name, arguments=arguments, payment=None, visit=visit()))
@@ -214,12 +221,12 @@ FORGED = (
 
 @pytest.mark.parametrize("change", [str, str.lower, str.upper])
 async def test_nothing_of_it_comes_from_the_caller_whatever_the_listing_asks_for(
-    gate: SmallGateway, provider: Provider, change: Any
+    gateway: InProcessGateway, provider: Provider, change: Any
 ) -> None:
     names = tuple(change(name) for name, _ in FORGED)
-    await gate.publish(price=Price.parse("0"), forward_headers=names)
-    await gate.ask(headers=FORGED)
-    (arrived,) = gate.upstream.arrived
+    await gateway.publish(price=Price.parse("0"), forward_headers=names)
+    await gateway.ask(headers=FORGED)
+    (arrived,) = gateway.upstream.arrived
     assert provider.judge(arrived)
     assert not [value for _, value in arrived.headers if "forged" in value or "AAAA" in value]
     for one in ("signature", "signature-input", "tollway-call-id", "tollway-api-id"):
@@ -227,10 +234,10 @@ async def test_nothing_of_it_comes_from_the_caller_whatever_the_listing_asks_for
 
 
 async def test_a_listing_of_somebody_else_that_leads_to_the_same_host_is_told_apart(
-    gate: SmallGateway, provider: Provider
+    gateway: InProcessGateway, provider: Provider
 ) -> None:
-    await gate.publish("api_thief", price=Price.parse("0"))
-    await gate.ask(listing="api_thief")
+    await gateway.publish("api_thief", price=Price.parse("0"))
+    await gateway.ask(listing="api_thief")
     with pytest.raises(ForwardedRefused) as caught:
         provider.judge_last()
     assert caught.value.reason == "wrong_listing"

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.kit.asgi_exchange import Exchange
-from tests.kit.gateway import NOW_MS, SmallGateway, open_gateway
+from tests.kit.gateway import NOW_MS, InProcessGateway, open_gateway
 from tollway.ledger.book import Claim, ClaimOutcome
 
 PRICE = 10_000
@@ -14,58 +14,60 @@ KEY = [("Idempotency-Key", "one")]
 
 
 @pytest.fixture
-async def gate() -> AsyncIterator[SmallGateway]:
+async def gateway() -> AsyncIterator[InProcessGateway]:
     async with open_gateway() as small:
         await small.publish()
         yield small
 
 
-async def test_a_gateway_that_wakes_after_its_call_ran_elsewhere_sends_nothing(gate: SmallGateway) -> None:
+async def test_a_gateway_that_wakes_after_its_call_ran_elsewhere_sends_nothing(
+    gateway: InProcessGateway,
+) -> None:
     """It stood still between the claim and the first byte for so long that the others took it for dead."""
-    book, claim = gate.book, gate.book.claim
-    two = SmallGateway(gate.upstream, limits=gate.limits, before=gate)
-    payment = await gate.pay(5 * PRICE)
-    proof = [*gate.plain_proof(payment.tx_hash), *KEY]
+    book, claim = gateway.book, gateway.book.claim
+    two = InProcessGateway(gateway.upstream, limits=gateway.limits, before=gateway)
+    payment = await gateway.pay(5 * PRICE)
+    proof = [*gateway.plain_proof(payment.tx_hash), *KEY]
     elsewhere: list[Exchange] = []
 
     async def claim_and_stall(one: Claim) -> ClaimOutcome:
         vars(book)["claim"] = claim
         outcome = await claim(one)
-        gate.ticks_ms += int(gate.limits.owner_lease_s * 1000)
+        gateway.ticks_ms += int(gateway.limits.owner_lease_s * 1000)
         await book.another("two").recover(now_ms=NOW_MS)  # nobody has heard of this one
         elsewhere.append(await two.ask("POST", TARGET, proof, [b"{}"]))
         return outcome
 
     vars(book)["claim"] = claim_and_stall
-    late = await gate.ask("POST", TARGET, proof, [b"{}"])
+    late = await gateway.ask("POST", TARGET, proof, [b"{}"])
     assert [one.status for one in elsewhere] == [200]
     assert (late.status, late.problem["code"]) == (503, "payment_outcome_unknown")
-    assert len(gate.upstream.arrived) == 1
-    repeated = await gate.ask("POST", TARGET, proof, [b"{}"])
+    assert len(gateway.upstream.arrived) == 1
+    repeated = await gateway.ask("POST", TARGET, proof, [b"{}"])
     assert (repeated.status, repeated.headers["idempotency-replayed"]) == (200, "true")
-    assert len(gate.upstream.arrived) == 1
-    await gate.check_balanced()
+    assert len(gateway.upstream.arrived) == 1
+    await gateway.check_balanced()
     await two.dialer.close()
 
 
-async def test_a_gateway_that_stood_still_gives_back_what_it_has_not_sent(gate: SmallGateway) -> None:
-    payment = await gate.pay(5 * PRICE)
-    proof = gate.plain_proof(payment.tx_hash)
-    book, claim = gate.book, gate.book.claim
+async def test_a_gateway_that_stood_still_gives_back_what_it_has_not_sent(gateway: InProcessGateway) -> None:
+    payment = await gateway.pay(5 * PRICE)
+    proof = gateway.plain_proof(payment.tx_hash)
+    book, claim = gateway.book, gateway.book.claim
 
     async def claim_and_stall(one: Claim) -> ClaimOutcome:
         vars(book)["claim"] = claim
         outcome = await claim(one)
-        gate.ticks_ms += int(gate.limits.owner_lease_s * 1000)
+        gateway.ticks_ms += int(gateway.limits.owner_lease_s * 1000)
         return outcome
 
     vars(book)["claim"] = claim_and_stall
-    late = await gate.ask("POST", TARGET, proof, [b"{}"])
+    late = await gateway.ask("POST", TARGET, proof, [b"{}"])
     assert (late.status, late.problem["code"], late.problem["paymentState"]) == (
         503,
         "overloaded",
         "released",
     )
-    assert gate.upstream.arrived == []
-    assert (await gate.ask("POST", TARGET, proof, [b"{}"])).status == 200
-    await gate.check_balanced()
+    assert gateway.upstream.arrived == []
+    assert (await gateway.ask("POST", TARGET, proof, [b"{}"])).status == 200
+    await gateway.check_balanced()

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.kit.accounts import CHAIN
 from tests.kit.asgi_exchange import Exchange
-from tests.kit.gateway import NOW_MS, SmallGateway, open_gateway
-from tests.kit.payer import SmallPayer, served
+from tests.kit.gateway import NOW_MS, InProcessGateway, open_gateway
+from tests.kit.payer import CHAIN, Payer
 from tollway.ledger.authorization import Dialect
 from tollway.money import Price
 from tollway.registry.listing import Operation
@@ -109,127 +108,127 @@ dialects = pytest.mark.parametrize("dialect", list(Dialect))
 
 
 @pytest.fixture
-async def gate() -> AsyncIterator[SmallGateway]:
+async def gateway() -> AsyncIterator[InProcessGateway]:
     async with open_gateway() as small:
         yield small
 
 
 @pytest.fixture
-def payer(gate: SmallGateway) -> SmallPayer:
-    payer = SmallPayer(buyer=gate.buyer, gate=gate)
+def payer(gateway: InProcessGateway) -> Payer:
+    payer = Payer(wallet=gateway.wallet, gateway=gateway)
     payer.fund(10 * NEW_UNITS)
     return payer
 
 
-async def pass_time(gate: SmallGateway, ms: int) -> None:
+async def pass_time(gateway: InProcessGateway, ms: int) -> None:
     """With a block and a look at the gas key, so that authorisations are taken."""
-    gate.now_ms += ms
-    gate.settling.street.mine(CHAIN, time=gate.now_ms // 1000)
-    await gate.settling.tank.refresh()
+    gateway.now_ms += ms
+    gateway.chain.mine(CHAIN, time=gateway.now_ms // 1000)
+    await gateway.settlement.tank.refresh()
 
 
-async def show(gate: SmallGateway, method: str, path: str, units: int, *, age_s: int = 0) -> Exchange:
+async def show(gateway: InProcessGateway, method: str, path: str, units: int, *, age_s: int = 0) -> Exchange:
     """A call paid by a transaction of that value."""
-    payment = await gate.pay(units, age_s=age_s)
-    return await gate.ask(method, path, gate.plain_proof(payment.tx_hash))
+    payment = await gateway.pay(units, age_s=age_s)
+    return await gateway.ask(method, path, gateway.plain_proof(payment.tx_hash))
 
 
 @table(NEVER_SOLD)
 async def test_what_was_never_for_sale_has_no_old_price_for_a_transaction(
-    gate: SmallGateway, method: str, path: str, before: dict[str, Any], edit: dict[str, Any]
+    gateway: InProcessGateway, method: str, path: str, before: dict[str, Any], edit: dict[str, Any]
 ) -> None:
-    listing = await gate.publish(**before)
-    await pass_time(gate, MINUTE_MS)
-    await gate.revise(listing, **edit)
-    await pass_time(gate, MINUTE_MS)
-    assert (await show(gate, method, path, OLD_UNITS)).problem["code"] == "payment_insufficient"
-    await pass_time(gate, 23 * HOUR_MS)
-    early = await show(gate, method, path, OLD_UNITS, age_s=23 * 3_600 + 90)  # mined before the edit
+    listing = await gateway.publish(**before)
+    await pass_time(gateway, MINUTE_MS)
+    await gateway.revise(listing, **edit)
+    await pass_time(gateway, MINUTE_MS)
+    assert (await show(gateway, method, path, OLD_UNITS)).problem["code"] == "payment_insufficient"
+    await pass_time(gateway, 23 * HOUR_MS)
+    early = await show(gateway, method, path, OLD_UNITS, age_s=23 * 3_600 + 90)  # mined before the edit
     assert early.problem["code"] == "payment_insufficient"
-    assert served(gate) == 0
-    paid = await show(gate, method, path, NEW_UNITS)
+    assert gateway.served == 0
+    paid = await show(gateway, method, path, NEW_UNITS)
     assert (paid.status, paid.headers["tollway-price"]) == (200, "10 USDC")
 
 
 @dialects
 @table(NEVER_SOLD)
 async def test_what_was_never_for_sale_has_no_old_price_for_an_authorisation(
-    gate: SmallGateway,
-    payer: SmallPayer,
+    gateway: InProcessGateway,
+    payer: Payer,
     dialect: Dialect,
     method: str,
     path: str,
     before: dict[str, Any],
     edit: dict[str, Any],
 ) -> None:
-    listing = await gate.publish(**before)
-    await pass_time(gate, MINUTE_MS)
-    await gate.revise(listing, **edit)
-    await pass_time(gate, MINUTE_MS)
+    listing = await gateway.publish(**before)
+    await pass_time(gateway, MINUTE_MS)
+    await gateway.revise(listing, **edit)
+    await pass_time(gateway, MINUTE_MS)
     refused = await payer.buy(method, path, dialect, base_units=OLD_UNITS)
     assert refused.problem["reason"] == "invalid_exact_evm_payload_authorization_value_mismatch"
-    assert served(gate) == 0
+    assert gateway.served == 0
     paid = await payer.buy(method, path, dialect)
     assert (paid.status, paid.headers["tollway-price"]) == (200, "10 USDC")
 
 
 @table(WAS_SOLD)
 async def test_what_was_for_sale_keeps_its_old_price_for_a_transaction(
-    gate: SmallGateway, method: str, path: str, before: dict[str, Any], edit: dict[str, Any]
+    gateway: InProcessGateway, method: str, path: str, before: dict[str, Any], edit: dict[str, Any]
 ) -> None:
-    listing = await gate.publish(**before)
-    await pass_time(gate, MINUTE_MS)
-    await gate.revise(listing, **edit)
-    await pass_time(gate, 9 * MINUTE_MS)
-    assert (await show(gate, method, path, OLD_UNITS)).status == 200
-    await pass_time(gate, 23 * HOUR_MS)
-    early = await show(gate, method, path, OLD_UNITS, age_s=23 * 3_600 + 590)  # mined before the edit
+    listing = await gateway.publish(**before)
+    await pass_time(gateway, MINUTE_MS)
+    await gateway.revise(listing, **edit)
+    await pass_time(gateway, 9 * MINUTE_MS)
+    assert (await show(gateway, method, path, OLD_UNITS)).status == 200
+    await pass_time(gateway, 23 * HOUR_MS)
+    early = await show(gateway, method, path, OLD_UNITS, age_s=23 * 3_600 + 590)  # mined before the edit
     assert early.status == 200
-    late = await show(gate, method, path, OLD_UNITS)
+    late = await show(gateway, method, path, OLD_UNITS)
     assert late.problem["code"] == "payment_insufficient"
 
 
 @dialects
 @table(WAS_SOLD)
 async def test_what_was_for_sale_keeps_its_old_price_for_an_authorisation(
-    gate: SmallGateway,
-    payer: SmallPayer,
+    gateway: InProcessGateway,
+    payer: Payer,
     dialect: Dialect,
     method: str,
     path: str,
     before: dict[str, Any],
     edit: dict[str, Any],
 ) -> None:
-    listing = await gate.publish(**before)
+    listing = await gateway.publish(**before)
     asked = await payer.quote(method, path)
-    await pass_time(gate, MINUTE_MS)
-    await gate.revise(listing, **edit)
-    answer = await gate.ask(method, path, payer.show(asked, dialect))
+    await pass_time(gateway, MINUTE_MS)
+    await gateway.revise(listing, **edit)
+    answer = await gateway.ask(method, path, payer.show(asked, dialect))
     assert (answer.status, answer.headers["tollway-price"]) == (200, "0.001 USDC")
 
 
 @pytest.mark.parametrize("pause", [{"status": "paused"}, {"suspended_ms": NOW_MS}])
 async def test_a_pause_takes_no_price_back_that_was_in_force_before_it(
-    gate: SmallGateway, pause: dict[str, Any]
+    gateway: InProcessGateway, pause: dict[str, Any]
 ) -> None:
     """Nor does it give a price that stood only while it lasted."""
-    listing = await gate.publish(price=Price.parse("0.002"))
-    await pass_time(gate, MINUTE_MS)
-    listing = await gate.revise(listing, **pause)
-    await pass_time(gate, MINUTE_MS)
-    listing = await gate.revise(listing, price=OLD)
-    await pass_time(gate, MINUTE_MS)
-    listing = await gate.revise(listing, price=NEW)
-    await pass_time(gate, MINUTE_MS)
-    await gate.revise(listing, status="active", suspended_ms=None)
-    assert (await show(gate, "GET", "/any", OLD_UNITS)).problem["code"] == "payment_insufficient"
-    assert (await show(gate, "GET", "/any", 2 * OLD_UNITS)).headers["tollway-price"] == "0.002 USDC"
-    await pass_time(gate, 8 * MINUTE_MS)  # eleven minutes after the pause began
-    assert (await show(gate, "GET", "/any", 2 * OLD_UNITS)).problem["code"] == "payment_insufficient"
+    listing = await gateway.publish(price=Price.parse("0.002"))
+    await pass_time(gateway, MINUTE_MS)
+    listing = await gateway.revise(listing, **pause)
+    await pass_time(gateway, MINUTE_MS)
+    listing = await gateway.revise(listing, price=OLD)
+    await pass_time(gateway, MINUTE_MS)
+    listing = await gateway.revise(listing, price=NEW)
+    await pass_time(gateway, MINUTE_MS)
+    await gateway.revise(listing, status="active", suspended_ms=None)
+    assert (await show(gateway, "GET", "/any", OLD_UNITS)).problem["code"] == "payment_insufficient"
+    assert (await show(gateway, "GET", "/any", 2 * OLD_UNITS)).headers["tollway-price"] == "0.002 USDC"
+    await pass_time(gateway, 8 * MINUTE_MS)  # eleven minutes after the pause began
+    assert (await show(gateway, "GET", "/any", 2 * OLD_UNITS)).problem["code"] == "payment_insufficient"
 
 
-async def test_a_call_is_free_only_while_the_current_price_is_zero(gate: SmallGateway) -> None:
-    listing = await gate.publish(price=Price.parse("0"))
-    assert (await gate.ask("GET", "/any")).status == 200
-    await gate.revise(listing, price=OLD)
-    assert (await gate.ask("GET", "/any")).status == 402
+async def test_a_call_is_free_only_while_the_current_price_is_zero(gateway: InProcessGateway) -> None:
+    listing = await gateway.publish(price=Price.parse("0"))
+    assert (await gateway.ask("GET", "/any")).status == 200
+    await gateway.revise(listing, price=OLD)
+    assert (await gateway.ask("GET", "/any")).status == 402

@@ -1,4 +1,4 @@
-"""A door with fakes around it: a clock that is set by hand, wallets with keys, a chain that answers as told."""
+"""A harness with fakes around it: a clock that is set by hand, wallets with keys, a chain that answers as told."""
 
 import hashlib
 from collections.abc import Callable
@@ -79,7 +79,7 @@ class Clock:
 
 
 @dataclass
-class Door:
+class IdentityHarness:
     """Everything wired over memory."""
 
     store: MemorySessions
@@ -138,7 +138,7 @@ def chain() -> FakeChain:
 
 
 @pytest.fixture
-def door(chain: FakeChain) -> Door:
+def harness(chain: FakeChain) -> IdentityHarness:
     store, meter, clock = MemorySessions(), FakeMeter(), Clock()
     origin = parse_origin(PUBLIC_URL)
     drawn = 0
@@ -160,4 +160,4 @@ def door(chain: FakeChain) -> Door:
     authenticator = Authenticator(
         store, desk, origin=origin, limits=DEFAULT_LIMITS, now_ms=clock, rates=Rates()
     )
-    return Door(store, chain, meter, clock, desk, authenticator)
+    return IdentityHarness(store, chain, meter, clock, desk, authenticator)

@@ -15,8 +15,8 @@ CONTRACT = Address(b"\xc0" * 20)
 YES = ContractAnswer(reverted=False, payload=bytes.fromhex("1626ba7e") + bytes(28))
 
 
-async def invited(door, wallet, *, uri: str | None = None, address: Address | None = None) -> str:
-    invitation = await door.desk.invite(uri)
+async def invited(harness, wallet, *, uri: str | None = None, address: Address | None = None) -> str:
+    invitation = await harness.desk.invite(uri)
     return invitation.write(address=address or wallet.address, chain_id=CHAIN)
 
 
@@ -24,63 +24,63 @@ def signed(wallet, text: str) -> bytes:
     return wallet.sign(eip191_digest(text.encode()))
 
 
-async def refusal_of(door, text: str, signature: bytes) -> tuple[Code, str | None]:
+async def refusal_of(harness, text: str, signature: bytes) -> tuple[Code, str | None]:
     with pytest.raises(Refusal) as caught:
-        await door.desk.open_session(text=text, signature=signature, client_address="192.0.2.1")
+        await harness.desk.open_session(text=text, signature=signature, client_address="192.0.2.1")
     return caught.value.problem.code, caught.value.problem.reason
 
 
-async def opened(door, text: str, signature: bytes):
-    return await door.desk.open_session(text=text, signature=signature, client_address="192.0.2.1")
+async def opened(harness, text: str, signature: bytes):
+    return await harness.desk.open_session(text=text, signature=signature, client_address="192.0.2.1")
 
 
-async def test_a_signed_message_opens_a_session_that_can_be_closed(door, wallet) -> None:
-    text = await invited(door, wallet)
-    admission = await opened(door, text, signed(wallet, text))
+async def test_a_signed_message_opens_a_session_that_can_be_closed(harness, wallet) -> None:
+    text = await invited(harness, wallet)
+    admission = await opened(harness, text, signed(wallet, text))
     assert (admission.address, admission.expires_in_s) == (wallet.address, 86_400)
-    assert (await door.desk.find_session(admission.token)).address == wallet.address
-    await door.desk.close_session(admission.token)
+    assert (await harness.desk.find_session(admission.token)).address == wallet.address
+    await harness.desk.close_session(admission.token)
     with pytest.raises(Refusal) as caught:
-        await door.desk.find_session(admission.token)
+        await harness.desk.find_session(admission.token)
     assert caught.value.problem.code is Code.SESSION_EXPIRED
     with pytest.raises(Refusal):
-        await door.desk.close_session(admission.token)
+        await harness.desk.close_session(admission.token)
 
 
-async def test_a_wallet_of_eth_account_signs_the_text_as_it_is(door) -> None:
+async def test_a_wallet_of_eth_account_signs_the_text_as_it_is(harness) -> None:
     account = Account.from_key(b"\x66" * 32)
-    text = await invited(door, None, address=Address.parse(account.address))
+    text = await invited(harness, None, address=Address.parse(account.address))
     signature = bytes(account.sign_message(encode_defunct(text=text)).signature)
-    assert str((await opened(door, text, signature)).address) == account.address
+    assert str((await opened(harness, text, signature)).address) == account.address
 
 
-async def test_the_token_is_kept_only_as_its_hash(door, wallet) -> None:
-    text = await invited(door, wallet)
-    admission = await opened(door, text, signed(wallet, text))
-    (kept,) = door.store._sessions
+async def test_the_token_is_kept_only_as_its_hash(harness, wallet) -> None:
+    text = await invited(harness, wallet)
+    admission = await opened(harness, text, signed(wallet, text))
+    (kept,) = harness.store._sessions
     assert kept == hashlib.sha256(admission.token.encode()).digest()
     assert len(admission.token) == 43
     assert admission.token not in repr(admission)
 
 
-async def test_a_message_counts_once(door, wallet) -> None:
-    text = await invited(door, wallet)
-    await opened(door, text, signed(wallet, text))
-    assert await refusal_of(door, text, signed(wallet, text)) == (Code.NONCE_REUSED, "invalid_siwx_nonce")
+async def test_a_message_counts_once(harness, wallet) -> None:
+    text = await invited(harness, wallet)
+    await opened(harness, text, signed(wallet, text))
+    assert await refusal_of(harness, text, signed(wallet, text)) == (Code.NONCE_REUSED, "invalid_siwx_nonce")
 
 
-async def test_fifty_racers_with_one_message_get_one_session(door, wallet) -> None:
-    text = await invited(door, wallet)
+async def test_fifty_racers_with_one_message_get_one_session(harness, wallet) -> None:
+    text = await invited(harness, wallet)
     outcomes = await asyncio.gather(
-        *(opened(door, text, signed(wallet, text)) for _ in range(50)), return_exceptions=True
+        *(opened(harness, text, signed(wallet, text)) for _ in range(50)), return_exceptions=True
     )
     refused = [outcome for outcome in outcomes if isinstance(outcome, Refusal)]
     assert len(refused) == 49
-    assert len(door.store._sessions) == 1
+    assert len(harness.store._sessions) == 1
 
 
-async def test_a_refused_signature_spends_nothing(door, wallet, other_wallet) -> None:
-    text = await invited(door, wallet)
+async def test_a_refused_signature_spends_nothing(harness, wallet, other_wallet) -> None:
+    text = await invited(harness, wallet)
     wrong = {
         "another wallet": signed(other_wallet, text),
         "another text": signed(wallet, text + " "),
@@ -89,9 +89,9 @@ async def test_a_refused_signature_spends_nothing(door, wallet, other_wallet) ->
         "high s": b"\x01" * 32 + b"\xfe" * 32 + b"\x1b",
     }
     expected = dict.fromkeys(wrong, (Code.INVALID_SIGNATURE, "invalid_siwx_signature"))
-    assert {name: await refusal_of(door, text, signature) for name, signature in wrong.items()} == expected
-    assert door.store._sessions == {}
-    await opened(door, text, signed(wallet, text))
+    assert {name: await refusal_of(harness, text, signature) for name, signature in wrong.items()} == expected
+    assert harness.store._sessions == {}
+    await opened(harness, text, signed(wallet, text))
 
 
 @pytest.mark.parametrize(
@@ -109,75 +109,77 @@ async def test_a_refused_signature_spends_nothing(door, wallet, other_wallet) ->
         ("Nonce: ", "Nonce: 0", Code.NONCE_REUSED, "nonce"),
     ],
 )
-async def test_a_message_for_something_else_opens_nothing(door, wallet, found, instead, code, reason) -> None:
-    text = (await invited(door, wallet)).replace(found, instead)
+async def test_a_message_for_something_else_opens_nothing(
+    harness, wallet, found, instead, code, reason
+) -> None:
+    text = (await invited(harness, wallet)).replace(found, instead)
     if reason is None:  # a nonce without a URI binds none
-        await opened(door, text, signed(wallet, text))
+        await opened(harness, text, signed(wallet, text))
         return
-    assert await refusal_of(door, text, signed(wallet, text)) == (code, f"invalid_siwx_{reason}")
-    assert door.store._sessions == {}
+    assert await refusal_of(harness, text, signed(wallet, text)) == (code, f"invalid_siwx_{reason}")
+    assert harness.store._sessions == {}
 
 
 @pytest.mark.parametrize(
     ("late_ms", "code"),
     [(299_999, None), (300_000, Code.SIGNATURE_EXPIRED), (-5_001, Code.SIGNATURE_EXPIRED)],
 )
-async def test_a_message_is_good_for_five_minutes(door, wallet, late_ms: int, code) -> None:
-    text = await invited(door, wallet)
-    door.clock.now_ms += late_ms
+async def test_a_message_is_good_for_five_minutes(harness, wallet, late_ms: int, code) -> None:
+    text = await invited(harness, wallet)
+    harness.clock.now_ms += late_ms
     if code is None:
-        await opened(door, text, signed(wallet, text))
+        await opened(harness, text, signed(wallet, text))
     else:
-        assert (await refusal_of(door, text, signed(wallet, text)))[0] is code
+        assert (await refusal_of(harness, text, signed(wallet, text)))[0] is code
 
 
-async def test_a_nonce_for_another_uri_opens_no_session(door, wallet) -> None:
-    text = await invited(door, wallet, uri="https://gw.example.com/api/v2/apis")
+async def test_a_nonce_for_another_uri_opens_no_session(harness, wallet) -> None:
+    text = await invited(harness, wallet, uri="https://gw.example.com/api/v2/apis")
     expected = (Code.INVALID_SIGNATURE, "invalid_siwx_uri_mismatch")
-    assert await refusal_of(door, text, signed(wallet, text)) == expected
+    assert await refusal_of(harness, text, signed(wallet, text)) == expected
 
 
 @pytest.mark.parametrize(
     "uri", ["https://evil.example/", "", "https://gw.example.com/" + "x" * 1024, "/api/v2/apis"]
 )
-async def test_no_nonce_is_given_for_a_foreign_uri(door, uri: str) -> None:
+async def test_no_nonce_is_given_for_a_foreign_uri(harness, uri: str) -> None:
     with pytest.raises(Refusal) as caught:
-        await door.desk.invite(uri)
+        await harness.desk.invite(uri)
     assert caught.value.problem.code is Code.VALIDATION_FAILED
-    assert door.store._nonces == {}
+    assert harness.store._nonces == {}
 
 
-async def test_a_session_ends_after_a_day(door, wallet) -> None:
-    text = await invited(door, wallet)
-    token = (await opened(door, text, signed(wallet, text))).token
-    door.clock.now_ms += 86_399_999
-    await door.desk.find_session(token)
-    door.clock.now_ms += 1
+async def test_a_session_ends_after_a_day(harness, wallet) -> None:
+    text = await invited(harness, wallet)
+    token = (await opened(harness, text, signed(wallet, text))).token
+    harness.clock.now_ms += 86_399_999
+    await harness.desk.find_session(token)
+    harness.clock.now_ms += 1
     with pytest.raises(Refusal):
-        await door.desk.find_session(token)
+        await harness.desk.find_session(token)
 
 
 @pytest.mark.parametrize("token", ["", "x", "é" * 43, "a" * 43, "a" * 44, "a" * 42 + "\n"])
-async def test_a_token_that_is_not_ours_finds_nothing(door, token: str) -> None:
+async def test_a_token_that_is_not_ours_finds_nothing(harness, token: str) -> None:
     with pytest.raises(Refusal) as caught:
-        await door.desk.find_session(token)
+        await harness.desk.find_session(token)
     assert caught.value.problem.code is Code.SESSION_EXPIRED
 
 
 class TestContracts:
-    async def test_a_contract_wallet_signs_in_where_its_chain_is_configured(self, door, wallet) -> None:
-        door.chain.answer = YES
-        text = await invited(door, wallet, address=CONTRACT)
-        assert (await opened(door, text, b"for the contract")).address == CONTRACT
-        assert door.meter.charged == [("192.0.2.1", str(CONTRACT))]
+    async def test_a_contract_wallet_signs_in_where_its_chain_is_configured(self, harness, wallet) -> None:
+        harness.chain.answer = YES
+        text = await invited(harness, wallet, address=CONTRACT)
+        assert (await opened(harness, text, b"for the contract")).address == CONTRACT
+        assert harness.meter.charged == [("192.0.2.1", str(CONTRACT))]
 
-    async def test_a_contract_on_another_chain_does_not(self, door, wallet) -> None:
-        door.chain.answer = YES
-        invitation = await door.desk.invite()
+    async def test_a_contract_on_another_chain_does_not(self, harness, wallet) -> None:
+        harness.chain.answer = YES
+        invitation = await harness.desk.invite()
         text = invitation.write(address=CONTRACT, chain_id=ChainId(1))
         expected = (Code.INVALID_SIGNATURE, "invalid_siwx_signature")
-        assert await refusal_of(door, text, b"for the contract") == expected
-        assert door.chain.asked == []
+        assert await refusal_of(harness, text, b"for the contract") == expected
+        assert harness.chain.asked == []
 
     @pytest.mark.parametrize(
         "answer",
@@ -188,31 +190,31 @@ class TestContracts:
             ContractAnswer(reverted=False, payload=YES.payload * (1 << 15)),
         ],
     )
-    async def test_an_unwilling_contract_does_not(self, door, wallet, answer) -> None:
-        door.chain.answer = answer
-        text = await invited(door, wallet, address=CONTRACT)
-        assert (await refusal_of(door, text, b"for the contract"))[0] is Code.INVALID_SIGNATURE
+    async def test_an_unwilling_contract_does_not(self, harness, wallet, answer) -> None:
+        harness.chain.answer = answer
+        text = await invited(harness, wallet, address=CONTRACT)
+        assert (await refusal_of(harness, text, b"for the contract"))[0] is Code.INVALID_SIGNATURE
 
-    async def test_a_chain_that_is_away_decides_nothing_and_spends_nothing(self, door, wallet) -> None:
-        door.chain.answer = None
-        text = await invited(door, wallet, address=CONTRACT)
+    async def test_a_chain_that_is_away_decides_nothing_and_spends_nothing(self, harness, wallet) -> None:
+        harness.chain.answer = None
+        text = await invited(harness, wallet, address=CONTRACT)
         with pytest.raises(ChainUnavailable):
-            await opened(door, text, b"for the contract")
-        door.chain.answer = YES
-        await opened(door, text, b"for the contract")
+            await opened(harness, text, b"for the contract")
+        harness.chain.answer = YES
+        await opened(harness, text, b"for the contract")
 
-    async def test_plain_wallets_never_ask_the_chain(self, door, wallet) -> None:
-        door.chain.answer, door.meter.wait_s = None, 7
-        text = await invited(door, wallet)
-        await opened(door, text, signed(wallet, text))
-        assert (door.chain.asked, door.meter.charged) == ([], [])
+    async def test_plain_wallets_never_ask_the_chain(self, harness, wallet) -> None:
+        harness.chain.answer, harness.meter.wait_s = None, 7
+        text = await invited(harness, wallet)
+        await opened(harness, text, signed(wallet, text))
+        assert (harness.chain.asked, harness.meter.charged) == ([], [])
 
-    async def test_too_many_questions_to_the_chain_are_refused_unasked(self, door, wallet) -> None:
-        door.chain.answer, door.meter.wait_s = YES, 7
-        text = await invited(door, wallet, address=CONTRACT)
+    async def test_too_many_questions_to_the_chain_are_refused_unasked(self, harness, wallet) -> None:
+        harness.chain.answer, harness.meter.wait_s = YES, 7
+        text = await invited(harness, wallet, address=CONTRACT)
         with pytest.raises(Refusal) as caught:
-            await opened(door, text, b"for the contract")
+            await opened(harness, text, b"for the contract")
         problem = caught.value.problem
         assert (problem.code, problem.retry_after_s) == (Code.RATE_LIMITED, 7)
         assert problem.members == describe_rate("lookups", limit=30, window_s=60)
-        assert door.chain.asked == []
+        assert harness.chain.asked == []

@@ -131,12 +131,12 @@ class TestRoundTrip:
             ("GET", b"", b"", b""),
         ],
     )
-    def test_what_our_client_signs_counts(self, door, wallet, method, path, query, body) -> None:
-        request = door.signed(wallet, method=method, path=path, query=query, body=body)
+    def test_what_our_client_signs_counts(self, harness, wallet, method, path, query, body) -> None:
+        request = harness.signed(wallet, method=method, path=path, query=query, body=body)
         assert is_by(wallet, read(request))
 
-    def test_any_part_that_changes_makes_another_digest_or_a_refusal(self, door, wallet) -> None:
-        request = door.signed(wallet, method="POST", path=b"/api/v2/apis", query=b"dryRun=true", body=BODY)
+    def test_any_part_that_changes_makes_another_digest_or_a_refusal(self, harness, wallet) -> None:
+        request = harness.signed(wallet, method="POST", path=b"/api/v2/apis", query=b"dryRun=true", body=BODY)
         digest = "content-digest"
         tampered = {
             "method": replace(request, method="PUT"),
@@ -160,8 +160,8 @@ class TestRoundTrip:
             outcome = read(changed)
             assert isinstance(outcome, Problem) or not is_by(wallet, outcome), name
 
-    def test_the_authority_is_the_configured_one(self, door, wallet) -> None:
-        request = door.signed(wallet, headers=((b"host", b"evil.example"),))
+    def test_the_authority_is_the_configured_one(self, harness, wallet) -> None:
+        request = harness.signed(wallet, headers=((b"host", b"evil.example"),))
         assert is_by(wallet, read(request))
         elsewhere = read_http_proofs(
             request,
@@ -183,8 +183,8 @@ class TestWindow:
             (NOW + 61, "expired"),
         ],
     )
-    def test_a_signature_counts_from_created_to_expires(self, door, wallet, now, reason) -> None:
-        outcome = read(door.signed(wallet), now=now)
+    def test_a_signature_counts_from_created_to_expires(self, harness, wallet, now, reason) -> None:
+        outcome = read(harness.signed(wallet), now=now)
         assert reason_of(outcome) == reason
         if isinstance(outcome, Problem):
             assert outcome.code is Code.SIGNATURE_EXPIRED
@@ -193,8 +193,8 @@ class TestWindow:
         ("span", "reason"),
         [(300, None), (301, "validity_too_long"), (0, "validity_too_long"), (-1, "validity_too_long")],
     )
-    def test_the_window_is_300_seconds_at_most(self, door, wallet, span, reason) -> None:
-        assert reason_of(read(door.signed(wallet, expires=NOW + span))) == reason
+    def test_the_window_is_300_seconds_at_most(self, harness, wallet, span, reason) -> None:
+        assert reason_of(read(harness.signed(wallet, expires=NOW + span))) == reason
 
 
 REQUIRED = '("@authority" "@method" "@path")'
@@ -274,8 +274,8 @@ def test_what_a_signature_must_say(member: str, reason: str | None) -> None:
 
 
 @pytest.mark.parametrize("signature", ["", "other=:AAAA:", "eth=?1", 'eth="text"', "eth=::", "eth=()"])
-def test_the_signature_itself_must_be_there(door, wallet, signature: str) -> None:
-    assert reason_of(read(with_header(door.signed(wallet), "signature", signature))) == "signature_missing"
+def test_the_signature_itself_must_be_there(harness, wallet, signature: str) -> None:
+    assert reason_of(read(with_header(harness.signed(wallet), "signature", signature))) == "signature_missing"
 
 
 @pytest.mark.parametrize(
@@ -293,16 +293,16 @@ def test_the_signature_itself_must_be_there(door, wallet, signature: str) -> Non
         ("sha-256={sha256}", "malformed"),
     ],
 )
-def test_every_known_digest_must_match_the_body(door, wallet, digest: str, reason: str | None) -> None:
+def test_every_known_digest_must_match_the_body(harness, wallet, digest: str, reason: str | None) -> None:
     values = {
         name: base64.b64encode(hashlib.new(name, BODY).digest()).decode() for name in ("sha256", "sha512")
     }
-    request = door.signed(wallet, method="POST", path=b"/api/v2/apis", body=BODY)
+    request = harness.signed(wallet, method="POST", path=b"/api/v2/apis", body=BODY)
     assert reason_of(read(with_header(request, "content-digest", digest.format(**values)))) == reason
 
 
-def test_signatures_of_other_kinds_are_not_looked_at(door, wallet) -> None:
-    request = door.signed(wallet)
+def test_signatures_of_other_kinds_are_not_looked_at(harness, wallet) -> None:
+    request = harness.signed(wallet)
     bot = 'bot=("@authority");created=1;keyid="poqkLGiymh_W0uP6PZFw";tag="web-bot-auth"'
     assert read(with_header(request, "signature-input", bot)) == ()
     assert read(replace(request, headers=[])) == ()
@@ -310,8 +310,8 @@ def test_signatures_of_other_kinds_are_not_looked_at(door, wallet) -> None:
     assert is_by(wallet, read(both))
 
 
-def test_more_than_three_signatures_are_too_many(door, wallet) -> None:
-    request = door.signed(wallet)
+def test_more_than_three_signatures_are_too_many(harness, wallet) -> None:
+    request = harness.signed(wallet)
     member = header(request, "signature-input").removeprefix("eth=")
     for count, reason in ((3, "signature_missing"), (4, "too_many_signatures")):
         lines = ", ".join(f"s{number}={member}" for number in range(count))

@@ -12,10 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.kit.chain import transfer_log
-from tests.kit.gateway import PUBLIC_URL, USDC, SmallGateway
-from tests.kit.upstream import run_upstream
-from tollway.chain.reader import ChainFacts
+from tests.kit.chain import Transaction, transfer_log
+from tests.kit.gateway import PUBLIC_URL, TOKEN, InProcessGateway, open_gateway
 from tollway.errors import Code, Problem, Refusal
 from tollway.identifiers import Address, ChainId, TxHash, keccak256
 from tollway.identity.http_signature import SignedRequest, read_http_proofs, signature_headers
@@ -42,13 +40,9 @@ BRIEF = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCh
 
 
 @pytest.fixture
-async def gate() -> AsyncIterator[SmallGateway]:
-    async with run_upstream() as upstream:
-        gate = SmallGateway(upstream, limits=DEFAULT_LIMITS)
-        try:
-            yield gate
-        finally:
-            await gate.dialer.close()
+async def gateway() -> AsyncIterator[InProcessGateway]:
+    async with open_gateway() as gateway:
+        yield gateway
 
 
 # ---- A login pays for nothing.
@@ -109,46 +103,35 @@ FOR_SOMETHING_ELSE: dict[str, Callable[[Address, TxHash], bytes]] = {
 }
 
 
-def show_on_chain(gate: SmallGateway, paid: Payment) -> None:
-    """The transaction, as every node tells of it: whoever signs, the transfer is the buyer's."""
-    assert USDC.token is not None
-    gate.chains.facts[paid.tx_hash] = ChainFacts(
-        chain_id=paid.chain_id,
-        tx_hash=paid.tx_hash,
-        succeeded=True,
-        sender=paid.payer,
-        recipient=USDC.token,
-        value=0,
-        logs=(transfer_log(USDC.token, paid.payer, paid.payee, paid.value_units),),
-        block_number=100,
-        block_hash=b"\x01" * 32,
-        block_time=gate.now_ms // 1000,
-        canonical_hash=b"\x01" * 32,
-        head_number=1_000,
-        head_time=gate.now_ms // 1000,
-        finalized_number=900,
-    )
+def mine_payment(gateway: InProcessGateway, paid: Payment) -> None:
+    """The transaction of a payment, in a final block: the transfer is the payer's, whatever is signed."""
+    logs = (transfer_log(TOKEN, paid.payer, paid.payee, paid.value_units),)
+    transaction = Transaction(tx_hash=paid.tx_hash, sender=paid.payer, recipient=TOKEN, logs=logs)
+    gateway.chain.mine(CHAIN, transaction)
+    gateway.chain.bury(CHAIN, 12)
 
 
 @pytest.mark.parametrize("name", FOR_SOMETHING_ELSE)
-async def test_what_was_signed_for_something_else_pays_for_nothing(gate: SmallGateway, name: str) -> None:
-    await gate.publish()
-    paid = await gate.pay()
-    show_on_chain(gate, paid)
-    signature = gate.buyer.sign(FOR_SOMETHING_ELSE[name](gate.buyer.address, paid.tx_hash))
+async def test_what_was_signed_for_something_else_pays_for_nothing(
+    gateway: InProcessGateway, name: str
+) -> None:
+    await gateway.publish()
+    paid = await gateway.pay()
+    mine_payment(gateway, paid)
+    signature = gateway.wallet.sign_hex(FOR_SOMETHING_ELSE[name](gateway.wallet.address, paid.tx_hash))
     headers = [("X-Payment-Tx", str(paid.tx_hash)), ("X-Signature", signature)]
-    answer = await gate.ask("GET", "/q", headers)
+    answer = await gateway.ask("GET", "/q", headers)
     assert (answer.status, answer.problem["code"]) == (403, "payer_mismatch")
-    assert not gate.upstream.arrived
-    answer = await gate.ask("GET", "/q", gate.plain_proof(paid.tx_hash))  # nothing was spent
-    assert (answer.status, len(gate.upstream.arrived)) == (200, 1)
+    assert not gateway.upstream.arrived
+    answer = await gateway.ask("GET", "/q", gateway.plain_proof(paid.tx_hash))  # nothing was spent
+    assert (answer.status, len(gateway.upstream.arrived)) == (200, 1)
 
 
-async def test_who_is_signed_in_is_asked_to_pay_all_the_same(gate: SmallGateway) -> None:
-    await gate.publish()
-    await gate.pay()
-    text = login_text(gate.buyer.address)
-    signature = gate.buyer.sign(eip191_digest(text.encode()))
+async def test_who_is_signed_in_is_asked_to_pay_all_the_same(gateway: InProcessGateway) -> None:
+    await gateway.publish()
+    await gateway.pay()
+    text = login_text(gateway.wallet.address)
+    signature = gateway.wallet.sign_hex(eip191_digest(text.encode()))
     payload = base64.b64encode(json.dumps({"signature": signature, "type": "eip191"}).encode()).decode()
     logins = {
         "a session": ("Authorization", "Bearer " + "a" * 43),
@@ -156,12 +139,12 @@ async def test_who_is_signed_in_is_asked_to_pay_all_the_same(gate: SmallGateway)
         "a signed request": ("Signature", "eth=:AAAA:"),
     }
     for name, header in logins.items():
-        answer = await gate.ask("GET", "/q", [header])
+        answer = await gateway.ask("GET", "/q", [header])
         assert (answer.status, answer.problem["code"]) == (402, "payment_required"), name
     for wrong in ("PAYMENT-SIGNATURE", "X-PAYMENT"):
-        answer = await gate.ask("GET", "/q", [(wrong, payload)])
+        answer = await gateway.ask("GET", "/q", [(wrong, payload)])
         assert (answer.status, answer.problem["code"]) == (400, "payment_malformed"), wrong
-    assert not gate.upstream.arrived
+    assert not gateway.upstream.arrived
 
 
 # ---- A payment signs nobody in.
@@ -184,16 +167,16 @@ def payment_digests(address: Address) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("form", ["the plain form", "the raw form", "the bound form"])
-async def test_a_payments_signature_signs_nobody_in(door, wallet, form: str) -> None:
+async def test_a_payments_signature_signs_nobody_in(harness, wallet, form: str) -> None:
     signature = wallet.sign(payment_digests(wallet.address)[form])
-    text = (await door.desk.invite()).write(address=wallet.address, chain_id=CHAIN)
+    text = (await harness.desk.invite()).write(address=wallet.address, chain_id=CHAIN)
     for shown in (text, str(TX), bytes(TX).decode("latin-1"), f"{TX}\n{text}"):
         with pytest.raises(Refusal) as refused:
-            await door.desk.open_session(text=shown, signature=signature, client_address="192.0.2.1")
+            await harness.desk.open_session(text=shown, signature=signature, client_address="192.0.2.1")
         assert refused.value.problem.code is Code.INVALID_SIGNATURE
-    request = door.signed(wallet, sign=lambda digest: signature)
+    request = harness.signed(wallet, sign=lambda digest: signature)
     with pytest.raises(Refusal) as refused:
-        await door.authenticator.authenticate(request)
+        await harness.authenticator.authenticate(request)
     assert refused.value.problem.reason == "signature_mismatch"
     bare = SignedRequest(method="GET", raw_path=b"/api/v2/history", query=b"", body=b"", headers=[])
     shown_as_payment = [
@@ -201,10 +184,10 @@ async def test_a_payments_signature_signs_nobody_in(door, wallet, form: str) -> 
         (b"x-signature", b"0x" + signature.hex().encode()),
     ]
     with pytest.raises(Refusal) as refused:
-        await door.authenticator.authenticate(replace(bare, headers=shown_as_payment))
+        await harness.authenticator.authenticate(replace(bare, headers=shown_as_payment))
     assert refused.value.problem.code is Code.AUTHENTICATION_REQUIRED
     good = wallet.sign(eip191_digest(text.encode()))  # and its nonce is still good
-    await door.desk.open_session(text=text, signature=good, client_address="192.0.2.1")
+    await harness.desk.open_session(text=text, signature=good, client_address="192.0.2.1")
 
 
 @BRIEF
@@ -359,8 +342,8 @@ def test_any_bytes_in_payment_headers_are_a_proof_or_a_refusal(
         assert parse_binding(format_binding(found.binding)) == found.binding
 
 
-async def test_the_same_login_shown_by_fifty_at_once_reads_once(door, wallet) -> None:
-    invitation = await door.desk.invite()
+async def test_the_same_login_shown_by_fifty_at_once_reads_once(harness, wallet) -> None:
+    invitation = await harness.desk.invite()
     message = parse_sign_in(invitation.write(address=wallet.address, chain_id=CHAIN))
     payload = {
         **_GOOD,
@@ -381,7 +364,7 @@ async def test_the_same_login_shown_by_fifty_at_once_reads_once(door, wallet) ->
         body=b"",
     )
     outcomes = await asyncio.gather(
-        *(door.authenticator.authenticate(request) for _ in range(50)), return_exceptions=True
+        *(harness.authenticator.authenticate(request) for _ in range(50)), return_exceptions=True
     )
     refused = [outcome for outcome in outcomes if isinstance(outcome, Refusal)]
     assert len(refused) == 49

@@ -1,18 +1,20 @@
-"""One request at the ASGI door and the answer as far as it came, without a server in between. The test plays the caller:
-it gives the body piece by piece, and may hang up.
+"""One request to an ASGI application and the response so far, without a server in between. The test is the client: it sends
+the body piece by piece, and may disconnect.
 """
 
 import asyncio
 import json
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from starlette.types import Message, Scope
 
+HeaderPairs = Sequence[tuple[str, str]]
+
 
 class Exchange:
-    """One request at the ASGI door, and the answer as far as it came. `leave` is the caller hanging up."""
+    """One request and the response so far. `leave`: the client disconnects."""
 
     def __init__(self, scope: Scope, chunks: Iterable[bytes], *, is_open: bool) -> None:
         self.scope = scope
@@ -54,7 +56,7 @@ class Exchange:
 
     @property
     def is_ended(self) -> bool:
-        """True for an answer that came to its proper end; False for one that was cut."""
+        """True for a response that is complete; False for one that was cut."""
         return bool(self.sent) and not self.sent[-1].get("more_body", False) and len(self.sent) > 1
 
     @property

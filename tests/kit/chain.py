@@ -14,14 +14,16 @@ from tests.kit.chain_blocks import (
     TRANSFER_GAS,
     Block,
     MemoryBlocks,
+    SentTransaction,
     Transaction,
     Wallet,
     authorization_log,
     cancellation_log,
+    parse_authorized_transfer,
+    parse_sent,
     settlement_logs,
     transfer_log,
 )
-from tests.kit.chain_transfers import SentTransaction, parse_authorized_transfer, parse_sent
 from tollway.chain.reader import (
     AccountFacts,
     AuthorizationFacts,
@@ -49,7 +51,7 @@ __all__ = [
     "transfer_log",
 ]
 
-STRANGER = Address(b"\x57" * 20)
+THIRD_PARTY = Address(b"\x57" * 20)
 """Who sends what is not ours."""
 
 _FIRST_BLOCK_S = 1_795_000_000
@@ -58,13 +60,13 @@ _CODE_HASH = keccak256(b"the code of a proxy")
 
 class MemoryChain:
     """A `WatchedChain`. `asked` counts the questions that reached a chain, by (method, chain id);
-    `trusts`: whose word was asked for, question by question. `rumours`: what a lone node tells of a transaction.
+    `trusts`: whose word was asked for, question by question. `unconfirmed`: what a lone node tells of a transaction.
     `disputed`: transactions of which no two nodes tell the same; `disputed_heights`: blocks of which they do not.
     `heights_read`: how many blocks were asked for their hash. `has_no_final_tag`: nodes know no `finalized` block.
 
-    `gate`: when it is set to an unset event, every look-up waits for it, so that a test can pile callers up.
+    `barrier`: when it is set to an unset event, every look-up waits for it, so that a test can pile callers up.
     `is_automining`: what is sent is in the next block at once; otherwise `mine_sent` or `drop_sent` decides.
-    `broadcasts`: every raw transaction that reached a node, in order. `is_deaf`: nodes take what is sent, and their
+    `broadcasts`: every raw transaction that reached a node, in order. `loses_send_responses`: nodes take what is sent, and their
     answer is lost.
     """
 
@@ -75,18 +77,18 @@ class MemoryChain:
         self._chains: dict[ChainId, MemoryBlocks] = {}
         for chain_id in chain_ids:
             self._chains[chain_id] = MemoryBlocks(blocks=[self._block(chain_id, 0, _FIRST_BLOCK_S, ())])
-        self.asked: Counter[tuple[str, ChainId]] = Counter()
+        self.requests: Counter[tuple[str, ChainId]] = Counter()
         self.trusts: list[Trust] = []
-        self.gate: asyncio.Event | None = None
+        self.barrier: asyncio.Event | None = None
         self.lies: dict[TxHash, Callable[[ChainFacts], ChainFacts]] = {}
         self.disputed: set[TxHash] = set()
         self.disputed_heights: set[int] = set()
         self.heights_read = 0
         self.has_no_final_tag = False
-        self.rumours: dict[TxHash, Callable[[ChainFacts], ChainFacts]] = {}
+        self.unconfirmed: dict[TxHash, Callable[[ChainFacts], ChainFacts]] = {}
         self._lone: set[ChainId] = set()
         self.is_automining = True
-        self.is_deaf = False
+        self.loses_send_responses = False
         self.broadcasts: list[bytes] = []
         self.resent: list[bytes] = []
 
@@ -132,16 +134,16 @@ class MemoryChain:
         self._chains[chain_id].code[address] = wallet
         self._chains[chain_id].code_hashes[address] = code_hash
 
-    def take_away(self, *chain_ids: ChainId) -> None:
+    def disconnect(self, *chain_ids: ChainId) -> None:
         """No node of these chains answers any more."""
         for chain_id in chain_ids:
             self._chains[chain_id].is_away = True
 
-    def leave_one(self, chain_id: ChainId) -> None:
+    def leave_one_node(self, chain_id: ChainId) -> None:
         """All nodes of this chain but one are away: nothing can be agreed on."""
         self._lone.add(chain_id)
 
-    def bring_back(self, *chain_ids: ChainId) -> None:
+    def reconnect(self, *chain_ids: ChainId) -> None:
         for chain_id in chain_ids:
             self._chains[chain_id].is_away = False
             self._lone.discard(chain_id)
@@ -150,9 +152,9 @@ class MemoryChain:
         return self._chains[chain_id].blocks[-1]
 
     @property
-    def questions(self) -> int:
+    def request_count(self) -> int:
         """How many questions reached any chain."""
-        return self.asked.total()
+        return self.requests.total()
 
     # ---- The script: authorisations and gas.
 
@@ -163,9 +165,9 @@ class MemoryChain:
     def balance(self, chain_id: ChainId, token: Address, owner: Address) -> int:
         return self._chains[chain_id].balance(token, owner)
 
-    def fill_tank(self, chain_id: ChainId, gas_key: Address, wei: int) -> None:
+    def fund_gas(self, chain_id: ChainId, gas_key: Address, wei: int) -> None:
         """What a gas key has, before all that it spends in blocks; one ether unless it is said."""
-        self._chains[chain_id].tanks[gas_key] = wei
+        self._chains[chain_id].gas_balances_wei[gas_key] = wei
 
     def set_fees(self, chain_id: ChainId, *, base_fee_wei: int, tip_wei: int) -> None:
         chain = self._chains[chain_id]
@@ -177,11 +179,11 @@ class MemoryChain:
         """The token refuses this authorisation, in simulation and in a block: a bad signature, a blocked payer."""
         self._chains[chain_id].refused[payer, nonce] = answer
 
-    def doom_transfer(self, chain_id: ChainId, payer: Address, nonce: bytes) -> None:
+    def revert_transfer(self, chain_id: ChainId, payer: Address, nonce: bytes) -> None:
         """This authorisation passes every simulation and reverts in its block."""
         self._chains[chain_id].doomed.add((payer, nonce))
 
-    def spare_transfer(self, chain_id: ChainId, payer: Address, nonce: bytes) -> None:
+    def allow_transfer(self, chain_id: ChainId, payer: Address, nonce: bytes) -> None:
         """Takes both back."""
         self._chains[chain_id].refused.pop((payer, nonce), None)
         self._chains[chain_id].doomed.discard((payer, nonce))
@@ -208,7 +210,7 @@ class MemoryChain:
         for tx_hash in tx_hashes or tuple(chain.sent):
             del chain.sent[tx_hash]
 
-    def front_run(
+    def settle_by_third_party(
         self,
         chain_id: ChainId,
         token: Address,
@@ -231,7 +233,7 @@ class MemoryChain:
     def _mine_foreign(self, chain_id: ChainId, token: Address, logs: tuple[Log, ...]) -> TxHash:
         self._salt += 1
         tx_hash = TxHash(keccak256(b"foreign:%d:%d" % (chain_id, self._salt)))
-        self.mine(chain_id, Transaction(tx_hash=tx_hash, sender=STRANGER, recipient=token, logs=logs))
+        self.mine(chain_id, Transaction(tx_hash=tx_hash, sender=THIRD_PARTY, recipient=token, logs=logs))
         return tx_hash
 
     # ---- The port.
@@ -360,7 +362,7 @@ class MemoryChain:
         refusal = chain.send_refusal or chain.take(parse_sent(raw))
         if refusal is None and self.is_automining:
             self.mine_sent(chain_id)
-        if self.is_deaf:
+        if self.loses_send_responses:
             raise ChainUnavailable(f"no node of eip155:{chain_id} gave a usable answer")
         return refusal
 
@@ -376,9 +378,9 @@ class MemoryChain:
         return chain
 
     async def _ask(self, method: str, chain_id: ChainId) -> MemoryBlocks:
-        self.asked[method, chain_id] += 1
-        if self.gate is not None:
-            await self.gate.wait()
+        self.requests[method, chain_id] += 1
+        if self.barrier is not None:
+            await self.barrier.wait()
         chain = self._chains.get(chain_id)
         if chain is None or chain.is_away:
             raise ChainUnavailable(f"no node of eip155:{chain_id} gave a usable answer")
@@ -400,7 +402,7 @@ class MemoryChain:
             sender=transaction.sender,
             recipient=transaction.recipient,
             value=transaction.value,
-            logs=transaction.told,
+            logs=transaction.effective_logs,
             block_number=block.number,
             block_hash=block.block_hash,
             block_time=block.time,
@@ -412,8 +414,8 @@ class MemoryChain:
         )
         if trust is Trust.AGREED and tx_hash in self.disputed:
             raise NodesDisagree(f"no node of eip155:{chain_id} gave a usable answer")
-        if trust is Trust.ONE and tx_hash in self.rumours:
-            return self.rumours[tx_hash](facts)
+        if trust is Trust.ONE and tx_hash in self.unconfirmed:
+            return self.unconfirmed[tx_hash](facts)
         return self.lies[tx_hash](facts) if tx_hash in self.lies else facts
 
     def _block(self, chain_id: ChainId, number: int, time: int, transactions: Iterable[Transaction]) -> Block:

@@ -1,24 +1,37 @@
-"""One chain in memory: its blocks, what waits for them, and all that follows from them. `MemoryChain` holds several.
+"""The state of one chain in memory: blocks, transactions, the pool, token balances and used authorisations. A `MemoryChain`
+holds one for each chain id.
 
-Balances of tokens, used authorisations and nonces of gas keys are counted from the blocks, so a reorg takes all of it
-back. Signatures of authorisations are not checked; a test says which are refused.
+Token balances, used authorisations and account nonces are computed from the blocks, so a reorg reverts all of them.
+Transactions are parsed from the bytes that a node gets, and judged by the rules of EIP-3009. Signatures of authorisations
+are not checked: a test says which authorisations the token refuses.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from tests.kit.chain_transfers import AuthorizedTransfer, SentTransaction, parse_authorized_transfer
+from eth_account import Account
+from eth_account.typed_transactions.typed_transaction import TypedTransaction
+from hexbytes import HexBytes
+
 from tollway.chain.reader import ContractAnswer, Log, SendFault, SendRefused
 from tollway.chain.tokens import (
     AUTHORIZATION_CANCELED_TOPIC,
     AUTHORIZATION_USED_TOPIC,
+    TRANSFER_BY_BYTES_SELECTOR,
+    TRANSFER_BY_VRS_SELECTOR,
     TRANSFER_TOPIC,
+    compute_domain_separator,
+    encode_authorization_state,
+    encode_domain_separator,
     parse_transfers,
 )
-from tollway.identifiers import Address, TxHash
+from tollway.identifiers import ZERO_ADDRESS, Address, TxHash, keccak256
+from tollway.money import Asset, TokenDomain
 
+_WORD = 32
+_STATE = encode_authorization_state(payer=ZERO_ADDRESS, nonce=bytes(32))[:4]
 _PAD = bytes(12)
-_FULL_TANK_WEI = 10**18
+_GAS_BALANCE_WEI = 10**18
 TRANSFER_GAS = 60_000
 NO_ANSWER = ContractAnswer(reverted=False, payload=b"")
 REVERTED = ContractAnswer(reverted=True, payload=b"")
@@ -42,7 +55,7 @@ class Transaction:
     fee_wei: int | None = None
 
     @property
-    def told(self) -> tuple[Log, ...]:
+    def effective_logs(self) -> tuple[Log, ...]:
         """A failed transaction leaves no log."""
         return self.logs if self.succeeded else ()
 
@@ -55,6 +68,32 @@ class Block:
     transactions: tuple[Transaction, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuthorizedTransfer:
+    """What the calldata of `transferWithAuthorization` says; its signature left out."""
+
+    payer: Address
+    payee: Address
+    base_units: int
+    valid_after: int
+    valid_before: int
+    nonce: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentTransaction:
+    """A signed EIP-1559 transaction on its way."""
+
+    tx_hash: TxHash
+    sender: Address
+    nonce: int
+    recipient: Address
+    calldata: bytes = field(repr=False)
+    gas: int
+    max_fee_wei: int
+    tip_wei: int
+
+
 @dataclass(slots=True)
 class MemoryBlocks:
     """`refused` and `doomed`: authorisations, by (payer, nonce), that fail in simulation, or in their block only."""
@@ -65,7 +104,7 @@ class MemoryBlocks:
     code: dict[Address, Wallet] = field(default_factory=dict)
     code_hashes: dict[Address, bytes] = field(default_factory=dict)
     funds: dict[tuple[Address, Address], int] = field(default_factory=dict)
-    tanks: dict[Address, int] = field(default_factory=dict)
+    gas_balances_wei: dict[Address, int] = field(default_factory=dict)
     refused: dict[tuple[Address, bytes], ContractAnswer] = field(default_factory=dict)
     doomed: set[tuple[Address, bytes]] = field(default_factory=set)
     base_fee_wei: int = 10**7
@@ -87,13 +126,13 @@ class MemoryBlocks:
     def balance(self, token: Address, owner: Address, before: Sequence[Transaction] = ()) -> int:
         balance = self.funds.get((token, owner), 0)
         for transaction in (*self.mined, *before):
-            for transfer in parse_transfers(transaction.told, token=token):
+            for transfer in parse_transfers(transaction.effective_logs, token=token):
                 balance += transfer.base_units * ((transfer.recipient == owner) - (transfer.sender == owner))
         return balance
 
     def gas_left_wei(self, gas_key: Address) -> int:
         spent = sum(t.fee_wei or 0 for t in self.mined if t.sender == gas_key)
-        return self.tanks.get(gas_key, _FULL_TANK_WEI) - spent
+        return self.gas_balances_wei.get(gas_key, _GAS_BALANCE_WEI) - spent
 
     def mined_nonce(self, sender: Address) -> int:
         return sum(t.sender == sender and t.nonce is not None for t in self.mined)
@@ -186,6 +225,36 @@ class MemoryBlocks:
         )
 
 
+def parse_authorized_transfer(calldata: bytes) -> AuthorizedTransfer | None:
+    """None for calldata of any other function."""
+    if calldata[:4] not in (TRANSFER_BY_VRS_SELECTOR, TRANSFER_BY_BYTES_SELECTOR):
+        return None
+    words = [calldata[4 + _WORD * position :][:_WORD] for position in range(6)]
+    return AuthorizedTransfer(
+        payer=Address(words[0][12:]),
+        payee=Address(words[1][12:]),
+        base_units=int.from_bytes(words[2], "big"),
+        valid_after=int.from_bytes(words[3], "big"),
+        valid_before=int.from_bytes(words[4], "big"),
+        nonce=words[5],
+    )
+
+
+def parse_sent(raw: bytes) -> SentTransaction:
+    """Raises what eth_account raises on anything but a signed typed transaction."""
+    fields = TypedTransaction.from_bytes(HexBytes(raw)).as_dict()
+    return SentTransaction(
+        tx_hash=TxHash(keccak256(raw)),
+        sender=Address.parse(Account.recover_transaction(raw)),
+        nonce=fields["nonce"],
+        recipient=Address(bytes(fields["to"])),
+        calldata=bytes(HexBytes(fields["data"])),
+        gas=fields["gas"],
+        max_fee_wei=fields["maxFeePerGas"],
+        tip_wei=fields["maxPriorityFeePerGas"],
+    )
+
+
 def transfer_log(token: Address, payer: Address, payee: Address, base_units: int) -> Log:
     """The event of an ERC-20 transfer, as `token` reports it."""
     topics = (TRANSFER_TOPIC, _PAD + payer, _PAD + payee)
@@ -213,4 +282,22 @@ def cancellation_log(token: Address, authorizer: Address, nonce: bytes) -> Log:
 
 def _ends(transaction: Transaction, token: Address, payer: Address, nonce: bytes) -> bool:
     ways = (authorization_log(token, payer, nonce), cancellation_log(token, payer, nonce))
-    return any(log in ways for log in transaction.told)
+    return any(log in ways for log in transaction.effective_logs)
+
+
+def authorizing_token(asset: Asset, domain: TokenDomain | None = None) -> Wallet:
+    """Code to deploy at `asset.token`; under the asset's domain unless another is given. A token without any domain is
+    one that takes no authorisations."""
+    signed_under = domain or asset.domain
+
+    def answer(calldata: bytes) -> ContractAnswer:
+        if signed_under is None or asset.token is None:
+            return REVERTED
+        if calldata[:4] == _STATE:
+            return ContractAnswer(reverted=False, payload=bytes(32))
+        if calldata == encode_domain_separator():
+            separator = compute_domain_separator(signed_under, chain_id=asset.chain_id, token=asset.token)
+            return ContractAnswer(reverted=False, payload=separator)
+        return REVERTED
+
+    return answer

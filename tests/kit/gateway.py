@@ -1,21 +1,32 @@
-"""A whole gateway in one process, for tests of the passage: the real rooms over in-memory twins, in front of an
-upstream on loopback. A call runs through the real ASGI door, without a socket in front (`ask`).
+"""A whole gateway in one process: the real pipeline, the real catalog in SQLite, the ledger model, a chain in memory, and an
+upstream on loopback.
+
+`open_gateway` gives one. `ask` sends a request through the real ASGI application, without a socket; `serve` puts the
+application behind the real server.
 """
 
+import asyncio
 import itertools
+import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
-from tests.kit.accounts import CHAIN, Buyer, FakeChains
-from tests.kit.asgi_exchange import Exchange
-from tests.kit.gateway_settlement import SmallSettlement, Stores
+from starlette.types import Scope
+
+from tests.kit.asgi_exchange import Exchange, HeaderPairs
+from tests.kit.chain import MemoryChain
+from tests.kit.chain_blocks import authorizing_token
 from tests.kit.listings import sample_listing
-from tests.kit.memory_catalog import MemoryCatalog
-from tests.kit.memory_sessions import MemorySessions
+from tests.kit.payer import KeyWallet
+from tests.kit.settlement import SettlementServices
+from tests.kit.stores import InlineDatabase, open_catalog
 from tests.kit.upstream import LoopbackUpstream, run_upstream
+from tests.model.gas import MemoryGas
 from tests.model.ledger import MemoryBook
+from tests.model.stored_responses import MemoryAnswers
+from tollway.chain.gas_key import GasKey
 from tollway.chain.rules import PRESETS, ChainRules
 from tollway.gateway.breaker import Breaker
 from tollway.gateway.cashier import Cashier
@@ -28,35 +39,59 @@ from tollway.identifiers import Address, ChainId, ListingId, TxHash, keccak256
 from tollway.identity.authenticator import Authenticator
 from tollway.identity.front_desk import FrontDesk
 from tollway.identity.http_signature import SignedRequest
+from tollway.identity.notary import Notary
 from tollway.identity.public_origin import parse_origin
 from tollway.identity.signatures import SignatureJudge, paid_call_digest, transaction_digests
 from tollway.ledger.call import CallRecord, NewPayment, Payment
 from tollway.ledger.statement import HistoryQuery
 from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.outbound.dialer import Dialer
+from tollway.payments.mpp import Challenger
 from tollway.payments.proof import Binding, format_binding
+from tollway.payments.settlement_rules import SettlementRules
 from tollway.payments.till import Till
 from tollway.rates import Rates
 from tollway.registry.listing import Listing, Shelf
 from tollway.registry.quality_tally import QualityTally
+from tollway.storage.catalog_store import CatalogStore
+from tollway.storage.session_store import SqlSessions
 from tollway.web.app import build_app
 from tollway.web.call_routes import CallRoutes
 from tollway.web.load_gauge import LoadGauge
+from tollway.web.server import HttpServer
 from tollway.web.terms_wire import TermsWire
 
 PUBLIC_URL = "https://gw.example.com"
+HOST = "gw.example.com"
 NOW_MS = 1_800_000_000_000
 RULES = PRESETS["local"].rules()
+CHAIN = RULES.chain_id
 USDC = RULES.assets[0]
+assert USDC.token is not None
+TOKEN: Address = USDC.token
 PROVIDER = Address(b"\xcc" * 20)
 PAY_TO = Address(b"\xbb" * 20)
 CALLS = "/api/v2/gateway/"
+SECRET = b"\x07" * 32
+GAS_KEY = GasKey.parse("11" * 32)
+ETHER = 10**18
 
-HeaderPairs = Sequence[tuple[str, str]]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stores:
+    """The stores of one ledger: the model's, or those of a database."""
+
+    book: Any
+    answers: Any
+    gas: Any
+
+    @classmethod
+    def of_model(cls, book: MemoryBook, *, limits: Limits) -> Self:
+        return cls(book=book, answers=MemoryAnswers(book.rows, limits=limits), gas=MemoryGas(book.rows))
 
 
-class SmallGateway:
-    """Everything at hand. `now_ms` is the clock; set it forward as needed."""
+class InProcessGateway:
+    """Every part is an attribute. `now_ms` is the clock; a test sets it forward. `outcomes`: of every call, as counted."""
 
     def __init__(
         self,
@@ -65,65 +100,101 @@ class SmallGateway:
         limits: Limits,
         is_bound_required: bool = False,
         rates: Rates | None = None,
-        before: "SmallGateway | None" = None,
+        before: "InProcessGateway | None" = None,
         only_verified: bool = False,
+        has_mpp: bool = True,
+        notary: Notary | None = None,
         stores: Stores | None = None,
     ) -> None:
-        """`before`: a gateway whose catalog goes on here, and its books where there are no other `stores`. `only_verified`:
-        sells what is `verified`. `stores`: in a database; then `before` is a gateway beside this one, on the same chain."""
+        """`notary`: it signs offers and receipts. `before`: a gateway whose catalog, chain and, without `stores`, whose ledger this one shares. `only_verified`:
+        it sells the listings in `verified` alone. `stores`: of a ledger in a database."""
         self.now_ms = NOW_MS
         self.upstream = upstream
         self.limits = limits
         book = before.book if before else MemoryBook(now_ms=self._clock, limits=limits)
-        street = before.settling.street if before and stores else None
-        is_beside = stores is not None
-        stores = stores or Stores.in_memory(book, limits=limits)
-        self.book: MemoryBook = stores.book
-        self.catalog: MemoryCatalog = before.catalog if before else MemoryCatalog()
-        self.chains = FakeChains()
+        self._numbers = itertools.count(1_000_000 if before and stores else 1)
+        stores = stores or Stores.of_model(book, limits=limits)
+        self.book: MemoryBook = self._wrap_book(stores.book)
+        self.answers = stores.answers
+        self.database: InlineDatabase = before.database if before else InlineDatabase()
+        self.catalog: CatalogStore = (
+            before.catalog if before else open_catalog(self.database, now_ms=self._clock)
+        )
+        self.chain: MemoryChain = before.chain if before else self._make_chain()
         self.blocked: set[Address] = set()
         self.verified: set[ListingId] = set()
         self.outcomes: list[str] = []
         self.upstream_s: list[float] = []
         self.tally = QualityTally()
-        self.buyer = Buyer.named("buyer")
-        self._numbers = itertools.count(1_000_000 if before and is_beside else 1)
+        self.wallet = KeyWallet.named("buyer")
         self.ticks_ms = 0
         self.dialer = self._make_dialer()
         self.meters = Meters(limits=limits, rates=rates or Rates())
-        self._open_desk()
+        self._open_sign_in()
         self.rules: dict[ChainId, ChainRules] = {CHAIN: RULES}
         self.till = Till(
             book=self.book,
-            chains=self.chains,
+            chains=self.chain,
             rules=self.rules,
-            judge_of_signatures=SignatureJudge(self.chains, limits=limits),
+            judge_of_signatures=SignatureJudge(self.chain, limits=limits),
             meter=self.meters,
             limits=limits,
             now_ms=self._clock,
             find_older_terms=self._find_older_terms,
         )
         self.breaker = Breaker(limits=limits)
-        self.signer = UpstreamSigner.derive([b"\x07" * 32])
+        self.signer = UpstreamSigner.derive([SECRET])
         self.passage = self._make_passage()
-        self.settling: SmallSettlement = SmallSettlement(
-            RULES, stores=stores, limits=limits, now_ms=self._clock, host="gw.example.com", street=street
-        )
+        self.challenger = Challenger(secret=SECRET, realm=HOST) if has_mpp else None
+        self.notary = notary
+        self.settlement = self._make_settlement(stores)
         self.cashier = Cashier(
             book=self.book,
-            answers=self.settling.answers,
-            settlement=self.settling.settlement,
-            challenger=self.settling.challenger,
+            answers=self.answers,
+            settlement=self.settlement.settlement,
+            challenger=self.challenger,
+            notary=notary,
             rules=self.rules,
             limits=limits,
             public_url=PUBLIC_URL,
             now_ms=self._clock,
             entropy=self._entropy,
-            networks=ClientNetworks.derive([b"\x07" * 32]),
+            networks=ClientNetworks.derive([SECRET]),
             prove_wallet=self._prove_wallet,
         )
-        self.gateway = self._make_gateway(is_bound_required, only_verified)
-        self._open_door()
+        self.pipeline = self._make_pipeline(is_bound_required, only_verified)
+        self._build_app()
+
+    def _make_chain(self) -> MemoryChain:
+        chain = MemoryChain(CHAIN)
+        chain.fund_gas(CHAIN, GAS_KEY.address, ETHER)
+        chain.mine(CHAIN, time=self.now_ms // 1000)
+        for asset in RULES.assets:
+            if asset.token is not None and asset.domain is not None:
+                chain.deploy(CHAIN, asset.token, authorizing_token(asset))
+        return chain
+
+    def _make_settlement(self, stores: Stores) -> SettlementServices:
+        return SettlementServices(
+            SettlementRules(
+                chain_id=CHAIN,
+                gas_keys=(GAS_KEY,),
+                min_nano=10**6,
+                gas_price_max_wei=500 * 10**9,
+                gas_floor_wei=ETHER // 1000,
+                listing_budget_wei=ETHER,
+                network_budget_wei=10 * ETHER,
+                block_time_s=0.01,
+            ),
+            book=stores.book,
+            gas=stores.gas,
+            chains=self.chain,
+            rules=self.rules,
+            limits=self.limits,
+            now_ms=self._clock,
+            pause_min_s=0.001,
+            pause_max_s=0.01,
+        )
 
     def _make_dialer(self) -> Dialer:
         return Dialer(
@@ -133,11 +204,11 @@ class SmallGateway:
             ticks_ms=lambda: self.ticks_ms,
         )
 
-    def _open_desk(self) -> None:
-        """What proves wallets: `desk` gives out nonces and sessions."""
-        sessions, origin = MemorySessions(), parse_origin(PUBLIC_URL)
-        judge = SignatureJudge(self.chains, limits=self.limits)
-        self.desk = FrontDesk(
+    def _open_sign_in(self) -> None:
+        """What proves wallets: `sign_in` issues nonces and sessions."""
+        sessions, origin = SqlSessions(self.database), parse_origin(PUBLIC_URL)
+        judge = SignatureJudge(self.chain, limits=self.limits)
+        self.sign_in = FrontDesk(
             sessions,
             judge,
             self.meters,
@@ -148,7 +219,7 @@ class SmallGateway:
         )
         self.authenticator = Authenticator(
             sessions,
-            self.desk,
+            self.sign_in,
             origin=origin,
             limits=self.limits,
             now_ms=self._clock,
@@ -165,7 +236,7 @@ class SmallGateway:
             limits=self.limits,
             now_ms=self._clock,
             public_url=PUBLIC_URL,
-            name="gw.example.com",
+            name=HOST,
             signer=self.signer,
             entropy=self._entropy,
             note_upstream_s=self.upstream_s.append,
@@ -173,13 +244,13 @@ class SmallGateway:
             tally=self.tally,
         )
 
-    def _make_gateway(self, is_bound_required: bool, only_verified: bool) -> Gateway:
+    def _make_pipeline(self, is_bound_required: bool, only_verified: bool) -> Gateway:
         async def is_verified(listing_id: ListingId) -> bool:
             return listing_id in self.verified
 
         name = GatewayName(
             origin=PUBLIC_URL,
-            host="gw.example.com",
+            host=HOST,
             allow_private=True,
             is_bound_required=is_bound_required,
         )
@@ -198,22 +269,24 @@ class SmallGateway:
             is_verified=is_verified if only_verified else None,
         )
 
-    def _open_door(self) -> None:
+    def _build_app(self) -> None:
         self.gauge = LoadGauge(limits=self.limits, clock=lambda: 0.0, read_memory_bytes=lambda: 0)
         self.calls = CallRoutes(
-            self.gateway,
+            self.pipeline,
             terms=TermsWire(
                 self.rules,
                 public_url=PUBLIC_URL,
-                challenger=self.settling.challenger,
+                challenger=self.challenger,
+                notary=self.notary,
+                offer_valid_s=self.limits.price_memory_s,
                 now_ms=self._clock,
                 entropy=self._entropy,
             ),
             limits=self.limits,
             public_url=PUBLIC_URL,
             now_ms=self._clock,
-            request_id_of=lambda scope: "req_test",
-            client_address_of=lambda scope: str(scope["client"][0]),
+            request_id_of=self._read_request_id,
+            client_address_of=self._read_client_address,
             note_outcome=self.outcomes.append,
             gauge=self.gauge,
         )
@@ -227,6 +300,17 @@ class SmallGateway:
             gauge=self.gauge,
         )
 
+    # ---- What a measurement replaces.
+
+    def _wrap_book(self, book: Any) -> Any:
+        return book
+
+    def _read_request_id(self, scope: Scope) -> str:
+        return "req_test"
+
+    def _read_client_address(self, scope: Scope) -> str:
+        return str(scope["client"][0])
+
     def _clock(self) -> int:
         return self.now_ms
 
@@ -236,7 +320,7 @@ class SmallGateway:
     async def _find_older_terms(self, shelf: Shelf, moment_ms: int) -> Shelf:
         return replace(shelf, versions=await self.catalog.terms_since(shelf.listing.id, moment_ms))
 
-    # ---- What is for sale.
+    # ---- Listings.
 
     async def publish(self, name: str = "api_quotes", **changes: Any) -> Listing:
         """A listing of 0.01 USDC a call, on sale for a day; every field can be given."""
@@ -250,25 +334,15 @@ class SmallGateway:
         return replace(changed, revision=listing.revision + 1)
 
     def sample(self, name: str) -> Listing:
-        born_ms = NOW_MS - 86_400_000
-        return sample_listing(
-            id=ListingId(name),
-            provider=PROVIDER,
-            name="Quotes",
-            endpoint=self.upstream.url + "/base",
-            pay_to=PAY_TO,
-            networks=(CHAIN,),
-            timeout_s=5,
-            created_ms=born_ms,
-        )
+        return gateway_listing(name, self.upstream.url)
 
-    # ---- Who pays.
+    # ---- Payments and proofs.
 
-    async def pay(self, units: int = 10_000, *, buyer: Buyer | None = None, age_s: int = 0) -> Payment:
-        """A payment that the books know already: `units` of a millionth USDC."""
+    async def pay(self, units: int = 10_000, *, wallet: KeyWallet | None = None, age_s: int = 0) -> Payment:
+        """A payment that the ledger knows: `units` of a millionth USDC."""
         new = self.sample_payment(
             value_units=units,
-            payer=(buyer or self.buyer).address,
+            payer=(wallet or self.wallet).address,
             block_time=self.now_ms // 1000 - age_s,
         )
         (payment,) = await self.book.record_payments([new], now_ms=self.now_ms)
@@ -281,7 +355,7 @@ class SmallGateway:
             chain_id=CHAIN,
             tx_hash=TxHash(keccak256(b"tx" + number.to_bytes(8, "big"))),
             asset=USDC.key,
-            payer=self.buyer.address,
+            payer=self.wallet.address,
             payee=PAY_TO,
             value_units=10_000,
             block_number=100 + number,
@@ -292,10 +366,10 @@ class SmallGateway:
         return replace(new, **changes)
 
     def plain_proof(
-        self, tx_hash: TxHash, *, buyer: Buyer | None = None, is_raw: bool = False
+        self, tx_hash: TxHash, *, wallet: KeyWallet | None = None, is_raw: bool = False
     ) -> HeaderPairs:
         digest = transaction_digests(tx_hash)[1 if is_raw else 0]
-        return [("X-Payment-Tx", str(tx_hash)), ("X-Signature", (buyer or self.buyer).sign(digest))]
+        return [("X-Payment-Tx", str(tx_hash)), ("X-Signature", (wallet or self.wallet).sign_hex(digest))]
 
     def bound_proof(
         self,
@@ -308,7 +382,7 @@ class SmallGateway:
         listing: str = "api_quotes",
         nonce: bytes | None = None,
         valid_for_s: int = 60,
-        buyer: Buyer | None = None,
+        wallet: KeyWallet | None = None,
     ) -> HeaderPairs:
         """The bound form. `promises`: `bodyHash` is named, so that the body may be streamed."""
         binding = Binding(
@@ -329,7 +403,7 @@ class SmallGateway:
         )
         return [
             ("X-Payment-Tx", str(tx_hash)),
-            ("X-Signature", (buyer or self.buyer).sign(digest)),
+            ("X-Signature", (wallet or self.wallet).sign_hex(digest)),
             ("X-Signature-Params", format_binding(binding)),
         ]
 
@@ -355,7 +429,7 @@ class SmallGateway:
             framing = [("transfer-encoding", "chunked")]
         elif chunks or length is not None:
             framing = [("content-length", str(sum(map(len, chunks)) if length is None else length))]
-        pairs = [("host", "gw.example.com"), *framing, *headers]
+        pairs = [("host", HOST), *framing, *headers]
         raw_path = (CALLS + listing + path).encode()
         scope = {
             "type": "http",
@@ -370,7 +444,7 @@ class SmallGateway:
         return Exchange(scope, chunks, is_open=is_open)
 
     async def run(self, exchange: Exchange) -> Exchange:
-        """Until the gateway is done with it."""
+        """Returns once the gateway is done with it."""
         await self.calls(exchange.scope, exchange.receive, exchange.send)
         return exchange
 
@@ -384,17 +458,43 @@ class SmallGateway:
     ) -> Exchange:
         return await self.run(self.open(method, target, headers, chunks, **more))
 
-    # ---- What became of it.
+    # ---- State.
 
-    async def history(self, buyer: Buyer | None = None) -> tuple[CallRecord, ...]:
+    async def history(self, wallet: KeyWallet | None = None) -> tuple[CallRecord, ...]:
         """The payer's calls, newest first."""
-        wallet = (buyer or self.buyer).address
-        page = await self.book.history(HistoryQuery(wallet=wallet, role="payer", limit=100, offset=0))
+        payer = (wallet or self.wallet).address
+        page = await self.book.history(HistoryQuery(wallet=payer, role="payer", limit=100, offset=0))
         return page.calls
 
     async def rest_units(self, payment: Payment) -> int:
         (now,) = [one for one in await self.book.find_payments(payment.tx_hash) if one.id == payment.id]
         return now.rest_units
+
+    @property
+    def served(self) -> int:
+        """How many requests have reached the upstream."""
+        return len(self.upstream.arrived)
+
+    @property
+    def earned(self) -> int:
+        """What the provider has received on the chain, in base units."""
+        return self.chain.balance(CHAIN, TOKEN, PAY_TO)
+
+    @property
+    def transfers(self) -> int:
+        """How many transactions the gateway has sent."""
+        return len(set(self.chain.broadcasts))
+
+    def stop_mining(self) -> None:
+        """What is sent stays in the pool."""
+        self.chain.is_automining = False
+
+    async def recover_chain(self) -> None:
+        """The chain answers and mines again, and recovery looks at what is left."""
+        self.chain.reconnect(CHAIN)
+        self.chain.is_automining = True
+        self.chain.mine_sent(CHAIN)
+        await self.settlement.sweep()
 
     async def check_balanced(self) -> None:
         report = await self.book.audit()
@@ -408,11 +508,11 @@ async def open_gateway(
     rates: Rates | None = None,
     only_verified: bool = False,
     **limits: Any,
-) -> AsyncIterator[SmallGateway]:
+) -> AsyncIterator[InProcessGateway]:
     """A gateway and its upstream. `limits` replace the defaults; waits for networks are short."""
     short: dict[str, Any] = {"connect_deadline_s": 5.0, "dns_deadline_s": 5.0, "drain_deadline_s": 3.0}
     async with run_upstream() as upstream:
-        gate = SmallGateway(
+        gateway = InProcessGateway(
             upstream,
             limits=replace(DEFAULT_LIMITS, **{**short, **limits}),
             is_bound_required=is_bound_required,
@@ -420,7 +520,38 @@ async def open_gateway(
             only_verified=only_verified,
         )
         try:
-            async with gate.settling.running():
-                yield gate
+            async with gateway.settlement.running():
+                yield gateway
         finally:
-            await gate.dialer.close()
+            await gateway.dialer.close()
+
+
+def gateway_listing(name: str = "api_quotes", upstream_url: str = "http://127.0.0.1:1") -> Listing:
+    """0.01 USDC a call, published a day ago."""
+    return sample_listing(
+        id=ListingId(name),
+        provider=PROVIDER,
+        name="Quotes",
+        endpoint=upstream_url + "/base",
+        pay_to=PAY_TO,
+        networks=(CHAIN,),
+        timeout_s=5,
+        created_ms=NOW_MS - 86_400_000,
+    )
+
+
+@asynccontextmanager
+async def serve(gateway: InProcessGateway) -> AsyncIterator[int]:
+    """The port of loopback at which the real server serves this gateway."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    server = HttpServer(gateway.app, host="127.0.0.1", port=port, limits=gateway.limits)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(server.serve())
+        try:
+            async with asyncio.timeout(10):
+                await server.wait_up()
+            yield port
+        finally:
+            server.stop()

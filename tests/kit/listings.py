@@ -1,11 +1,23 @@
-"""Listings for tests of any room: a plain one, and whatever a test says is different about it."""
+"""Listings for tests: a plain one (`sample_listing`), and one as the discovery documents show it (`show_listing`), without a
+gateway behind it. Every field can be given.
+"""
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from tollway.discovery.shown_listing import ShownListing, list_prices
+from tollway.discovery.sold_operations import SoldOperation, list_sold_operations
 from tollway.identifiers import Address, ChainId, ListingId
-from tollway.money import Price
+from tollway.money import Asset, Price, TokenDomain
 from tollway.registry.listing import ChargeOn, Listing
+from tollway.registry.standing import UNKNOWN_STANDING, Standing
+from tollway.web.listing_wire import ListingShape
+from tollway.web.wire import format_time
+
+PUBLIC_URL = "https://gw.example.com"
+PROVIDER = Address(b"\xaa" * 20)
+LISTING_ID = ListingId("api_01kaj0000000000000000000000")
 
 
 def sample_listing(*, provider: Address, created_ms: int = 1, **changes: Any) -> Listing:
@@ -38,3 +50,55 @@ def sample_listing(*, provider: Address, created_ms: int = 1, **changes: Any) ->
         revision=1,
     )
     return replace(plain, **changes)
+
+
+def sample_assets(chains: int) -> tuple[Asset, ...]:
+    """USDC on so many networks; each takes authorisations."""
+    domain = TokenDomain(name="USD Coin", version="2")
+    return tuple(
+        Asset(
+            chain_id=ChainId(8453 + number),
+            token=Address(bytes([number + 1]) * 20),
+            symbol="USDC",
+            decimals=6,
+            domain=domain,
+        )
+        for number in range(chains)
+    )
+
+
+def show_listing(
+    *,
+    standing: Standing = UNKNOWN_STANDING,
+    chains: int = 1,
+    is_offered: Callable[[Asset, int, ListingId], bool] = lambda asset, units, listing_id: True,
+    sold: Sequence[SoldOperation] | None = None,
+    has_mpp: bool = True,
+    is_bound_only: bool = False,
+    public_url: str = PUBLIC_URL,
+    **changes: Any,
+) -> ShownListing:
+    """`changes`: what is different about the sample listing. `sold`: in place of what its document says."""
+    assets = sample_assets(chains)
+    networks = tuple(asset.chain_id for asset in assets)
+    listing: Listing = sample_listing(
+        provider=PROVIDER,
+        **{"id": LISTING_ID, "networks": networks, "created_ms": 1_795_239_000_000, **changes},
+    )
+    shape = ListingShape(
+        public_url=public_url,
+        assets=assets,
+        confirmations_for=lambda asset, units: 1,
+        is_offered=is_offered,
+    )
+    operations = list_sold_operations(listing) if sold is None else tuple(sold)
+    return ShownListing(
+        listing=listing,
+        operations=operations,
+        details=shape.details(listing, standing),
+        options={price.nano: shape.options(listing, price) for price in list_prices(listing, operations)},
+        public_url=public_url,
+        verified_at=None if standing.verified_ms is None else format_time(standing.verified_ms),
+        has_mpp=has_mpp,
+        is_bound_only=is_bound_only,
+    )

@@ -1,6 +1,6 @@
-"""MCP in front of a small gateway, for tests: the desk of its tools, a visit without a socket, and the whole door.
+"""MCP in front of an in-process gateway: the dependencies of its tools, one request without a socket, and the application.
 
-A request proves a wallet by the header `x-test-wallet`; how wallets are really proved is tested where that is done.
+A request proves a wallet by the header `x-test-wallet`; real proofs of wallets are tested in `tests/identity`.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.types import Scope
 
-from tests.kit.gateway import PUBLIC_URL, RULES, SmallGateway
+from tests.kit.gateway import PUBLIC_URL, RULES, InProcessGateway
 from tollway.errors import Code, Problem, Refusal
 from tollway.identifiers import Address
 from tollway.identity.authenticator import Identity
@@ -48,23 +48,23 @@ QUOTES: dict[str, Any] = {
 }
 
 
-def mcp_desk(gate: SmallGateway, **given: Any) -> McpDesk:
+def mcp_desk(gateway: InProcessGateway, **given: Any) -> McpDesk:
     desk = McpDesk(
-        catalog=gate.catalog,
+        catalog=gateway.catalog,
         shape=ListingShape(
             public_url=PUBLIC_URL,
             assets=RULES.assets,
             confirmations_for=RULES.confirmations_for,
             is_offered=lambda asset, units, listing_id: asset.domain is not None,
         ),
-        statement=gate.book,
-        call_app=gate.calls,
+        statement=gateway.book,
+        call_app=gateway.calls,
         wallet=prove_wallet,
         find_asset=lambda chain_id, key: next((one for one in RULES.assets if one.key == key), None),
-        now_ms=lambda: gate.now_ms,
+        now_ms=lambda: gateway.now_ms,
         public_url=PUBLIC_URL,
         origin=PUBLIC_URL,
-        body_bytes_max=gate.limits.control_body_bytes_max,
+        body_bytes_max=gateway.limits.control_body_bytes_max,
     )
     return replace(desk, **given)
 
@@ -94,14 +94,14 @@ def visit(*headers: tuple[str, str], client: str = CLIENT) -> Visit:
     )
 
 
-def open_door(gate: SmallGateway, **given: Any) -> None:
+def mount_mcp(gateway: InProcessGateway, **given: Any) -> None:
     """The gateway's application, with MCP in it."""
-    gate.app = build_app(
-        call_app=gate.calls,
-        routers=[mcp_router(mcp_desk(gate, **given))],
+    gateway.app = build_app(
+        call_app=gateway.calls,
+        routers=[mcp_router(mcp_desk(gateway, **given))],
         public_url=PUBLIC_URL,
-        limits=gate.limits,
-        clock=lambda: gate.now_ms / 1000,
+        limits=gateway.limits,
+        clock=lambda: gateway.now_ms / 1000,
         entropy=lambda size: b"\x05" * size,
-        gauge=gate.gauge,
+        gauge=gateway.gauge,
     )

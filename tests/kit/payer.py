@@ -1,22 +1,60 @@
-"""A client of x402 and MPP in a few lines: it reads a gateway's own 402 and signs what that asks for, honestly or as a test
-wants it. It shares no code with what reads its headers; the typed data is signed by eth-account.
+"""Wallets that pay: `KeyWallet` signs digests, `AuthorizationSigner` signs authorisations and writes the payment headers of
+all three dialects, `Payer` reads a gateway's own 402 and pays as it asks, or as a test wants it.
+
+No code is shared with what reads the headers, beyond the records: eth-account signs the typed data, and the headers are
+written by hand. Every field can be given.
 """
 
+import base64
 import itertools
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import coincurve
 from eth_account import Account
+from eth_account.signers.local import LocalAccount
+from pydantic_core import from_json
 
-from tests.kit.accounts import CHAIN, Buyer
-from tests.kit.asgi_exchange import Exchange
-from tests.kit.authorizations import Payer, decode_header, encode_header, read_challenge
-from tests.kit.gateway import PAY_TO, USDC, HeaderPairs, SmallGateway
+from tests.kit.asgi_exchange import Exchange, HeaderPairs
+from tollway.chain.reader import AuthorizationFacts, ContractAnswer
 from tollway.identifiers import Address, ChainId, keccak256, parse_network
-from tollway.ledger.authorization import Dialect
+from tollway.ledger.authorization import Authorization, Dialect
 from tollway.ledger.call import CallRecord
-from tollway.money import Asset, TokenDomain
+from tollway.money import Asset, Price, TokenDomain
+from tollway.payments.mpp import Challenger, Route
+from tollway.payments.requirement import Requirement
+from tollway.registry.listing import ChargeOn
+
+if TYPE_CHECKING:
+    from tests.kit.gateway import InProcessGateway
+
+NOW_S = 1_800_000_000
+TIMEOUT_S = 30
+CHAIN = ChainId(84532)
+PAY_TO = Address(b"\xbb" * 20)
+USDC = Asset(
+    chain_id=CHAIN,
+    token=Address.parse("0x036CbD53842c5426634e7929541eC2318f3dCF7e"),
+    symbol="USDC",
+    decimals=6,
+    domain=TokenDomain(name="USDC", version="2"),
+)
+CHALLENGER = Challenger(secret=b"s" * 32, realm="gw.example.com")
+ROUTE = Route(api_id="api_1", method="GET", target="/v1/quote?city=Wien")
+
+_TYPES = {
+    "TransferWithAuthorization": [
+        {"name": "from", "type": "address"},
+        {"name": "to", "type": "address"},
+        {"name": "value", "type": "uint256"},
+        {"name": "validAfter", "type": "uint256"},
+        {"name": "validBefore", "type": "uint256"},
+        {"name": "nonce", "type": "bytes32"},
+    ]
+}
+
 
 Edit = Callable[[dict[str, Any]], object]
 Header = tuple[str, str]
@@ -35,25 +73,169 @@ _V1_NETWORKS = {"base-sepolia": ChainId(84532)}
 _V1_NAMES = {chain_id: name for name, chain_id in _V1_NETWORKS.items()}
 
 
-@dataclass(slots=True, kw_only=True)
-class SmallPayer:
-    """A wallet that pays by authorisation. Every one has a nonce of its own, unless one is given."""
+assert USDC.token is not None
+_TOKEN: Address = USDC.token
 
-    buyer: Buyer
-    gate: SmallGateway
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyWallet:
+    """A plain wallet."""
+
+    key: coincurve.PrivateKey = field(repr=False)
+
+    @classmethod
+    def named(cls, name: str) -> "KeyWallet":
+        return cls(key=coincurve.PrivateKey(keccak256(name.encode())))
+
+    @property
+    def address(self) -> Address:
+        return Address(keccak256(self.key.public_key.format(compressed=False)[1:])[12:])
+
+    def sign(self, digest: bytes) -> bytes:
+        """65 bytes, the last 27 or 28, as wallets sign."""
+        raw = self.key.sign_recoverable(digest, hasher=None)
+        return raw[:64] + bytes([27 + raw[64]])
+
+    def sign_hex(self, digest: bytes) -> str:
+        """The same for a header, the last byte 0 or 1, as libraries sign."""
+        return "0x" + self.key.sign_recoverable(digest, hasher=None).hex()
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuthorizationSigner:
+    """A plain wallet that signs the authorisation of its fields, honest or not."""
+
+    account: LocalAccount = field(default_factory=lambda: Account.from_key(keccak256(b"a payer")))
+    asset: Asset = USDC
+    payee: Address = PAY_TO
+    base_units: int = 10_000
+    valid_after: int = 0
+    valid_before: int = NOW_S + TIMEOUT_S + 60
+    nonce: bytes = b"\x07" * 32
+
+    @property
+    def address(self) -> Address:
+        return Address.parse(self.account.address)
+
+    @property
+    def signature(self) -> bytes:
+        domain = self.asset.domain
+        assert domain is not None
+        assert self.asset.token is not None
+        signed = self.account.sign_typed_data(
+            domain_data={
+                "name": domain.name,
+                "version": domain.version,
+                "chainId": self.asset.chain_id,
+                "verifyingContract": str(self.asset.token),
+            },
+            message_types=_TYPES,
+            message_data={
+                "from": self.account.address,
+                "to": str(self.payee),
+                "value": self.base_units,
+                "validAfter": self.valid_after,
+                "validBefore": self.valid_before,
+                "nonce": self.nonce,
+            },
+        )
+        return bytes(signed.signature)
+
+    def authorize(self, dialect: Dialect = Dialect.X402_V2, **given: Any) -> Authorization:
+        assert self.asset.token is not None
+        fields: dict[str, Any] = {"signature": given.pop("signature", None) or self.signature}
+        return replace(
+            Authorization(
+                chain_id=self.asset.chain_id,
+                token=self.asset.token,
+                payer=self.address,
+                payee=self.payee,
+                base_units=self.base_units,
+                valid_after=self.valid_after,
+                valid_before=self.valid_before,
+                nonce=self.nonce,
+                dialect=dialect,
+                **fields,
+            ),
+            **given,
+        )
+
+    @property
+    def fields(self) -> dict[str, str]:
+        return {
+            "from": str(self.address),
+            "to": str(self.payee),
+            "value": str(self.base_units),
+            "validAfter": str(self.valid_after),
+            "validBefore": str(self.valid_before),
+            "nonce": "0x" + self.nonce.hex(),
+        }
+
+    def payload(self) -> dict[str, Any]:
+        return {"signature": "0x" + self.signature.hex(), "authorization": self.fields}
+
+    def payment(self) -> dict[str, Any]:
+        """The content of `PAYMENT-SIGNATURE`."""
+        requirement = requirement_of(self.asset)
+        return {
+            "x402Version": 2,
+            "payload": self.payload(),
+            "accepted": {
+                "scheme": "exact",
+                "network": self.asset.network,
+                "amount": str(requirement.base_units),
+                "asset": str(self.asset.token),
+                "payTo": str(requirement.pay_to),
+                "maxTimeoutSeconds": requirement.max_timeout_s,
+                "extra": {"name": "USDC", "version": "2"},
+            },
+            "resource": {"url": "https://gw.example.com/api/v2/gateway/api_1/v1/quote?city=Wien"},
+        }
+
+    def payment_v1(self) -> dict[str, Any]:
+        """The content of `X-PAYMENT`."""
+        return {"x402Version": 1, "scheme": "exact", "network": "base-sepolia", "payload": self.payload()}
+
+    def credential(
+        self,
+        requirement: Requirement | None = None,
+        *,
+        challenger: Challenger = CHALLENGER,
+        route: Route = ROUTE,
+        now_s: float = NOW_S,
+    ) -> dict[str, Any]:
+        """The content of `Authorization: Payment …`: what MPP's clients make of our challenge."""
+        header = challenger.challenge(requirement or requirement_of(self.asset), route, now_s=now_s)
+        challenge = read_challenge(header)
+        nonce = keccak256((challenge["id"] + challenge["realm"]).encode())
+        signer = replace(self, nonce=nonce)
+        payload = {"type": "authorization", **signer.fields, "signature": "0x" + signer.signature.hex()}
+        return {
+            "challenge": challenge,
+            "payload": payload,
+            "source": f"did:pkh:eip155:{self.asset.chain_id}:{self.address}",
+        }
+
+
+@dataclass(slots=True, kw_only=True)
+class Payer:
+    """A wallet that pays one gateway by authorisations. Each authorisation has a nonce of its own, unless one is given."""
+
+    wallet: KeyWallet
+    gateway: "InProcessGateway"
     _numbers: "itertools.count[int]" = field(default_factory=itertools.count)
 
     @property
     def address(self) -> Address:
-        return self.buyer.address
+        return self.wallet.address
 
-    # ---- The whole way.
+    # ---- Quote and call.
 
     async def quote(self, method: str = "GET", target: str = "/quote?x=1", **more: Any) -> Exchange:
         """The 402 of a call."""
-        asked = await self.gate.ask(method, target, **more)
-        assert asked.status == 402, asked.body
-        return asked
+        quoted = await self.gateway.ask(method, target, **more)
+        assert quoted.status == 402, quoted.body
+        return quoted
 
     async def buy(
         self,
@@ -65,49 +247,51 @@ class SmallPayer:
         chunks: Sequence[bytes] = (),
         **signed: Any,
     ) -> Exchange:
-        """Asks, signs what the 402 asks for, and asks again."""
-        asked = await self.quote("GET" if method == "HEAD" else method, target)
+        """Sends a call, signs what its 402 quotes, and sends it again."""
+        quoted = await self.quote("GET" if method == "HEAD" else method, target)
         if method == "HEAD" and dialect is Dialect.MPP:
-            asked = await self.quote(method, target)
-        shown = self.show(asked, dialect, **signed)
-        return await self.gate.ask(method, target, [*shown, *headers], chunks)
+            quoted = await self.quote(method, target)
+        shown = self.show(quoted, dialect, **signed)
+        return await self.gateway.ask(method, target, [*shown, *headers], chunks)
 
-    # ---- What became of it.
+    # ---- State.
 
     @property
     def balance(self) -> int:
-        return self.gate.settling.street.balance(CHAIN, _token(), self.address)
+        return self.gateway.chain.balance(CHAIN, _TOKEN, self.address)
 
     def fund(self, base_units: int) -> None:
-        self.gate.settling.street.fund(CHAIN, _token(), self.address, base_units)
+        self.gateway.chain.fund(CHAIN, _TOKEN, self.address, base_units)
 
     async def history(self) -> tuple[CallRecord, ...]:
-        return await self.gate.history(self.buyer)
+        return await self.gateway.history(self.wallet)
 
     # ---- Signing.
 
     def show(
         self,
-        asked: Exchange,
+        quoted: Exchange,
         dialect: Dialect = Dialect.X402_V2,
         *,
         edit: Edit | None = None,
         **signed: Any,
     ) -> list[Header]:
-        """The header that answers this 402. `signed`: fields of the authorisation that are to be other than asked;
+        """The header that answers this 402. `signed`: fields of the authorisation that differ from the quote;
         `edit` changes the message around it after it was signed."""
         content = {
             Dialect.X402_V2: self._pay,
             Dialect.X402_V1: self._pay_v1,
             Dialect.MPP: self._pay_mpp,
-        }[dialect](asked, signed)
+        }[dialect](quoted, signed)
         if edit is not None:
             edit(content)
         value = encode_header(content, is_urlsafe=dialect is Dialect.MPP).decode()
         return [(HEADERS[dialect], f"Payment {value}" if dialect is Dialect.MPP else value)]
 
-    def sign(self, accepted: dict[str, Any], *, chain_id: ChainId, amount: str, **signed: Any) -> Payer:
-        now_s = self.gate.now_ms // 1000
+    def sign(
+        self, accepted: dict[str, Any], *, chain_id: ChainId, amount: str, **signed: Any
+    ) -> AuthorizationSigner:
+        now_s = self.gateway.now_ms // 1000
         token = Asset(
             chain_id=chain_id,
             token=Address.parse(accepted["asset"]),
@@ -115,8 +299,8 @@ class SmallPayer:
             decimals=6,
             domain=TokenDomain(**accepted["extra"]),
         )
-        payer = Payer(
-            account=Account.from_key(self.buyer.key.secret),
+        payer = AuthorizationSigner(
+            account=Account.from_key(self.wallet.key.secret),
             asset=token,
             payee=Address.parse(accepted["payTo"]),
             base_units=int(amount),
@@ -126,8 +310,8 @@ class SmallPayer:
         )
         return replace(payer, **signed)
 
-    def _pay(self, asked: Exchange, signed: dict[str, Any]) -> dict[str, Any]:
-        required = decode_header(asked.headers["payment-required"].encode())
+    def _pay(self, quoted: Exchange, signed: dict[str, Any]) -> dict[str, Any]:
+        required = decode_header(quoted.headers["payment-required"].encode())
         accepted = required["accepts"][0]
         payer = self.sign(
             accepted, chain_id=parse_network(accepted["network"]), amount=accepted["amount"], **signed
@@ -139,8 +323,8 @@ class SmallPayer:
             "payload": payer.payload(),
         }
 
-    def _pay_v1(self, asked: Exchange, signed: dict[str, Any]) -> dict[str, Any]:
-        accepted = asked.problem["accepts"][0]
+    def _pay_v1(self, quoted: Exchange, signed: dict[str, Any]) -> dict[str, Any]:
+        accepted = quoted.problem["accepts"][0]
         chain_id = _V1_NETWORKS[accepted["network"]]
         payer = self.sign(accepted, chain_id=chain_id, amount=accepted["maxAmountRequired"], **signed)
         return {
@@ -150,8 +334,8 @@ class SmallPayer:
             "payload": payer.payload(),
         }
 
-    def _pay_mpp(self, asked: Exchange, signed: dict[str, Any]) -> dict[str, Any]:
-        challenge = read_challenge(asked.headers["www-authenticate"].encode())
+    def _pay_mpp(self, quoted: Exchange, signed: dict[str, Any]) -> dict[str, Any]:
+        challenge = read_challenge(quoted.headers["www-authenticate"].encode())
         request = decode_header(challenge["request"].encode())
         accepted = {
             "asset": request["currency"],
@@ -176,50 +360,60 @@ class SmallPayer:
         }
 
 
+def requirement_of(asset: Asset = USDC, **given: Any) -> Requirement:
+    price = given.pop("price", Price.parse("0.01"))
+    fields: dict[str, Any] = {
+        "units": price.units_in(asset),
+        "pay_to": PAY_TO,
+        "charge_on": ChargeOn.SUCCESS,
+        "max_timeout_s": TIMEOUT_S + 60,
+    }
+    return Requirement(asset=asset, price=price, **{**fields, **given})
+
+
+def read_challenge(header: bytes) -> dict[str, str]:
+    """The parameters of a `WWW-Authenticate: Payment` header, read as its clients read them."""
+    scheme, _, rest = header.decode().partition(" ")
+    assert scheme == "Payment"
+    return {name: value.strip('"') for name, _, value in (part.partition("=") for part in rest.split(", "))}
+
+
+def encode_header(content: Any, *, is_urlsafe: bool = False) -> bytes:
+    raw = json.dumps(content).encode()
+    return base64.urlsafe_b64encode(raw).rstrip(b"=") if is_urlsafe else base64.b64encode(raw)
+
+
+def decode_header(value: bytes) -> Any:
+    """Of either alphabet, with or without padding."""
+    alphabet = b"-_" if b"-" in value or b"_" in value else None
+    return from_json(base64.b64decode(value + b"=" * (-len(value) % 4), altchars=alphabet))
+
+
+def facts_of(**given: Any) -> AuthorizationFacts:
+    """A plain wallet with a thousand USDC, on a chain whose head is a second old."""
+    fields: dict[str, Any] = {
+        "chain_id": CHAIN,
+        "head_number": 500,
+        "head_time": NOW_S - 1,
+        "code_size": 0,
+        "balance": 1_000_000_000,
+        "is_used": False,
+        "simulation": ContractAnswer(reverted=False, payload=b""),
+        "gas_estimate": 60_000,
+    }
+    return AuthorizationFacts(**{**fields, **given})
+
+
 def has_terms(answer: Exchange) -> bool:
-    """Whether it asks for money, in any dialect."""
+    """True for an answer that quotes a price, in any dialect."""
     named = {"payment-required", "www-authenticate"} & set(answer.headers)
     is_problem = answer.headers.get("content-type") == "application/problem+json"
     return bool(named) or (is_problem and bool({"payment", "accepts"} & set(answer.problem)))
 
 
-def earned(gate: SmallGateway) -> int:
-    """What the provider has got on the chain, in base units."""
-    return gate.settling.street.balance(CHAIN, _token(), PAY_TO)
-
-
-def transfers(gate: SmallGateway) -> int:
-    """How many transactions the gateway has ever sent."""
-    return len(set(gate.settling.street.broadcasts))
-
-
-def served(gate: SmallGateway) -> int:
-    """How many requests have reached the upstream."""
-    return len(gate.upstream.arrived)
-
-
-def stop_mining(gate: SmallGateway) -> None:
-    """What is sent stays in the pool."""
-    gate.settling.street.is_automining = False
-
-
-async def come_back(gate: SmallGateway) -> None:
-    """The chain answers and mines again, and the sweeper looks at what is left."""
-    street = gate.settling.street
-    street.bring_back(CHAIN)
-    street.is_automining = True
-    street.mine_sent(CHAIN)
-    await gate.settling.sweep()
-
-
-def _token() -> Address:
-    assert USDC.token is not None
-    return USDC.token
-
-
 def read_receipt(answer: Exchange, dialect: Dialect) -> dict[str, Any]:
     """The receipt in that dialect; there must be none in another."""
-    told = [name for name in RECEIPTS.values() if name in answer.headers]
-    assert told == [RECEIPTS[dialect]], told
+    present = [name for name in RECEIPTS.values() if name in answer.headers]
+    assert present == [RECEIPTS[dialect]], present
     receipt: dict[str, Any] = decode_header(answer.headers[RECEIPTS[dialect]].encode())
     return receipt

@@ -12,7 +12,7 @@ from typing import Any
 
 from eth_account import Account
 
-from tests.kit.authorizations import decode_header, encode_header, read_challenge
+from tests.kit.payer import decode_header, encode_header, read_challenge
 from tollway.identifiers import Address, keccak256
 from tollway.sandbox.playground import PlayAccount
 

@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 from yarl import URL
 
-from tests.kit.authorizations import decode_header, encode_header
+from tests.kit.payer import decode_header, encode_header
 from tests.live.hand_payer import (
     DIALECTS,
     MPP,

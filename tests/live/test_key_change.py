@@ -11,7 +11,7 @@ from typing import Any
 import coincurve
 import pytest
 
-from tests.kit.authorizations import decode_header
+from tests.kit.payer import decode_header
 from tests.live.hand_payer import MPP, RECEIPTS, V2, HandPayer, Header
 from tests.live.signed_calls import QUICK
 from tests.live.street import PRICE_UNITS, plain

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.kit.settlement_stack import DeskCall, SettlingDesk
+from tests.kit.settlement import NodeCall, NodeSettlement
 from tollway.chain.gas_key import GasKey
 from tollway.chain.reader import ChainFacts
 from tollway.identifiers import Address
@@ -36,17 +36,19 @@ class Bench:
         self.gas_key = GasKey.parse(playground.account("gas").key.hex())
         self.payee = Address(b"\x71" * 20)
 
-    def desk(self, **given: Any) -> SettlingDesk:
+    def desk(self, **given: Any) -> NodeSettlement:
         fields = {"limits": PATIENT, "gas_keys": (self.gas_key,), **given}
-        return SettlingDesk(rpc_url=self.chain.rpc_url, asset=self.playground.usdc, path=self.path, **fields)
+        return NodeSettlement(
+            rpc_url=self.chain.rpc_url, asset=self.playground.usdc, path=self.path, **fields
+        )
 
-    async def claim(self, desk: SettlingDesk, **given: Any) -> DeskCall:
+    async def claim(self, desk: NodeSettlement, **given: Any) -> NodeCall:
         return await desk.claim(self.playground.account("caller").key, self.payee, **given)
 
     async def received(self) -> int:
         return int(await self.chain.call(self.playground.token, "balanceOf", str(self.payee)))
 
-    async def land(self, call: DeskCall) -> None:
+    async def land(self, call: NodeCall) -> None:
         """The stranger sends the caller's authorisation himself."""
         key = self.playground.account("stranger").key
         token = self.playground.token.address
@@ -92,7 +94,7 @@ async def test_what_the_token_refuses_is_never_sent(bench: Bench) -> None:
         call = await bench.claim(desk, base_units=10**15)
         assert isinstance(await desk.settle(call), NotSettled)
         assert await desk.read_state(call) is CallState.RELEASED
-        forged = DeskCall(replace(call.authorization, nonce=b"\x01" * 32), call.claim)
+        forged = NodeCall(replace(call.authorization, nonce=b"\x01" * 32), call.claim)
         forged.claim = replace(call.claim, call_id="call_forged", authorization=forged.authorization)  # type: ignore[arg-type]  # an id
         forged.close = replace(call.close, call_id=forged.claim.call_id)
         assert isinstance(await desk.book.claim(forged.claim), Claimed)
@@ -129,7 +131,7 @@ async def test_front_run_in_the_same_block_is_paid(bench: Bench, held: ChainDriv
     assert await bench.received() == PRICE
 
 
-STEPS: list[tuple[str, Callable[[SettlingDesk], tuple[object, str]]]] = [
+STEPS: list[tuple[str, Callable[[NodeSettlement], tuple[object, str]]]] = [
     ("before the simulation", lambda desk: (desk.chains, "fetch_authorization")),
     ("after storing", lambda desk: (desk.book, "settle")),
     ("before broadcast", lambda desk: (desk.chains, "send_transaction")),
@@ -140,7 +142,7 @@ STEPS: list[tuple[str, Callable[[SettlingDesk], tuple[object, str]]]] = [
 
 @pytest.mark.parametrize(("step", "find"), STEPS, ids=[step for step, _ in STEPS])
 async def test_an_end_at_any_step_is_one_transfer_and_one_outcome(
-    bench: Bench, step: str, find: Callable[[SettlingDesk], tuple[object, str]]
+    bench: Bench, step: str, find: Callable[[NodeSettlement], tuple[object, str]]
 ) -> None:
     """Another gateway finds the first one dead, and finishes what it began."""
     async with bench.desk() as first:
@@ -232,7 +234,7 @@ def _end_at(settling: "asyncio.Task[Any]", room: object, method: str, *, is_befo
     setattr(room, method, end)
 
 
-async def _send_dearly(bench: Bench, call: DeskCall) -> None:
+async def _send_dearly(bench: Bench, call: NodeCall) -> None:
     """The stranger's transaction of the same authorisation, paid so well that it stands first in its block."""
     stranger = GasKey.parse(bench.playground.account("stranger").key.hex())
     count = await bench.chain.rpc("eth_getTransactionCount", str(stranger.address), "latest")

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from tests.kit.paused_ledger import Gate
+from tests.kit.storage_faults import FaultyDatabase
 from tests.kit.upstream import LoopbackUpstream, run_upstream
 from tests.live.hand_payer import MPP, V1, V2, HandPayer
 from tests.live.street import PRICE_UNITS, bound, find_free_port, plain, poll
@@ -326,7 +326,7 @@ async def test_a_crowd_on_one_payment_is_one_commit(served: Served) -> None:
     headers = plain(served.caller, tx_hash)
     await served.count(lambda: ask_ok(served, headers))
     await served.count(lambda: ask_ok(served, headers))
-    gate, batches = Gate(served.house.database), served.house.book._batches
+    gate, batches = FaultyDatabase(served.house.database), served.house.book._batches
     behind, batches._database = batches._database, gate
 
     async def ask_all() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.kit.accounts import Buyer
+from tests.kit.payer import KeyWallet
 from tests.kit.upstream import Arrived, LoopbackUpstream, plain, run_upstream, say_nothing
 from tollway.chain.reader import ContractAnswer
 from tollway.errors import ChainUnavailable
@@ -20,7 +20,7 @@ from tollway.outbound.ownership_checker import DOCUMENT_BYTES_MAX, OwnershipChec
 from tollway.registry.ownership import DOCUMENT_PATH, WELL_KNOWN_PATH, Challenge, Stake
 
 CHAIN = ChainId(84532)
-ALICE, PAYEE, STRANGER = (Buyer.named(name) for name in ("alice", "payee", "stranger"))
+ALICE, PAYEE, STRANGER = (KeyWallet.named(name) for name in ("alice", "payee", "stranger"))
 LIMITS = replace(DEFAULT_LIMITS, ownership_deadline_s=5.0, ownership_file_bytes_max=1_000)
 
 
@@ -78,7 +78,7 @@ class Scene:
     async def see(self, challenge: Challenge | None = None) -> Mapping[str, Sight]:
         return (await self.checker.look(challenge or self.challenge)).of
 
-    def sign(self, buyer: Buyer, text: str | None = None) -> str:
+    def sign(self, buyer: KeyWallet, text: str | None = None) -> str:
         return buyer.sign(eip191_digest((text or self.challenge.origin).encode()))
 
     def document(self, *proofs: Any) -> bytes:

@@ -78,7 +78,7 @@ def chain_rules(chain_id: ChainId) -> ChainRules:
     return ChainRules(chain_id=chain_id, kind=kind, confirmations=((0, 2),), assets=assets)  # type: ignore[arg-type] # a literal
 
 
-class Stall:
+class VerifierHarness:
     """Everything around one till. Times in seconds; `now_s` is moved by hand."""
 
     def __init__(self) -> None:
@@ -253,10 +253,10 @@ class Stall:
 
 
 @pytest.fixture
-def stall() -> Stall:
-    return Stall()
+def harness() -> VerifierHarness:
+    return VerifierHarness()
 
 
 @pytest.fixture
-def make_stall() -> Callable[[], Stall]:
-    return Stall
+def make_harness() -> Callable[[], VerifierHarness]:
+    return VerifierHarness

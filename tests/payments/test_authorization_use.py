@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from tests.kit.authorizations import CHAIN, Payer
 from tests.kit.chain import MemoryChain
-from tests.kit.settlement_scene import TOKEN
+from tests.kit.payer import CHAIN, AuthorizationSigner
+from tests.kit.settlement import TOKEN
 from tollway.chain.reader import ChainFacts, Trust
 from tollway.errors import ChainUnavailable
 from tollway.identifiers import Address, ChainId, TxHash
@@ -21,7 +21,7 @@ from tollway.payments.authorization_use import (
     find_use,
 )
 
-AUTHORIZATION = Payer().authorize()
+AUTHORIZATION = AuthorizationSigner().authorize()
 TERMS = {
     "payer": AUTHORIZATION.payer,
     "payee": AUTHORIZATION.payee,
@@ -48,7 +48,7 @@ def chain() -> MemoryChain:
 async def test_the_same_from_to_and_value_is_paid_and_nothing_else(
     chain: MemoryChain, change: dict[str, object], kind: type
 ) -> None:
-    chain.front_run(CHAIN, TOKEN, **{**TERMS, **change})  # type: ignore[arg-type]  # fields of a transfer
+    chain.settle_by_third_party(CHAIN, TOKEN, **{**TERMS, **change})  # type: ignore[arg-type]  # fields of a transfer
     assert isinstance(await find_use(chain, AUTHORIZATION, from_block=0, depth=1), kind)
 
 
@@ -73,13 +73,13 @@ class LyingChain(MemoryChain):
 async def test_a_transaction_that_says_nothing_of_it_is_no_end_of_it(change: dict[str, object]) -> None:
     """A node that names any transaction at all would get a call released whose money can still move."""
     chain = LyingChain(CHAIN)
-    chain.told = chain.front_run(CHAIN, TOKEN, **{**TERMS, **change})  # type: ignore[arg-type]  # fields of a transfer
+    chain.effective_logs = chain.settle_by_third_party(CHAIN, TOKEN, **{**TERMS, **change})  # type: ignore[arg-type]  # fields of a transfer
     assert await find_use(chain, AUTHORIZATION, from_block=0, depth=1) == NotFound()
 
 
 async def test_it_is_looked_for_a_little_before_the_block_that_was_told(chain: MemoryChain) -> None:
     """Whoever told of that block may have been ahead of the others, or on a fork."""
-    chain.front_run(CHAIN, TOKEN, **TERMS)  # type: ignore[arg-type]  # fields of a transfer
+    chain.settle_by_third_party(CHAIN, TOKEN, **TERMS)  # type: ignore[arg-type]  # fields of a transfer
     first = chain.head(CHAIN).number
     chain.bury(CHAIN, 100)
     assert isinstance(await find_use(chain, AUTHORIZATION, from_block=first + BACK_BLOCKS, depth=1), Paid)
@@ -90,25 +90,25 @@ async def test_it_is_looked_for_a_little_before_the_block_that_was_told(chain: M
 
 
 async def test_a_shallow_end_is_one(chain: MemoryChain) -> None:
-    tx_hash = chain.front_run(CHAIN, TOKEN, **TERMS)  # type: ignore[arg-type]  # fields of a transfer
+    tx_hash = chain.settle_by_third_party(CHAIN, TOKEN, **TERMS)  # type: ignore[arg-type]  # fields of a transfer
     assert await find_end(chain, AUTHORIZATION, from_block=0) == tx_hash
 
 
 async def test_what_is_not_deep_enough_is_not_known_yet(chain: MemoryChain) -> None:
-    chain.front_run(CHAIN, TOKEN, **TERMS)  # type: ignore[arg-type]  # fields of a transfer
+    chain.settle_by_third_party(CHAIN, TOKEN, **TERMS)  # type: ignore[arg-type]  # fields of a transfer
     assert await find_use(chain, AUTHORIZATION, from_block=0, depth=2) == NotFound()
     chain.bury(CHAIN, 1)
     assert isinstance(await find_use(chain, AUTHORIZATION, from_block=0, depth=2), Paid)
 
 
 async def test_a_chain_that_is_away_says_nothing(chain: MemoryChain) -> None:
-    chain.take_away(CHAIN)
+    chain.disconnect(CHAIN)
     with pytest.raises(ChainUnavailable):
         await find_use(chain, AUTHORIZATION, from_block=0, depth=1)
 
 
 async def test_the_transfer_says_where_it_is_and_whether_it_can_still_leave(chain: MemoryChain) -> None:
-    tx_hash = chain.front_run(CHAIN, TOKEN, **TERMS)  # type: ignore[arg-type]  # fields of a transfer
+    tx_hash = chain.settle_by_third_party(CHAIN, TOKEN, **TERMS)  # type: ignore[arg-type]  # fields of a transfer
     facts = await chain.fetch_facts(CHAIN, tx_hash)
     assert isinstance(facts, ChainFacts)
     transfer = find_transfer(facts, AUTHORIZATION, trust=Trust.AGREED)
@@ -126,7 +126,7 @@ async def test_the_transfer_says_where_it_is_and_whether_it_can_still_leave(chai
 
 @pytest.mark.parametrize("trust", Trust)
 async def test_one_nodes_word_makes_no_transfer_final(chain: MemoryChain, trust: Trust) -> None:
-    chain.front_run(CHAIN, TOKEN, **TERMS)  # type: ignore[arg-type]  # fields of a transfer
+    chain.settle_by_third_party(CHAIN, TOKEN, **TERMS)  # type: ignore[arg-type]  # fields of a transfer
     chain.bury(CHAIN, 20)
     use = await find_use(chain, AUTHORIZATION, from_block=0, depth=1, trust=trust)
     assert isinstance(use, Paid)

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from tests.kit.authorizations import (
+from tests.kit.payer import (
     NOW_S,
     PAY_TO,
     TIMEOUT_S,
     USDC,
-    Payer,
+    AuthorizationSigner,
     facts_of,
     requirement_of,
 )
@@ -23,16 +23,16 @@ from tollway.payments.authorization_reasons import AuthorizationReason as Reason
 from tollway.payments.authorization_verdict import AuthorizationRefused, check_times, judge_authorization
 
 REVERTED = ContractAnswer(reverted=True, payload=b"")
-STRANGER = Address(b"\x99" * 20)
+THIRD_PARTY = Address(b"\x99" * 20)
 MIN_BEFORE = NOW_S + TIMEOUT_S + 30
 
 
 def judge(authorization: Authorization | None = None, **given: Any) -> Reason | Cover:
     """Of a plain wallet's good authorisation where nothing else is given. Other names are facts of the chain."""
     requirement = given.pop("requirement", requirement_of())
-    signer = given.pop("signer", Payer().address)
+    signer = given.pop("signer", AuthorizationSigner().address)
     verdict = judge_authorization(
-        authorization or Payer().authorize(signature=b"\1" * 65),
+        authorization or AuthorizationSigner().authorize(signature=b"\1" * 65),
         requirement,
         facts_of(**given),
         signer=signer,
@@ -50,14 +50,14 @@ def test_the_exact_balance_is_enough() -> None:
 
 
 def test_a_contract_answers_for_itself_in_the_simulation() -> None:
-    for signer in (None, STRANGER, Payer().address):
+    for signer in (None, THIRD_PARTY, AuthorizationSigner().address):
         assert isinstance(judge(code_size=23, signer=signer), Cover)
         assert judge(code_size=23, signer=signer, simulation=REVERTED) is Reason.SIMULATION_FAILED
 
 
 def test_the_cover_is_floored_to_ledger_units_and_capped() -> None:
     asset = replace(USDC, decimals=18)
-    payer = Payer(asset=asset, base_units=10**16)
+    payer = AuthorizationSigner(asset=asset, base_units=10**16)
     wanted = requirement_of(asset)
     good = payer.authorize(signature=b"\1" * 65)
     assert judge(good, requirement=wanted, balance=10**16 + 999) == Cover(
@@ -67,7 +67,7 @@ def test_the_cover_is_floored_to_ledger_units_and_capped() -> None:
     assert huge == Cover(balance_units=UNITS_MAX, block_number=500)
 
 
-GOOD = Payer().authorize(signature=b"\1" * 65)
+GOOD = AuthorizationSigner().authorize(signature=b"\1" * 65)
 OTHER_TOKEN = replace(GOOD, token=Address(b"\x05" * 20))
 
 
@@ -77,14 +77,14 @@ OTHER_TOKEN = replace(GOOD, token=Address(b"\x05" * 20))
         (Reason.NETWORK, replace(GOOD, chain_id=ChainId(1)), {}),
         (Reason.NETWORK, GOOD, {"chain_id": ChainId(1)}),
         (Reason.TOKEN, OTHER_TOKEN, {}),
-        (Reason.RECIPIENT, replace(GOOD, payee=STRANGER), {}),
+        (Reason.RECIPIENT, replace(GOOD, payee=THIRD_PARTY), {}),
         (Reason.RETURNED, replace(GOOD, payer=PAY_TO), {"signer": PAY_TO}),
         (Reason.RETURNED, replace(GOOD, payer=PAY_TO), {"code_size": 23}),
         (Reason.AMOUNT, replace(GOOD, base_units=9_999), {}),
         (Reason.AMOUNT, replace(GOOD, base_units=10_001), {}),
         (Reason.SIGNATURE, GOOD, {"signer": None}),
-        (Reason.SIGNATURE, GOOD, {"signer": STRANGER}),
-        (Reason.SIGNATURE, GOOD, {"signer": STRANGER, "is_used": True}),
+        (Reason.SIGNATURE, GOOD, {"signer": THIRD_PARTY}),
+        (Reason.SIGNATURE, GOOD, {"signer": THIRD_PARTY, "is_used": True}),
         (
             Reason.UNDEPLOYED_WALLET,
             replace(GOOD, signature=b"x" + bytes.fromhex("6492" * 16)),

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.kit.authorizations import Payer
+from tests.kit.payer import AuthorizationSigner
 from tollway.errors import Code, Refusal
 from tollway.payments.authorization_wire import (
     decode_object,
@@ -95,7 +95,7 @@ def test_the_size_is_bounded_before_anything_is_decoded() -> None:
 
 
 def test_a_transfer_is_read_field_by_field() -> None:
-    payer = Payer(valid_after=17)
+    payer = AuthorizationSigner(valid_after=17)
     transfer = parse_transfer({**payer.fields, "extra": 1}, "0x" + payer.signature.hex())
     assert (transfer.payer, transfer.payee) == (payer.address, payer.payee)
     assert (transfer.base_units, transfer.valid_after, transfer.valid_before) == (
@@ -107,12 +107,12 @@ def test_a_transfer_is_read_field_by_field() -> None:
 
 
 def test_an_address_counts_in_any_case() -> None:
-    fields = Payer().fields
+    fields = AuthorizationSigner().fields
     for spelled in (fields["from"].lower(), "0x" + fields["from"][2:].upper()):
-        assert parse_transfer({**fields, "from": spelled}, "0x00").payer == Payer().address
+        assert parse_transfer({**fields, "from": spelled}, "0x00").payer == AuthorizationSigner().address
 
 
-GOOD = Payer().fields
+GOOD = AuthorizationSigner().fields
 BROKEN: list[tuple[str, Any]] = [
     ("from", None),
     ("from", 5),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from x402.schemas import PaymentRequired, SettleResponse
 from x402.schemas.v1 import PaymentRequiredV1
 
-from tests.kit.authorizations import (
+from tests.kit.payer import (
     NOW_S,
     USDC,
     decode_header,

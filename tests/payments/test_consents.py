@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.kit.authorizations import CHAIN, TIMEOUT_S, USDC, Payer, facts_of, requirement_of
 from tests.kit.chain import NO_ANSWER, REVERTED, MemoryChain
-from tests.kit.settlement_scene import LISTING, SettlingScene
+from tests.kit.payer import CHAIN, TIMEOUT_S, USDC, AuthorizationSigner, facts_of, requirement_of
+from tests.kit.settlement import LISTING, SettlementHarness
 from tollway.chain.reader import ContractAnswer
 from tollway.chain.tokens import ERC1271_MAGIC, encode_is_valid_signature
 from tollway.errors import ChainUnavailable, Code, Problem
@@ -19,8 +19,8 @@ from tollway.payments.eip3009 import authorization_digest
 
 YES = ContractAnswer(reverted=False, payload=ERC1271_MAGIC.ljust(32, b"\0"))
 GAS_MAX, BYTES_MAX = DEFAULT_LIMITS.erc1271_gas, DEFAULT_LIMITS.erc1271_bytes_max
-SMART = Payer().authorize(signature=b"only a contract reads this")
-NO_KEY = Payer().authorize(signature=bytes(64) + b"\1")
+SMART = AuthorizationSigner().authorize(signature=b"only a contract reads this")
+NO_KEY = AuthorizationSigner().authorize(signature=bytes(64) + b"\1")
 
 
 class AskedChain(MemoryChain):
@@ -110,24 +110,24 @@ async def test_of_an_account_that_delegates_the_key_is_enough_where_its_code_cos
 
 async def test_a_chain_that_does_not_answer_is_no_refusal() -> None:
     chain = AskedChain(lambda calldata: YES)
-    chain.take_away(CHAIN)
+    chain.disconnect(CHAIN)
     with pytest.raises(ChainUnavailable):
         await ask(chain)
 
 
 async def test_before_a_call_the_wallet_is_asked_once_more_than_others() -> None:
-    async with SettlingScene() as scene:
-        payer = scene.payer()
+    async with SettlementHarness() as harness:
+        payer = harness.payer()
         smart = replace(payer.authorize(), signature=b"only a contract reads this")
         for answer, kind in ((YES, Cover), (REVERTED, Problem)):
-            scene.chain.deploy(CHAIN, payer.address, lambda calldata, answer=answer: answer)
-            before = scene.chain.questions
-            checked = await scene.settlement.check(
+            harness.chain.deploy(CHAIN, payer.address, lambda calldata, answer=answer: answer)
+            before = harness.chain.request_count
+            checked = await harness.settlement.check(
                 smart,
                 requirement_of(),
                 timeout_s=TIMEOUT_S,
-                lookup=scene.settlement.open_lookup("192.0.2.1"),
+                lookup=harness.settlement.open_lookup("192.0.2.1"),
                 listing_id=LISTING,
             )
             assert isinstance(checked, kind)
-            assert scene.chain.questions == before + 2
+            assert harness.chain.request_count == before + 2

@@ -7,7 +7,7 @@ from eth_account.messages import _hash_eip191_message, encode_typed_data
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.kit.authorizations import USDC, Payer
+from tests.kit.payer import USDC, AuthorizationSigner
 from tollway.identifiers import Address, ChainId
 from tollway.ledger.authorization import Authorization
 from tollway.money import TokenDomain
@@ -48,7 +48,7 @@ def reference_digest(authorization: Authorization, domain: TokenDomain) -> bytes
 @settings(deadline=None)
 @given(
     st.builds(
-        lambda **fields: replace(Payer().authorize(signature=b"\0" * 65), **fields),
+        lambda **fields: replace(AuthorizationSigner().authorize(signature=b"\0" * 65), **fields),
         chain_id=st.integers(1, 10**12).map(ChainId),
         token=ADDRESS,
         payer=ADDRESS,
@@ -67,14 +67,17 @@ def test_the_digest_is_the_one_of_the_typed_data(authorization: Authorization, d
 
 
 def test_the_signer_is_who_signed() -> None:
-    payer = Payer()
+    payer = AuthorizationSigner()
     assert recover_signer(payer.authorize(), DOMAIN) == payer.address
 
 
 def test_v_counts_in_both_spellings() -> None:
-    signature = Payer().signature
+    signature = AuthorizationSigner().signature
     low = signature[:64] + bytes([signature[64] - 27])
-    assert recover_signer(Payer().authorize(signature=low), DOMAIN) == Payer().address
+    assert (
+        recover_signer(AuthorizationSigner().authorize(signature=low), DOMAIN)
+        == AuthorizationSigner().address
+    )
 
 
 @pytest.mark.parametrize(
@@ -90,25 +93,31 @@ def test_v_counts_in_both_spellings() -> None:
     ],
 )
 def test_every_field_is_under_the_signature(changes: dict[str, object]) -> None:
-    changed = replace(Payer().authorize(), **changes)  # type: ignore[arg-type] # a field of the record each
-    assert recover_signer(changed, DOMAIN) != Payer().address
+    changed = replace(AuthorizationSigner().authorize(), **changes)  # type: ignore[arg-type] # a field of the record each
+    assert recover_signer(changed, DOMAIN) != AuthorizationSigner().address
 
 
 def test_the_domain_is_under_the_signature() -> None:
-    assert recover_signer(Payer().authorize(), TokenDomain(name="USD Coin", version="2")) != Payer().address
-    assert recover_signer(Payer().authorize(), TokenDomain(name="USDC", version="1")) != Payer().address
+    assert (
+        recover_signer(AuthorizationSigner().authorize(), TokenDomain(name="USD Coin", version="2"))
+        != AuthorizationSigner().address
+    )
+    assert (
+        recover_signer(AuthorizationSigner().authorize(), TokenDomain(name="USDC", version="1"))
+        != AuthorizationSigner().address
+    )
 
 
 def test_no_key_stands_behind_other_shapes() -> None:
     order = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
-    signature = Payer().signature
+    signature = AuthorizationSigner().signature
     s = int.from_bytes(signature[32:64], "big")
     high = signature[:32] + (order - s).to_bytes(32, "big") + bytes([55 - signature[64]])
     for other in (high, signature[:64], signature + b"\0", b"\0" * 65, signature[:64] + b"\x1d"):
-        assert recover_signer(Payer().authorize(signature=other), DOMAIN) is None
+        assert recover_signer(AuthorizationSigner().authorize(signature=other), DOMAIN) is None
 
 
 def test_a_wrapped_signature_is_told_by_its_end() -> None:
     assert is_wrapped(b"anything" + bytes.fromhex("6492" * 16))
-    assert not is_wrapped(Payer().signature)
+    assert not is_wrapped(AuthorizationSigner().signature)
     assert USDC.domain == DOMAIN

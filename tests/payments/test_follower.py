@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.kit.authorizations import CHAIN
 from tests.kit.chain import MemoryChain, Transaction
-from tests.kit.settlement_scene import TOKEN
+from tests.kit.payer import CHAIN
+from tests.kit.settlement import TOKEN
 from tollway.chain.reader import ChainFacts, NotMined, Trust
 from tollway.identifiers import Address, ChainId, TxHash, keccak256
 from tollway.payments.follower import ROUNDS_UNTIL_ALL, Follower
@@ -38,9 +38,9 @@ async def follower(chain: MemoryChain) -> AsyncIterator[Follower]:
 
 async def rounds(chain: MemoryChain, count: int) -> None:
     """Until so many more questions were asked."""
-    until = chain.asked["fetch_receipts", CHAIN] + count
+    until = chain.requests["fetch_receipts", CHAIN] + count
     async with asyncio.timeout(5):
-        while chain.asked["fetch_receipts", CHAIN] < until:
+        while chain.requests["fetch_receipts", CHAIN] < until:
             await asyncio.sleep(0)
 
 
@@ -48,7 +48,7 @@ async def test_all_who_wait_share_one_question(chain: MemoryChain, follower: Fol
     chain.mine(CHAIN, *map(transaction, HASHES))
     facts = await asyncio.gather(*(follower.wait_mined(CHAIN, one, lane=LANE, depth=1) for one in HASHES))
     assert [one.tx_hash for one in facts] == HASHES
-    assert chain.questions <= 3
+    assert chain.request_count <= 3
 
 
 async def test_one_that_is_never_mined_does_not_hide_those_behind_it(
@@ -94,11 +94,11 @@ async def test_waits_for_depth_and_through_a_chain_that_is_away(
         chain.mine(CHAIN, transaction(HASHES[0]))
         await rounds(chain, 2)
         assert not waiting.done()
-        chain.take_away(CHAIN)
+        chain.disconnect(CHAIN)
         chain.bury(CHAIN, 1)
         await rounds(chain, 2)
         assert not waiting.done()
-        chain.bring_back(CHAIN)
+        chain.reconnect(CHAIN)
     assert isinstance(waiting.result(), ChainFacts)
 
 
@@ -119,9 +119,9 @@ async def test_nobody_waits_so_nothing_is_asked(chain: MemoryChain, follower: Fo
         async with asyncio.timeout(0.005):
             await follower.wait_mined(CHAIN, HASHES[0], lane=LANE, depth=1)
     await asyncio.sleep(0.005)
-    asked = chain.questions
+    asked = chain.request_count
     await asyncio.sleep(0.01)
-    assert chain.questions == asked
+    assert chain.request_count == asked
 
 
 async def test_a_bug_in_one_answer_does_not_end_it(chain: MemoryChain, follower: Follower) -> None:
@@ -140,7 +140,7 @@ async def test_a_bug_in_one_answer_does_not_end_it(chain: MemoryChain, follower:
 async def test_who_waits_for_little_is_told_by_one_node_and_who_waits_for_much_by_as_many_as_must_agree(
     chain: MemoryChain, follower: Follower
 ) -> None:
-    chain.leave_one(CHAIN)
+    chain.leave_one_node(CHAIN)
     chain.mine(CHAIN, *(transaction(one) for one in HASHES[:2]))
     async with asyncio.timeout(5), asyncio.TaskGroup() as group:
         little, much = (
@@ -150,5 +150,5 @@ async def test_who_waits_for_little_is_told_by_one_node_and_who_waits_for_much_b
         assert (await little).tx_hash == HASHES[0]
         await rounds(chain, 2 * ROUNDS_UNTIL_ALL)
         assert not much.done()
-        chain.bring_back(CHAIN)
+        chain.reconnect(CHAIN)
         assert (await much).tx_hash == HASHES[1]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.kit.settlement_scene import make_gas_key
+from tests.kit.settlement import make_gas_key
 from tollway.identifiers import ChainId
 from tollway.payments.gas_lane import GasLane, LaneProgress
 

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from tests.kit.authorizations import CHAIN, USDC
-from tests.kit.chain_transfers import parse_sent
-from tests.kit.settlement_scene import (
+from tests.kit.chain_blocks import parse_sent
+from tests.kit.payer import CHAIN, USDC
+from tests.kit.settlement import (
     HASTY,
     LISTING,
     ClaimedCall,
-    SettlingScene,
+    SettlementHarness,
     make_gas_key,
     settlement_rules,
 )
@@ -31,132 +31,134 @@ KEY = make_gas_key().address
 
 
 @pytest.fixture
-async def scene() -> AsyncIterator[SettlingScene]:
-    async with SettlingScene(limits=HASTY) as scene:
-        scene.chain.is_automining = False
-        yield scene
+async def harness() -> AsyncIterator[SettlementHarness]:
+    async with SettlementHarness(limits=HASTY) as harness:
+        harness.chain.is_automining = False
+        yield harness
 
 
-async def leave_adrift(scene: SettlingScene, **given: object) -> ClaimedCall:
-    call = await scene.claim(**given)  # type: ignore[arg-type]  # fields of a claim
-    assert await scene.settlement.settle(call.order()) == Undecided()
+async def leave_adrift(harness: SettlementHarness, **given: object) -> ClaimedCall:
+    call = await harness.claim(**given)  # type: ignore[arg-type]  # fields of a claim
+    assert await harness.settlement.settle(call.order()) == Undecided()
     assert await call.set_adrift()
     return call
 
 
-async def sweep(scene: SettlingScene, times: int = 1) -> None:
+async def sweep(harness: SettlementHarness, times: int = 1) -> None:
     for _ in range(times):
-        await scene.sweeper.run_once()
+        await harness.sweeper.run_once()
 
 
-async def wait_and_sweep(scene: SettlingScene, times: int = 1) -> None:
+async def wait_and_sweep(harness: SettlementHarness, times: int = 1) -> None:
     """So long that what waits is due each time."""
     for _ in range(times):
-        scene.pass_time(scene.limits.fee_bump_after_s)
-        await scene.tank.refresh()
-        await sweep(scene)
+        harness.pass_time(harness.limits.fee_bump_after_s)
+        await harness.tank.refresh()
+        await sweep(harness)
 
 
 async def attempts_of(call: ClaimedCall) -> Any:
-    return await call.scene.book.attempts_of(call.claim.call_id)
+    return await call.harness.book.attempts_of(call.claim.call_id)
 
 
-async def let_expire(scene: SettlingScene, call: ClaimedCall) -> None:
+async def let_expire(harness: SettlementHarness, call: ClaimedCall) -> None:
     """Its transaction was never mined, and its authorisation is over."""
-    scene.now_ms = (call.authorization.valid_before + EXPIRY_SLACK_S) * 1000
-    scene.chain.mine(CHAIN, time=scene.now_ms // 1000)
-    await scene.tank.refresh()
+    harness.now_ms = (call.authorization.valid_before + EXPIRY_SLACK_S) * 1000
+    harness.chain.mine(CHAIN, time=harness.now_ms // 1000)
+    await harness.tank.refresh()
     for _ in range(3):
-        await sweep(scene)
-        scene.chain.bury(CHAIN, 1)
+        await sweep(harness)
+        harness.chain.bury(CHAIN, 1)
     assert await call.read_state() is CallState.RELEASED
 
 
 # ---- What a lane waits for.
 
 
-async def test_what_had_to_be_sent_again_is_not_offered_more_at_once(scene: SettlingScene) -> None:
-    call = await leave_adrift(scene)
-    scene.chain.drop_sent(CHAIN)
-    await wait_and_sweep(scene)
+async def test_what_had_to_be_sent_again_is_not_offered_more_at_once(harness: SettlementHarness) -> None:
+    call = await leave_adrift(harness)
+    harness.chain.drop_sent(CHAIN)
+    await wait_and_sweep(harness)
     assert len(await attempts_of(call)) == 1
 
 
-async def test_a_transaction_that_waits_too_long_is_offered_more(scene: SettlingScene) -> None:
-    call = await leave_adrift(scene)
-    await wait_and_sweep(scene)
+async def test_a_transaction_that_waits_too_long_is_offered_more(harness: SettlementHarness) -> None:
+    call = await leave_adrift(harness)
+    await wait_and_sweep(harness)
     first, second = await attempts_of(call)
     assert first.nonce == second.nonce
     before, after = read_offer(first), read_offer(second)
     assert after.max_fee_wei * 8 >= before.max_fee_wei * 9
     assert after.tip_wei * 8 >= before.tip_wei * 9
-    assert [sent.tx_hash for sent in scene.chain.sent(CHAIN)] == [second.tx_hash]
-    scene.chain.mine_sent(CHAIN)
-    await sweep(scene)
+    assert [sent.tx_hash for sent in harness.chain.sent(CHAIN)] == [second.tx_hash]
+    harness.chain.mine_sent(CHAIN)
+    await sweep(harness)
     assert await call.read_state() is CallState.CONSUMED
 
 
-async def test_what_was_just_offered_more_has_its_time(scene: SettlingScene) -> None:
-    call = await leave_adrift(scene)
-    await wait_and_sweep(scene)
-    scene.pass_time(scene.limits.fee_bump_after_s - 1)
-    await sweep(scene, 3)
+async def test_what_was_just_offered_more_has_its_time(harness: SettlementHarness) -> None:
+    call = await leave_adrift(harness)
+    await wait_and_sweep(harness)
+    harness.pass_time(harness.limits.fee_bump_after_s - 1)
+    await sweep(harness, 3)
     assert len(await attempts_of(call)) == 2
 
 
-async def test_a_clock_that_is_set_back_keeps_no_lane_waiting(scene: SettlingScene) -> None:
-    call = await leave_adrift(scene)
-    scene.pass_time(-3_600)
-    await sweep(scene)
+async def test_a_clock_that_is_set_back_keeps_no_lane_waiting(harness: SettlementHarness) -> None:
+    call = await leave_adrift(harness)
+    harness.pass_time(-3_600)
+    await sweep(harness)
     assert len(await attempts_of(call)) == 2
-    await sweep(scene)
+    await sweep(harness)
     assert len(await attempts_of(call)) == 2  # from now on by the clock as it is
 
 
-async def test_one_that_no_node_takes_at_its_price_is_offered_more(scene: SettlingScene) -> None:
-    call = await leave_adrift(scene)
-    scene.chain.drop_sent(CHAIN)
-    scene.chain.set_fees(CHAIN, base_fee_wei=10**9, tip_wei=10**6)
-    await sweep(scene)
+async def test_one_that_no_node_takes_at_its_price_is_offered_more(harness: SettlementHarness) -> None:
+    call = await leave_adrift(harness)
+    harness.chain.drop_sent(CHAIN)
+    harness.chain.set_fees(CHAIN, base_fee_wei=10**9, tip_wei=10**6)
+    await sweep(harness)
     assert len(await attempts_of(call)) == 1
-    await wait_and_sweep(scene)
+    await wait_and_sweep(harness)
     first, second = await attempts_of(call)
     assert first.nonce == second.nonce
-    assert [sent.tx_hash for sent in scene.chain.sent(CHAIN)] == [second.tx_hash]
+    assert [sent.tx_hash for sent in harness.chain.sent(CHAIN)] == [second.tx_hash]
 
 
 @pytest.mark.parametrize("fault", [SendFault.INSUFFICIENT_FUNDS, SendFault.OTHER, SendFault.NONCE_TOO_LOW])
-async def test_more_is_not_offered_where_money_does_not_help(scene: SettlingScene, fault: SendFault) -> None:
-    call = await leave_adrift(scene)
-    scene.chain.drop_sent(CHAIN)
-    scene.chain.refuse_sends(CHAIN, SendRefused(reason="no", fault=fault))
-    await wait_and_sweep(scene, 2)
+async def test_more_is_not_offered_where_money_does_not_help(
+    harness: SettlementHarness, fault: SendFault
+) -> None:
+    call = await leave_adrift(harness)
+    harness.chain.drop_sent(CHAIN)
+    harness.chain.refuse_sends(CHAIN, SendRefused(reason="no", fault=fault))
+    await wait_and_sweep(harness, 2)
     assert len(await attempts_of(call)) == 1
 
 
-async def test_one_that_waits_for_another_of_its_lane_is_not_offered_more(scene: SettlingScene) -> None:
-    first, second = await scene.claim_many(2)
+async def test_one_that_waits_for_another_of_its_lane_is_not_offered_more(harness: SettlementHarness) -> None:
+    first, second = await harness.claim_many(2)
     for call in (first, second):
-        assert await scene.settlement.settle(call.order()) == Undecided()
+        assert await harness.settlement.settle(call.order()) == Undecided()
         await call.set_adrift()
-    await wait_and_sweep(scene)
+    await wait_and_sweep(harness)
     assert [len(await attempts_of(call)) for call in (first, second)] == [2, 1]
 
 
-async def test_it_is_offered_more_while_its_caller_still_waits_too(scene: SettlingScene) -> None:
-    call = await scene.claim()
-    assert await scene.settlement.settle(call.order()) == Undecided()
-    await wait_and_sweep(scene)
+async def test_it_is_offered_more_while_its_caller_still_waits_too(harness: SettlementHarness) -> None:
+    call = await harness.claim()
+    assert await harness.settlement.settle(call.order()) == Undecided()
+    await wait_and_sweep(harness)
     assert len(await attempts_of(call)) == 2
 
 
 async def test_nothing_is_ever_offered_above_the_ceiling() -> None:
     rules = settlement_rules(gas_price_max_wei=22 * 10**6)  # the first offer is 21 million
-    async with SettlingScene(limits=HASTY, rules=rules) as scene:
-        scene.chain.is_automining = False
-        call = await leave_adrift(scene)
+    async with SettlementHarness(limits=HASTY, rules=rules) as harness:
+        harness.chain.is_automining = False
+        call = await leave_adrift(harness)
         with capture_logs() as lines:
-            await wait_and_sweep(scene, 5)
+            await wait_and_sweep(harness, 5)
         assert len(await attempts_of(call)) == 1
         assert [line["event"] for line in lines].count("lane_waits_at_ceiling") == 1
 
@@ -164,296 +166,302 @@ async def test_nothing_is_ever_offered_above_the_ceiling() -> None:
 async def test_only_the_ceiling_ends_what_a_lane_offers() -> None:
     """Neither how often it was raised, nor how many of one nonce are listed at once."""
     rules = settlement_rules(gas_price_max_wei=10**12)
-    async with SettlingScene(limits=HASTY, rules=rules) as scene:
-        scene.chain.is_automining = False
-        payer = scene.payer(valid_before=scene.now_ms // 1000 + 86_400)
-        call = await scene.claim(payer)
-        assert await scene.settlement.settle(call.order()) == Undecided()
+    async with SettlementHarness(limits=HASTY, rules=rules) as harness:
+        harness.chain.is_automining = False
+        payer = harness.payer(valid_before=harness.now_ms // 1000 + 86_400)
+        call = await harness.claim(payer)
+        assert await harness.settlement.settle(call.order()) == Undecided()
         times = OPEN_MAX + 5
-        await wait_and_sweep(scene, times)
+        await wait_and_sweep(harness, times)
         attempts = await attempts_of(call)
         assert len(attempts) == times + 1
-        assert [sent.tx_hash for sent in scene.chain.sent(CHAIN)] == [attempts[-1].tx_hash]
+        assert [sent.tx_hash for sent in harness.chain.sent(CHAIN)] == [attempts[-1].tx_hash]
         assert read_offer(attempts[-1]).max_fee_wei <= 10**12
 
 
-async def test_what_a_node_knows_is_not_sent_again(scene: SettlingScene) -> None:
-    await leave_adrift(scene)
-    scene.pass_time(10)
-    sent = len(scene.chain.broadcasts)
-    await sweep(scene, 3)
-    assert len(scene.chain.broadcasts) == sent
+async def test_what_a_node_knows_is_not_sent_again(harness: SettlementHarness) -> None:
+    await leave_adrift(harness)
+    harness.pass_time(10)
+    sent = len(harness.chain.broadcasts)
+    await sweep(harness, 3)
+    assert len(harness.chain.broadcasts) == sent
 
 
-async def test_what_was_just_sent_has_its_time_to_arrive(scene: SettlingScene) -> None:
-    first, second = await scene.claim_many(2)
-    assert await scene.settlement.settle(first.order()) == Undecided()
-    scene.pass_time(10)
-    assert await scene.settlement.settle(second.order()) == Undecided()
-    scene.chain.drop_sent(CHAIN)
-    await sweep(scene)
-    assert [sent.nonce for sent in scene.chain.sent(CHAIN)] == [0]
+async def test_what_was_just_sent_has_its_time_to_arrive(harness: SettlementHarness) -> None:
+    first, second = await harness.claim_many(2)
+    assert await harness.settlement.settle(first.order()) == Undecided()
+    harness.pass_time(10)
+    assert await harness.settlement.settle(second.order()) == Undecided()
+    harness.chain.drop_sent(CHAIN)
+    await sweep(harness)
+    assert [sent.nonce for sent in harness.chain.sent(CHAIN)] == [0]
 
 
 # ---- Whatever became of its call.
 
 
-async def test_a_hole_in_a_lane_is_filled_though_its_own_call_is_decided(scene: SettlingScene) -> None:
-    first = await leave_adrift(scene)
-    scene.chain.drop_sent(CHAIN)
+async def test_a_hole_in_a_lane_is_filled_though_its_own_call_is_decided(harness: SettlementHarness) -> None:
+    first = await leave_adrift(harness)
+    harness.chain.drop_sent(CHAIN)
     first.land()
-    await sweep(scene)
+    await sweep(harness)
     assert await first.read_state() is CallState.CONSUMED
-    scene.pass_time(10)
-    await sweep(scene)
-    (sent,) = scene.chain.sent(CHAIN)
+    harness.pass_time(10)
+    await sweep(harness)
+    (sent,) = harness.chain.sent(CHAIN)
     assert sent.sender == KEY
 
 
-async def test_a_lane_is_freed_when_its_first_call_has_expired(scene: SettlingScene) -> None:
+async def test_a_lane_is_freed_when_its_first_call_has_expired(harness: SettlementHarness) -> None:
     """Gas became ten times dearer and stays so; what was offered before is never mined."""
-    first = await leave_adrift(scene)
-    scene.chain.set_fees(CHAIN, base_fee_wei=10**8, tip_wei=10**6)
-    await let_expire(scene, first)
-    behind = await scene.claim(scene.payer(nonce=b"\x02" * 32, valid_before=scene.now_ms // 1000 + 3_600))
-    assert await scene.settlement.settle(behind.order()) == Undecided()
+    first = await leave_adrift(harness)
+    harness.chain.set_fees(CHAIN, base_fee_wei=10**8, tip_wei=10**6)
+    await let_expire(harness, first)
+    behind = await harness.claim(
+        harness.payer(nonce=b"\x02" * 32, valid_before=harness.now_ms // 1000 + 3_600)
+    )
+    assert await harness.settlement.settle(behind.order()) == Undecided()
     await behind.set_adrift()
-    await wait_and_sweep(scene, 2)
-    scene.chain.mine_sent(CHAIN)
-    await sweep(scene)
+    await wait_and_sweep(harness, 2)
+    harness.chain.mine_sent(CHAIN)
+    await sweep(harness)
     assert await behind.read_state() is CallState.CONSUMED
     assert await first.read_state() is CallState.RELEASED
-    assert (await scene.book.audit()).is_balanced
+    assert (await harness.book.audit()).is_balanced
 
 
-async def test_what_can_pay_nothing_any_more_is_replaced_by_nothing(scene: SettlingScene) -> None:
-    call = await leave_adrift(scene)
-    scene.chain.set_fees(CHAIN, base_fee_wei=10**8, tip_wei=10**6)
-    await let_expire(scene, call)
-    await wait_and_sweep(scene)
+async def test_what_can_pay_nothing_any_more_is_replaced_by_nothing(harness: SettlementHarness) -> None:
+    call = await leave_adrift(harness)
+    harness.chain.set_fees(CHAIN, base_fee_wei=10**8, tip_wei=10**6)
+    await let_expire(harness, call)
+    await wait_and_sweep(harness)
     *_, filler = await attempts_of(call)
     sent = parse_sent(filler.raw)
     assert (sent.sender, sent.recipient, sent.calldata, sent.nonce) == (KEY, KEY, b"", 0)
-    assert filler.raw in scene.chain.broadcasts
-    await wait_and_sweep(scene)
+    assert filler.raw in harness.chain.broadcasts
+    await wait_and_sweep(harness)
     dearer = parse_sent((await attempts_of(call))[-1].raw)
     assert (dearer.recipient, dearer.calldata) == (KEY, b"")
     assert dearer.max_fee_wei > sent.max_fee_wei
 
 
-async def test_what_no_node_takes_is_replaced_by_nothing_once_it_is_over(scene: SettlingScene) -> None:
-    call = await leave_adrift(scene)
-    scene.chain.drop_sent(CHAIN)
-    scene.chain.refuse_sends(CHAIN, SendRefused(reason="no", fault=SendFault.OTHER))
-    await let_expire(scene, call)
-    await wait_and_sweep(scene)
+async def test_what_no_node_takes_is_replaced_by_nothing_once_it_is_over(harness: SettlementHarness) -> None:
+    call = await leave_adrift(harness)
+    harness.chain.drop_sent(CHAIN)
+    harness.chain.refuse_sends(CHAIN, SendRefused(reason="no", fault=SendFault.OTHER))
+    await let_expire(harness, call)
+    await wait_and_sweep(harness)
     filler = parse_sent((await attempts_of(call))[-1].raw)
     assert (filler.recipient, filler.calldata) == (KEY, b"")
 
 
-async def test_what_could_still_pay_is_offered_more_as_it_is(scene: SettlingScene) -> None:
+async def test_what_could_still_pay_is_offered_more_as_it_is(harness: SettlementHarness) -> None:
     """Its call has ended by a transfer that a reorganisation took back: the same transaction pays for it again."""
-    scene.chain.is_automining = True
-    call = await scene.claim(scene.payer(valid_before=scene.now_ms // 1000 + 3_600))
-    assert isinstance(await scene.settlement.settle(call.order()), Settled)
-    scene.chain.is_automining = False
-    scene.chain.reorg(CHAIN, 1)
-    scene.chain.set_fees(CHAIN, base_fee_wei=10**8, tip_wei=10**6)
-    await wait_and_sweep(scene)
+    harness.chain.is_automining = True
+    call = await harness.claim(harness.payer(valid_before=harness.now_ms // 1000 + 3_600))
+    assert isinstance(await harness.settlement.settle(call.order()), Settled)
+    harness.chain.is_automining = False
+    harness.chain.reorg(CHAIN, 1)
+    harness.chain.set_fees(CHAIN, base_fee_wei=10**8, tip_wei=10**6)
+    await wait_and_sweep(harness)
     first, second = await attempts_of(call)
     assert parse_sent(second.raw).calldata == parse_sent(first.raw).calldata
-    scene.chain.mine_sent(CHAIN)
-    assert scene.chain.balance(CHAIN, call.authorization.token, call.authorization.payee) == 10_000
+    harness.chain.mine_sent(CHAIN)
+    assert harness.chain.balance(CHAIN, call.authorization.token, call.authorization.payee) == 10_000
 
 
 async def test_what_a_deep_reorganisation_took_back_is_sent_again_by_a_process_that_never_saw_it(
-    scene: SettlingScene,
+    harness: SettlementHarness,
 ) -> None:
-    scene.chain.is_automining = True
-    call = await scene.claim(scene.payer(valid_before=scene.now_ms // 1000 + 3_600))
-    assert isinstance(await scene.settlement.settle(call.order()), Settled)
+    harness.chain.is_automining = True
+    call = await harness.claim(harness.payer(valid_before=harness.now_ms // 1000 + 3_600))
+    assert isinstance(await harness.settlement.settle(call.order()), Settled)
     for _ in range(5):
-        await scene.tank.refresh()
-    assert await scene.gas.open_attempts(CHAIN, KEY, limit=9) == ()
-    scene.chain.is_automining = False
-    scene.chain.reorg(CHAIN, 1)
-    async with scene.another() as later:
+        await harness.tank.refresh()
+    assert await harness.gas.open_attempts(CHAIN, KEY, limit=9) == ()
+    harness.chain.is_automining = False
+    harness.chain.reorg(CHAIN, 1)
+    async with harness.another() as later:
         later.pass_time(10)
         await sweep(later)
-        assert len(scene.chain.sent(CHAIN)) == 1
+        assert len(harness.chain.sent(CHAIN)) == 1
 
 
-async def test_several_keepers_at_once_offer_the_same(scene: SettlingScene) -> None:
-    call = await leave_adrift(scene)
-    async with scene.another("b") as other:
-        for one in (scene, other):
+async def test_several_keepers_at_once_offer_the_same(harness: SettlementHarness) -> None:
+    call = await leave_adrift(harness)
+    async with harness.another("b") as other:
+        for one in (harness, other):
             one.pass_time(one.limits.fee_bump_after_s)
             await one.tank.refresh()
-        await sweep(scene)
+        await sweep(harness)
         await sweep(other)
     assert len(await attempts_of(call)) == 2
 
 
 async def test_a_lane_that_fails_does_not_stop_the_others() -> None:
     keys = (make_gas_key("one"), make_gas_key("two"))
-    async with SettlingScene(limits=HASTY, rules=settlement_rules(gas_keys=keys)) as scene:
-        scene.chain.is_automining = False
+    async with SettlementHarness(limits=HASTY, rules=settlement_rules(gas_keys=keys)) as harness:
+        harness.chain.is_automining = False
         for number in range(2):
-            scene.tank.lanes(CHAIN)[number].in_flight -= 1  # the least busy
-            call = await scene.claim(scene.payer(nonce=keccak256(b"%d" % number)))
-            assert await scene.settlement.settle(call.order()) == Undecided()
-            scene.tank.lanes(CHAIN)[number].in_flight += 1
-        scene.chain.drop_sent(CHAIN)
-        scene.pass_time(10)
-        open_attempts = scene.gas.open_attempts
+            harness.tank.lanes(CHAIN)[number].in_flight -= 1  # the least busy
+            call = await harness.claim(harness.payer(nonce=keccak256(b"%d" % number)))
+            assert await harness.settlement.settle(call.order()) == Undecided()
+            harness.tank.lanes(CHAIN)[number].in_flight += 1
+        harness.chain.drop_sent(CHAIN)
+        harness.pass_time(10)
+        open_attempts = harness.gas.open_attempts
 
         async def fail(chain_id: Any, sender: Any, *, limit: int) -> Any:
             if sender == keys[0].address:
                 raise RuntimeError("a bug")
             return await open_attempts(chain_id, sender, limit=limit)
 
-        scene.gas.open_attempts = fail  # type: ignore[method-assign]  # the fake's own hook
-        await sweep(scene)
-        assert [sent.sender for sent in scene.chain.sent(CHAIN)] == [keys[1].address]
+        harness.gas.open_attempts = fail  # type: ignore[method-assign]  # the fake's own hook
+        await sweep(harness)
+        assert [sent.sender for sent in harness.chain.sent(CHAIN)] == [keys[1].address]
 
 
 # ---- Lanes that do not move.
 
 
-async def look_often(scene: SettlingScene) -> None:
+async def look_often(harness: SettlementHarness) -> None:
     """So many looks as it takes until what does not move is known to be stuck."""
     for _ in range(LOOKS_UNTIL_STUCK + 1):
-        await scene.tank.refresh()
-        scene.pass_time(scene.limits.gas_refresh_s)
-    await scene.tank.refresh()
+        await harness.tank.refresh()
+        harness.pass_time(harness.limits.gas_refresh_s)
+    await harness.tank.refresh()
 
 
-def long_payer(scene: SettlingScene, number: int = 1) -> Any:
-    return scene.payer(nonce=bytes([number]) * 32, valid_before=scene.now_ms // 1000 + 3_600)
+def long_payer(harness: SettlementHarness, number: int = 1) -> Any:
+    return harness.payer(nonce=bytes([number]) * 32, valid_before=harness.now_ms // 1000 + 3_600)
 
 
-def is_offered(scene: SettlingScene) -> bool:
-    return scene.tank.is_offered(USDC, 10_000, LISTING)
+def is_offered(harness: SettlementHarness) -> bool:
+    return harness.tank.is_offered(USDC, 10_000, LISTING)
 
 
-async def test_a_key_whose_nonces_do_not_move_is_neither_offered_nor_chosen(scene: SettlingScene) -> None:
-    first = await leave_adrift(scene, payer=long_payer(scene))
-    await look_often(scene)
-    assert not is_offered(scene)
-    assert scene.tank.choose_lane(CHAIN, is_claimed=True) is None
-    late = await leave_adrift(scene, payer=long_payer(scene, 2))
+async def test_a_key_whose_nonces_do_not_move_is_neither_offered_nor_chosen(
+    harness: SettlementHarness,
+) -> None:
+    first = await leave_adrift(harness, payer=long_payer(harness))
+    await look_often(harness)
+    assert not is_offered(harness)
+    assert harness.tank.choose_lane(CHAIN, is_claimed=True) is None
+    late = await leave_adrift(harness, payer=long_payer(harness, 2))
     assert await attempts_of(late) == ()  # it does not queue up behind the first
-    scene.chain.mine_sent(CHAIN)
-    await scene.tank.refresh()
-    assert is_offered(scene)
-    await sweep(scene)
-    scene.chain.mine_sent(CHAIN)
-    await sweep(scene)
+    harness.chain.mine_sent(CHAIN)
+    await harness.tank.refresh()
+    assert is_offered(harness)
+    await sweep(harness)
+    harness.chain.mine_sent(CHAIN)
+    await sweep(harness)
     assert [await call.read_state() for call in (first, late)] == [CallState.CONSUMED] * 2
 
 
 async def test_another_key_is_chosen_whose_nonces_move_and_carries_what_waits() -> None:
     keys = (make_gas_key("one"), make_gas_key("two"))
-    async with SettlingScene(limits=HASTY, rules=settlement_rules(gas_keys=keys)) as scene:
-        scene.chain.is_automining = False
-        call = await leave_adrift(scene, payer=long_payer(scene))
-        await look_often(scene)
-        assert is_offered(scene)
-        lane = scene.tank.choose_lane(CHAIN)
+    async with SettlementHarness(limits=HASTY, rules=settlement_rules(gas_keys=keys)) as harness:
+        harness.chain.is_automining = False
+        call = await leave_adrift(harness, payer=long_payer(harness))
+        await look_often(harness)
+        assert is_offered(harness)
+        lane = harness.tank.choose_lane(CHAIN)
         assert lane is not None
         assert lane.key.address == keys[1].address
-        assert withdrawn_keys(scene) == 1
-        await sweep(scene)
+        assert withdrawn_keys(harness) == 1
+        await sweep(harness)
         assert {one.sender for one in await attempts_of(call)} == {key.address for key in keys}
         first, *_ = await attempts_of(call)
-        scene.chain.drop_sent(
-            CHAIN, *(s.tx_hash for s in scene.chain.sent(CHAIN) if s.sender == first.sender)
+        harness.chain.drop_sent(
+            CHAIN, *(s.tx_hash for s in harness.chain.sent(CHAIN) if s.sender == first.sender)
         )
-        scene.chain.mine_sent(CHAIN)
-        await sweep(scene)
+        harness.chain.mine_sent(CHAIN)
+        await sweep(harness)
         assert await call.read_state() is CallState.CONSUMED
 
 
-def withdrawn_keys(scene: SettlingScene) -> int:
+def withdrawn_keys(harness: SettlementHarness) -> int:
     """How many rails the latest look counted as withdrawn for want of progress."""
-    counts = [note[3] for note in scene.told if note[:3] == ("withdrawn", CHAIN, WithdrawalReason.LANE_STUCK)]
+    counts = [
+        note[3] for note in harness.notes if note[:3] == ("withdrawn", CHAIN, WithdrawalReason.LANE_STUCK)
+    ]
     return int(str(counts[-1]))
 
 
-async def test_missing_nonces_below_what_waits_are_filled(scene: SettlingScene) -> None:
+async def test_missing_nonces_below_what_waits_are_filled(harness: SettlementHarness) -> None:
     """A node once counted two transactions that nobody has sent; a call waits behind them."""
-    await scene.gas.raise_nonce(CHAIN, KEY, 2)
-    call = await leave_adrift(scene, payer=long_payer(scene))
+    await harness.gas.raise_nonce(CHAIN, KEY, 2)
+    call = await leave_adrift(harness, payer=long_payer(harness))
     assert [one.nonce for one in await attempts_of(call)] == [2]
-    await sweep(scene, 3)
-    assert [sent.nonce for sent in scene.chain.sent(CHAIN)] == [2]
-    await look_often(scene)
+    await sweep(harness, 3)
+    assert [sent.nonce for sent in harness.chain.sent(CHAIN)] == [2]
+    await look_often(harness)
     with capture_logs() as lines:
-        await sweep(scene, 3)
+        await sweep(harness, 3)
     assert [line["nonce"] for line in lines if line["event"] == "lane_nonce_filled"] == [0, 1]
     fillers = [one for one in await attempts_of(call) if one.nonce < 2]
     assert [(parse_sent(one.raw).recipient, parse_sent(one.raw).calldata) for one in fillers] == [
         (KEY, b"")
     ] * 2
-    assert {one.raw for one in fillers} <= set(scene.chain.broadcasts)
-    scene.chain.mine_sent(CHAIN)
-    await scene.tank.refresh()
-    assert is_offered(scene)
-    await sweep(scene)
+    assert {one.raw for one in fillers} <= set(harness.chain.broadcasts)
+    harness.chain.mine_sent(CHAIN)
+    await harness.tank.refresh()
+    assert is_offered(harness)
+    await sweep(harness)
     assert await call.read_state() is CallState.CONSUMED
-    assert (await scene.book.audit()).is_balanced
+    assert (await harness.book.audit()).is_balanced
 
 
-async def test_a_filler_is_no_attempt_to_settle(scene: SettlingScene) -> None:
+async def test_a_filler_is_no_attempt_to_settle(harness: SettlementHarness) -> None:
     """It is mined and pays nothing, and its call is neither given up nor thought to wait for it."""
-    await scene.gas.raise_nonce(CHAIN, KEY, 5)
-    call = await leave_adrift(scene, payer=long_payer(scene))
-    await look_often(scene)
-    await sweep(scene)
+    await harness.gas.raise_nonce(CHAIN, KEY, 5)
+    call = await leave_adrift(harness, payer=long_payer(harness))
+    await look_often(harness)
+    await sweep(harness)
     fillers = [one.tx_hash for one in await attempts_of(call) if one.nonce < 5]
     assert len(fillers) == 5
-    scene.chain.mine_sent(CHAIN, *fillers)
-    scene.chain.drop_sent(CHAIN)
-    scene.pass_time(10)
-    await sweep(scene, 2)
-    scene.chain.mine_sent(CHAIN)
-    await sweep(scene)
+    harness.chain.mine_sent(CHAIN, *fillers)
+    harness.chain.drop_sent(CHAIN)
+    harness.pass_time(10)
+    await sweep(harness, 2)
+    harness.chain.mine_sent(CHAIN)
+    await sweep(harness)
     assert await call.read_state() is CallState.CONSUMED
 
 
-async def test_a_lane_that_passed_nonces_for_nothing_goes_back(scene: SettlingScene) -> None:
-    await scene.gas.raise_nonce(CHAIN, KEY, 10**9)
-    await look_often(scene)
-    assert not is_offered(scene)
-    await sweep(scene)
-    assert await scene.gas.next_nonce(CHAIN, KEY) == 0
-    await scene.tank.refresh()
-    assert is_offered(scene)
-    scene.chain.is_automining = True
-    assert isinstance(await scene.settlement.settle((await scene.claim()).order()), Settled)
+async def test_a_lane_that_passed_nonces_for_nothing_goes_back(harness: SettlementHarness) -> None:
+    await harness.gas.raise_nonce(CHAIN, KEY, 10**9)
+    await look_often(harness)
+    assert not is_offered(harness)
+    await sweep(harness)
+    assert await harness.gas.next_nonce(CHAIN, KEY) == 0
+    await harness.tank.refresh()
+    assert is_offered(harness)
+    harness.chain.is_automining = True
+    assert isinstance(await harness.settlement.settle((await harness.claim()).order()), Settled)
 
 
-async def test_a_gap_that_is_too_wide_is_told_and_costs_no_gas(scene: SettlingScene) -> None:
-    await scene.gas.raise_nonce(CHAIN, KEY, GAP_MAX + 1)
-    call = await leave_adrift(scene, payer=long_payer(scene))
-    await look_often(scene)
+async def test_a_gap_that_is_too_wide_is_told_and_costs_no_gas(harness: SettlementHarness) -> None:
+    await harness.gas.raise_nonce(CHAIN, KEY, GAP_MAX + 1)
+    call = await leave_adrift(harness, payer=long_payer(harness))
+    await look_often(harness)
     with capture_logs() as lines:
-        await sweep(scene)
+        await sweep(harness)
     assert "lane_gap_too_wide" in [line["event"] for line in lines]
     assert len(await attempts_of(call)) == 1
 
 
 async def test_what_a_stuck_lane_waits_for_goes_to_all_nodes_though_one_knows_it(
-    scene: SettlingScene,
+    harness: SettlementHarness,
 ) -> None:
-    call = await leave_adrift(scene, payer=long_payer(scene))
+    call = await leave_adrift(harness, payer=long_payer(harness))
     (attempt,) = await attempts_of(call)
-    scene.chain.resent.clear()
-    await sweep(scene, 3)
-    assert scene.chain.resent == []
-    await look_often(scene)
-    await sweep(scene)
-    assert attempt.raw in scene.chain.resent
+    harness.chain.resent.clear()
+    await sweep(harness, 3)
+    assert harness.chain.resent == []
+    await look_often(harness)
+    await sweep(harness)
+    assert attempt.raw in harness.chain.resent
 
 
 # ---- Gateways that stand still.
@@ -462,18 +470,18 @@ async def test_what_a_stuck_lane_waits_for_goes_to_all_nodes_though_one_knows_it
 async def test_what_another_gateway_signed_and_never_sent_keeps_no_call_waiting() -> None:
     """It stands still between its commit and its broadcast. Whoever waits behind its nonce sends it."""
     limits = replace(HASTY, settle_wait_s=0.4)
-    async with SettlingScene(limits=limits) as scene, scene.another("still") as still:
+    async with SettlementHarness(limits=limits) as harness, harness.another("still") as still:
         first = await still.claim(long_payer(still))
-        send = scene.chain.send_transaction
+        send = harness.chain.send_transaction
 
         async def stand_still(chain_id: Any, raw: bytes) -> None:
             return None
 
-        scene.chain.send_transaction = stand_still  # type: ignore[assignment]  # the fake's own hook
-        scene.chain.resend_transaction = stand_still  # type: ignore[assignment]
+        harness.chain.send_transaction = stand_still  # type: ignore[assignment]  # the fake's own hook
+        harness.chain.resend_transaction = stand_still  # type: ignore[assignment]
         assert await still.settlement.settle(first.order()) == Undecided()
-        scene.chain.send_transaction = send  # type: ignore[method-assign]
-        del scene.chain.resend_transaction
-        second = await scene.claim(long_payer(scene, 2))
-        assert isinstance(await scene.settlement.settle(second.order()), Settled)
+        harness.chain.send_transaction = send  # type: ignore[method-assign]
+        del harness.chain.resend_transaction
+        second = await harness.claim(long_payer(harness, 2))
+        assert isinstance(await harness.settlement.settle(second.order()), Settled)
         assert [one.nonce for one in await attempts_of(second)] == [1]

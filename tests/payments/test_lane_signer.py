@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.kit.authorizations import CHAIN
-from tests.kit.settlement_scene import SettlingScene
+from tests.kit.payer import CHAIN
+from tests.kit.settlement import SettlementHarness
 from tollway.identifiers import CallId, ListingId
 from tollway.ledger.authorization import SettlementAttempt
 from tollway.ledger.book import Fenced
@@ -20,9 +20,9 @@ Store = Callable[[SettlementAttempt], Awaitable[bool | LaneTaken]]
 
 
 @pytest.fixture
-async def scene() -> AsyncIterator[SettlingScene]:
-    async with SettlingScene() as scene:
-        yield scene
+async def harness() -> AsyncIterator[SettlementHarness]:
+    async with SettlementHarness() as harness:
+        yield harness
 
 
 class Books:
@@ -40,55 +40,55 @@ class Books:
         return answer
 
 
-def lane_of(scene: SettlingScene) -> GasLane:
-    return scene.tank.lanes(CHAIN)[0]
+def lane_of(harness: SettlementHarness) -> GasLane:
+    return harness.tank.lanes(CHAIN)[0]
 
 
-async def sign(scene: SettlingScene, store: Store) -> Any:
+async def sign(harness: SettlementHarness, store: Store) -> Any:
     carriage = Carriage(
-        authorization=scene.payer().authorize(), call_id=CallId("c"), listing_id=ListingId("l"), gas=90_000
+        authorization=harness.payer().authorize(), call_id=CallId("c"), listing_id=ListingId("l"), gas=90_000
     )
-    lane = lane_of(scene)
+    lane = lane_of(harness)
     return await sign_next(
-        carriage, lane, store=store, gas=scene.gas, tank=scene.tank, now_ms=scene.read_clock
+        carriage, lane, store=store, gas=harness.gas, tank=harness.tank, now_ms=harness.read_clock
     )
 
 
-async def test_many_at_once_get_their_nonces_in_order(scene: SettlingScene) -> None:
+async def test_many_at_once_get_their_nonces_in_order(harness: SettlementHarness) -> None:
     books = Books()
-    signed = await asyncio.gather(*(sign(scene, books) for _ in range(5)))
+    signed = await asyncio.gather(*(sign(harness, books) for _ in range(5)))
     assert [attempt.nonce for attempt in signed] == books.asked == [0, 1, 2, 3, 4]
 
 
-async def test_a_nonce_that_is_taken_is_followed_by_what_the_books_say(scene: SettlingScene) -> None:
+async def test_a_nonce_that_is_taken_is_followed_by_what_the_books_say(harness: SettlementHarness) -> None:
     books = Books(LaneTaken(next_nonce=7), LaneTaken(next_nonce=9))
-    assert (await sign(scene, books)).nonce == 9
+    assert (await sign(harness, books)).nonce == 9
     assert books.asked == [0, 7, 9]
 
 
-async def test_a_call_that_is_not_to_have_one_leaves_its_nonce(scene: SettlingScene) -> None:
+async def test_a_call_that_is_not_to_have_one_leaves_its_nonce(harness: SettlementHarness) -> None:
     books = Books(False)
-    assert await sign(scene, books) == Fenced()
-    assert (await sign(scene, books)).nonce == 0
+    assert await sign(harness, books) == Fenced()
+    assert (await sign(harness, books)).nonce == 0
     assert books.asked == [0, 0]
 
 
-async def test_a_lane_on_which_others_are_always_quicker_is_given_up(scene: SettlingScene) -> None:
+async def test_a_lane_on_which_others_are_always_quicker_is_given_up(harness: SettlementHarness) -> None:
     books = Books(*(LaneTaken(next_nonce=number + 1) for number in range(2 * LANE_TRIES)))
-    assert await sign(scene, books) is None
+    assert await sign(harness, books) is None
     assert books.asked == list(range(LANE_TRIES))
 
 
 async def test_where_nobody_knows_whether_a_nonce_was_taken_the_books_are_asked_again(
-    scene: SettlingScene,
+    harness: SettlementHarness,
 ) -> None:
     with pytest.raises(ZeroDivisionError):
-        await sign(scene, Books(ZeroDivisionError()))
-    assert not lane_of(scene).is_known
+        await sign(harness, Books(ZeroDivisionError()))
+    assert not lane_of(harness).is_known
 
 
-async def test_without_a_gas_price_nothing_is_signed(scene: SettlingScene) -> None:
-    scene.now_ms += 86_400_000  # what was known is too old
+async def test_without_a_gas_price_nothing_is_signed(harness: SettlementHarness) -> None:
+    harness.now_ms += 86_400_000  # what was known is too old
     books = Books()
-    assert await sign(scene, books) is None
+    assert await sign(harness, books) is None
     assert books.asked == []

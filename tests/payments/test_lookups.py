@@ -10,8 +10,8 @@ from tollway.payments.lookups import Charge, Lookups
 
 
 @pytest.fixture
-def charge(stall):
-    return lambda: Charge(stall.meter, client_address="192.0.2.7", signer="somebody")
+def charge(harness):
+    return lambda: Charge(harness.meter, client_address="192.0.2.7", signer="somebody")
 
 
 async def turns() -> None:
@@ -19,30 +19,30 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-async def test_a_charge_is_taken_once(stall, charge) -> None:
+async def test_a_charge_is_taken_once(harness, charge) -> None:
     one = charge()
     await one.take()
     await one.take()
-    assert stall.meter.charged == [("192.0.2.7", "somebody")]
+    assert harness.meter.charged == [("192.0.2.7", "somebody")]
 
 
-async def test_a_refused_charge_says_how_long_to_wait_and_may_be_tried_again(stall, charge) -> None:
-    stall.meter.left = 0
+async def test_a_refused_charge_says_how_long_to_wait_and_may_be_tried_again(harness, charge) -> None:
+    harness.meter.left = 0
     one = charge()
     with pytest.raises(Refusal) as refused:
         await one.take()
     assert refused.value.problem.code is Code.RATE_LIMITED
     assert refused.value.problem.retry_after_s == 17
     assert refused.value.problem.members == describe_rate("lookups", limit=30, window_s=60)
-    stall.meter.left = 1
+    harness.meter.left = 1
     await one.take()
-    assert len(stall.meter.charged) == 1
+    assert len(harness.meter.charged) == 1
 
 
-async def test_one_flight_for_each_transaction_on_each_chain(stall, charge) -> None:
-    lookups, hashes = Lookups(stall.chain), [stall.hash(), stall.hash()]
-    chain_ids = stall.chain.chain_ids[:2]
-    stall.chain.gate = asyncio.Event()
+async def test_one_flight_for_each_transaction_on_each_chain(harness, charge) -> None:
+    lookups, hashes = Lookups(harness.chain), [harness.hash(), harness.hash()]
+    chain_ids = harness.chain.chain_ids[:2]
+    harness.chain.barrier = asyncio.Event()
     async with asyncio.TaskGroup() as group:
         tasks = [
             group.create_task(lookups.fetch(chain_id, tx_hash, charge()))
@@ -51,28 +51,28 @@ async def test_one_flight_for_each_transaction_on_each_chain(stall, charge) -> N
             for _ in range(10)
         ]
         await turns()
-        stall.chain.gate.set()
+        harness.chain.barrier.set()
     assert all(isinstance(task.result(), NotMined) for task in tasks)
-    assert stall.chain.questions == len(stall.meter.charged) == 4
+    assert harness.chain.request_count == len(harness.meter.charged) == 4
     await lookups.fetch(chain_ids[0], hashes[0], charge())
-    assert stall.chain.questions == 5  # an answer is not kept
+    assert harness.chain.request_count == 5  # an answer is not kept
 
 
-async def test_who_needs_agreement_does_not_share_one_nodes_word(stall, charge) -> None:
-    lookups, tx_hash, chain_id = Lookups(stall.chain), stall.hash(), stall.chain.chain_ids[0]
-    stall.chain.gate = asyncio.Event()
+async def test_who_needs_agreement_does_not_share_one_nodes_word(harness, charge) -> None:
+    lookups, tx_hash, chain_id = Lookups(harness.chain), harness.hash(), harness.chain.chain_ids[0]
+    harness.chain.barrier = asyncio.Event()
     async with asyncio.TaskGroup() as group:
         for trust in (Trust.ONE, Trust.AGREED, Trust.ONE):
             group.create_task(lookups.fetch(chain_id, tx_hash, charge(), trust=trust))
         await turns()
-        stall.chain.gate.set()
-    assert stall.chain.trusts == [Trust.ONE, Trust.AGREED]
+        harness.chain.barrier.set()
+    assert harness.chain.trusts == [Trust.ONE, Trust.AGREED]
 
 
-async def test_leaders_may_leave_one_after_another(stall, charge) -> None:
-    lookups, tx_hash = Lookups(stall.chain), stall.hash()
-    chain_id = stall.chain.chain_ids[0]
-    stall.chain.gate = asyncio.Event()
+async def test_leaders_may_leave_one_after_another(harness, charge) -> None:
+    lookups, tx_hash = Lookups(harness.chain), harness.hash()
+    chain_id = harness.chain.chain_ids[0]
+    harness.chain.barrier = asyncio.Event()
     async with asyncio.TaskGroup() as group:
         tasks = []
         for _ in range(4):
@@ -81,24 +81,24 @@ async def test_leaders_may_leave_one_after_another(stall, charge) -> None:
         for leaver in tasks[:3]:
             leaver.cancel()
             await turns()
-        stall.chain.gate.set()
+        harness.chain.barrier.set()
     assert [task.cancelled() for task in tasks] == [True, True, True, False]
     assert isinstance(tasks[3].result(), NotMined)
-    assert stall.chain.questions == 4
+    assert harness.chain.request_count == 4
 
 
-async def test_a_refused_leader_leaves_the_way_free(stall, charge) -> None:
-    lookups, tx_hash = Lookups(stall.chain), stall.hash()
-    chain_id = stall.chain.chain_ids[0]
-    stall.meter.left = 0
+async def test_a_refused_leader_leaves_the_way_free(harness, charge) -> None:
+    lookups, tx_hash = Lookups(harness.chain), harness.hash()
+    chain_id = harness.chain.chain_ids[0]
+    harness.meter.left = 0
     with pytest.raises(Refusal):
         await lookups.fetch(chain_id, tx_hash, charge())
-    stall.meter.left = 1
+    harness.meter.left = 1
     assert isinstance(await lookups.fetch(chain_id, tx_hash, charge()), NotMined)
 
 
-async def test_an_outage_keeps_its_words(stall, charge) -> None:
-    stall.chain.take_away(*stall.chain.chain_ids)
-    chain_id = stall.chain.chain_ids[0]
+async def test_an_outage_keeps_its_words(harness, charge) -> None:
+    harness.chain.disconnect(*harness.chain.chain_ids)
+    chain_id = harness.chain.chain_ids[0]
     with pytest.raises(ChainUnavailable, match="gave a usable answer"):
-        await Lookups(stall.chain).fetch(chain_id, stall.hash(), charge())
+        await Lookups(harness.chain).fetch(chain_id, harness.hash(), charge())

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.kit.authorizations import (
+from tests.kit.payer import (
     CHAIN,
     CHALLENGER,
     NOW_S,
     ROUTE,
     USDC,
-    Payer,
+    AuthorizationSigner,
     decode_header,
     encode_header,
     read_challenge,
@@ -73,7 +73,7 @@ def encode_raw(raw: bytes) -> bytes:
 
 
 def test_a_credential_is_read() -> None:
-    content = Payer().credential()
+    content = AuthorizationSigner().credential()
     credential = parse(content)
     assert credential.fault is None
     assert (credential.chain_id, credential.token) == (CHAIN, USDC.token)
@@ -86,20 +86,20 @@ def test_two_challenges_of_one_moment_are_two() -> None:
     texts = [CHALLENGER.challenge(requirement_of(), ROUTE, now_s=NOW_S, salt=bytes([n])) for n in (1, 2)]
     assert len({read_challenge(text)["id"] for text in texts}) == 2
     for text in texts:
-        assert fault_of({**Payer().credential(), **answer(text)}) is None
+        assert fault_of({**AuthorizationSigner().credential(), **answer(text)}) is None
 
 
 def answer(challenge: bytes) -> Content:
     """The credential for that very challenge."""
     given = read_challenge(challenge)
-    signer = Payer(nonce=keccak256((given["id"] + given["realm"]).encode()))
+    signer = AuthorizationSigner(nonce=keccak256((given["id"] + given["realm"]).encode()))
     payload = {"type": "authorization", **signer.fields, "signature": "0x" + signer.signature.hex()}
     return {"challenge": given, "payload": payload}
 
 
 def test_another_gateway_of_the_same_secret_recognises_it() -> None:
     other = Challenger(secret=CHALLENGER.secret, realm=CHALLENGER.realm)
-    assert fault_of(Payer().credential(), challenger=other) is None
+    assert fault_of(AuthorizationSigner().credential(), challenger=other) is None
 
 
 CHALLENGE = (Code.PAYMENT_VERIFICATION_FAILED, "invalid_challenge")
@@ -108,8 +108,8 @@ NONCE = (Code.PAYMENT_VERIFICATION_FAILED, "invalid_challenge_nonce")
 
 
 def test_it_counts_until_it_expires() -> None:
-    assert fault_of(Payer().credential(), now_s=NOW_S + 89.9) is None
-    assert fault_of(Payer().credential(), now_s=NOW_S + 90) == EXPIRED
+    assert fault_of(AuthorizationSigner().credential(), now_s=NOW_S + 89.9) is None
+    assert fault_of(AuthorizationSigner().credential(), now_s=NOW_S + 90) == EXPIRED
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_it_counts_until_it_expires() -> None:
     ],
 )
 def test_it_counts_for_its_own_route_only(route: Route) -> None:
-    assert fault_of(Payer().credential(), route=route) == CHALLENGE
+    assert fault_of(AuthorizationSigner().credential(), route=route) == CHALLENGE
 
 
 def with_request(content: Content, **changes: Any) -> None:
@@ -149,27 +149,27 @@ def with_request(content: Content, **changes: Any) -> None:
     ],
 )
 def test_a_challenge_that_was_changed_is_not_ours(tamper: Callable[[Content], None]) -> None:
-    content = Payer().credential()
+    content = AuthorizationSigner().credential()
     tamper(content)
     assert fault_of(content) == CHALLENGE
 
 
 def test_a_challenge_of_another_secret_is_not_ours() -> None:
-    forged = Payer().credential(challenger=replace(CHALLENGER, secret=b"t" * 32))
+    forged = AuthorizationSigner().credential(challenger=replace(CHALLENGER, secret=b"t" * 32))
     assert fault_of(forged) == CHALLENGE
 
 
 def test_a_challenge_of_before_the_secret_was_changed_is_ours_while_the_old_one_is_known() -> None:
-    shown = Payer().credential()
+    shown = AuthorizationSigner().credential()
     changed = replace(CHALLENGER, secret=b"t" * 32, other_secrets=(b"u" * 32, CHALLENGER.secret))
     assert fault_of(shown, challenger=changed) is None
     assert fault_of(shown, challenger=changed, now_s=NOW_S + 90) == EXPIRED
     assert fault_of(shown, challenger=replace(changed, other_secrets=(b"u" * 32,))) == CHALLENGE
-    assert fault_of(Payer().credential(challenger=changed)) == CHALLENGE  # the first makes them
+    assert fault_of(AuthorizationSigner().credential(challenger=changed)) == CHALLENGE  # the first makes them
 
 
 def test_the_authorisation_must_be_made_for_the_challenge() -> None:
-    content = Payer().credential()
+    content = AuthorizationSigner().credential()
     content["payload"]["nonce"] = "0x" + "07" * 32
     assert fault_of(content) == NONCE
 
@@ -178,7 +178,7 @@ def test_the_authorisation_must_be_made_for_the_challenge() -> None:
     ("place", "name"), [("", "note"), ("challenge", "amount"), ("payload", "token"), ("payload", "chainId")]
 )
 def test_a_member_that_the_protocol_does_not_have_is_a_fault_that_names_it(place: str, name: str) -> None:
-    content = Payer().credential()
+    content = AuthorizationSigner().credential()
     (content[place] if place else content).update({name: None})
     fault = parse(content).fault
     assert fault is not None
@@ -187,7 +187,7 @@ def test_a_member_that_the_protocol_does_not_have_is_a_fault_that_names_it(place
 
 
 def test_a_description_in_the_challenge_and_any_source_are_known() -> None:
-    content = Payer().credential()
+    content = AuthorizationSigner().credential()
     content["challenge"]["description"] = "A quote"
     content["source"] = {"any": 1}
     assert fault_of(content) is None
@@ -217,7 +217,7 @@ SHAPE = (Code.PAYMENT_MALFORMED, "invalid_payload")
     ],
 )
 def test_refusals(change: Callable[[Content], None], expected: tuple[Code, str]) -> None:
-    content = Payer().credential()
+    content = AuthorizationSigner().credential()
     change(content)
     with pytest.raises(Refusal) as caught:
         parse(content)
@@ -235,7 +235,7 @@ NAMES = ("id", "realm", "method", "intent", "request", "expires", "opaque", "dig
 @settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(NAMES), JSON), st.dictionaries(st.text(max_size=8), JSON))
 def test_nothing_raises_anything_but_a_refusal(challenge: Content, payload: Content) -> None:
-    content = Payer(valid_after=1).credential()
+    content = AuthorizationSigner(valid_after=1).credential()
     content["challenge"].update(challenge)
     content["payload"].update(payload)
     try:

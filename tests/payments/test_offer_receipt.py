@@ -8,7 +8,7 @@ from eth_account import Account
 from eth_account.messages import encode_typed_data
 from jsonschema import Draft202012Validator
 
-from tests.kit.authorizations import NOW_S, USDC, requirement_of
+from tests.kit.payer import NOW_S, USDC, requirement_of
 from tollway.identifiers import Address, ChainId, TxHash, keccak256
 from tollway.payments.offer_receipt import OFFERS, OFFERS_EXTENSION, sign_offers, sign_receipt
 from tollway.payments.stencil import Stencil

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.kit.authorizations import (
+from tests.kit.payer import (
     CHALLENGER,
     NOW_S,
     PAY_TO,
     ROUTE,
     USDC,
-    Payer,
+    AuthorizationSigner,
     decode_header,
     encode_header,
     requirement_of,
@@ -37,8 +37,8 @@ def parse(*headers: tuple[bytes, bytes], **given_: Any) -> Presented | Problem |
     return parse_presented(headers, **fields)
 
 
-def shown(dialect: Dialect, payer: Payer | None = None) -> tuple[bytes, bytes]:
-    payer = payer or Payer()
+def shown(dialect: Dialect, payer: AuthorizationSigner | None = None) -> tuple[bytes, bytes]:
+    payer = payer or AuthorizationSigner()
     if dialect is Dialect.X402_V2:
         return b"payment-signature", encode_header(payer.payment())
     if dialect is Dialect.X402_V1:
@@ -46,7 +46,7 @@ def shown(dialect: Dialect, payer: Payer | None = None) -> tuple[bytes, bytes]:
     return b"authorization", b"Payment " + encode_header(payer.credential(), is_urlsafe=True)
 
 
-def read(dialect: Dialect, payer: Payer | None = None) -> Presented:
+def read(dialect: Dialect, payer: AuthorizationSigner | None = None) -> Presented:
     presented = parse(shown(dialect, payer))
     assert isinstance(presented, Presented)
     return presented
@@ -56,8 +56,12 @@ def read(dialect: Dialect, payer: Payer | None = None) -> Presented:
 def test_every_dialect_says_the_same(dialect: Dialect) -> None:
     presented = read(dialect)
     assert presented.dialect is dialect
-    assert (presented.payer, presented.payee, presented.base_units) == (Payer().address, PAY_TO, 10_000)
-    assert (presented.valid_after, presented.valid_before) == (0, Payer().valid_before)
+    assert (presented.payer, presented.payee, presented.base_units) == (
+        AuthorizationSigner().address,
+        PAY_TO,
+        10_000,
+    )
+    assert (presented.valid_after, presented.valid_before) == (0, AuthorizationSigner().valid_before)
     assert presented.token == (None if dialect is Dialect.X402_V1 else USDC.token)
     assert bool(presented.challenge_id) is (dialect is Dialect.MPP)
     matched = match_requirement(presented, [requirement_of()])
@@ -66,7 +70,9 @@ def test_every_dialect_says_the_same(dialect: Dialect) -> None:
     assert requirement == requirement_of()
     assert isinstance(authorization, Authorization)
     assert (authorization.dialect, authorization.challenge_id) == (dialect, presented.challenge_id)
-    assert recover_signer(authorization, TokenDomain(name="USDC", version="2")) == Payer().address
+    assert (
+        recover_signer(authorization, TokenDomain(name="USDC", version="2")) == AuthorizationSigner().address
+    )
 
 
 @pytest.mark.parametrize(
@@ -157,17 +163,19 @@ ELSEWHERE = replace(USDC, chain_id=ChainId(8453))
 @pytest.mark.parametrize(
     ("payer", "requirements", "code", "reason"),
     [
-        (Payer(), [], Code.PAYMENT_METHOD_UNSUPPORTED, "invalid_network"),
-        (Payer(), [requirement_of(ELSEWHERE)], Code.PAYMENT_METHOD_UNSUPPORTED, "invalid_network"),
-        (Payer(), [requirement_of(BRIDGED)], Code.PAYMENT_METHOD_UNSUPPORTED, "invalid_exact_evm_eip3009_not_supported"),
-        (Payer(payee=OTHER_PAYEE), [requirement_of()], Code.PAYMENT_VERIFICATION_FAILED, "invalid_exact_evm_payload_recipient_mismatch"),
-        (Payer(payee=Payer().address), [requirement_of(pay_to=Payer().address)], Code.PAYMENT_VERIFICATION_FAILED, "returned"),
-        (Payer(base_units=9_999), [requirement_of()], Code.PAYMENT_VERIFICATION_FAILED, "invalid_exact_evm_payload_authorization_value_mismatch"),
-        (Payer(base_units=10_001), [requirement_of()], Code.PAYMENT_VERIFICATION_FAILED, "invalid_exact_evm_payload_authorization_value_mismatch"),
-        (Payer(base_units=0), [requirement_of()], Code.PAYMENT_VERIFICATION_FAILED, "invalid_exact_evm_payload_authorization_value_mismatch"),
+        (AuthorizationSigner(), [], Code.PAYMENT_METHOD_UNSUPPORTED, "invalid_network"),
+        (AuthorizationSigner(), [requirement_of(ELSEWHERE)], Code.PAYMENT_METHOD_UNSUPPORTED, "invalid_network"),
+        (AuthorizationSigner(), [requirement_of(BRIDGED)], Code.PAYMENT_METHOD_UNSUPPORTED, "invalid_exact_evm_eip3009_not_supported"),
+        (AuthorizationSigner(payee=OTHER_PAYEE), [requirement_of()], Code.PAYMENT_VERIFICATION_FAILED, "invalid_exact_evm_payload_recipient_mismatch"),
+        (AuthorizationSigner(payee=AuthorizationSigner().address), [requirement_of(pay_to=AuthorizationSigner().address)], Code.PAYMENT_VERIFICATION_FAILED, "returned"),
+        (AuthorizationSigner(base_units=9_999), [requirement_of()], Code.PAYMENT_VERIFICATION_FAILED, "invalid_exact_evm_payload_authorization_value_mismatch"),
+        (AuthorizationSigner(base_units=10_001), [requirement_of()], Code.PAYMENT_VERIFICATION_FAILED, "invalid_exact_evm_payload_authorization_value_mismatch"),
+        (AuthorizationSigner(base_units=0), [requirement_of()], Code.PAYMENT_VERIFICATION_FAILED, "invalid_exact_evm_payload_authorization_value_mismatch"),
     ],
 )  # fmt: skip
-def test_the_nearest_miss_is_told(payer: Payer, requirements: Any, code: Code, reason: str) -> None:
+def test_the_nearest_miss_is_told(
+    payer: AuthorizationSigner, requirements: Any, code: Code, reason: str
+) -> None:
     refused = match_requirement(read(Dialect.X402_V2, payer), requirements)
     assert isinstance(refused, Problem)
     assert (refused.code, refused.reason, refused.payment_state) == (code, reason, "none")
@@ -177,9 +185,15 @@ def test_payee_and_amount_must_meet_in_one_requirement() -> None:
     """The old payee at the new price is neither version."""
     old = requirement_of(pay_to=OTHER_PAYEE, units=20_000)
     new = requirement_of()
-    assert isinstance(match_requirement(read(Dialect.X402_V2, Payer(payee=OTHER_PAYEE)), [new, old]), Problem)
-    assert isinstance(match_requirement(read(Dialect.X402_V2, Payer(base_units=20_000)), [new, old]), Problem)
-    both = match_requirement(read(Dialect.X402_V2, Payer(payee=OTHER_PAYEE, base_units=20_000)), [new, old])
+    assert isinstance(
+        match_requirement(read(Dialect.X402_V2, AuthorizationSigner(payee=OTHER_PAYEE)), [new, old]), Problem
+    )
+    assert isinstance(
+        match_requirement(read(Dialect.X402_V2, AuthorizationSigner(base_units=20_000)), [new, old]), Problem
+    )
+    both = match_requirement(
+        read(Dialect.X402_V2, AuthorizationSigner(payee=OTHER_PAYEE, base_units=20_000)), [new, old]
+    )
     assert isinstance(both, tuple)
     assert both[0] == old
 

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from tests.kit.authorizations import CHAIN, TIMEOUT_S, USDC, Payer, requirement_of
-from tests.kit.chain_transfers import parse_sent
+from tests.kit.chain_blocks import parse_sent
 from tests.kit.ledger_records import close_of
-from tests.kit.settlement_scene import (
+from tests.kit.payer import CHAIN, TIMEOUT_S, USDC, AuthorizationSigner, requirement_of
+from tests.kit.settlement import (
     HASTY,
     LISTING,
     ClaimedCall,
-    SettlingScene,
+    SettlementHarness,
     make_gas_key,
     settlement_rules,
 )
@@ -34,62 +34,62 @@ ELSEWHERE = Address(b"\xee" * 20)
 
 
 @pytest.fixture
-async def scene() -> AsyncIterator[SettlingScene]:
-    async with SettlingScene() as scene:
-        yield scene
+async def harness() -> AsyncIterator[SettlementHarness]:
+    async with SettlementHarness() as harness:
+        yield harness
 
 
 @pytest.fixture
-async def hasty() -> AsyncIterator[SettlingScene]:
+async def hasty() -> AsyncIterator[SettlementHarness]:
     """For what is not mined in time anyway."""
-    async with SettlingScene(limits=HASTY) as scene:
-        yield scene
+    async with SettlementHarness(limits=HASTY) as harness:
+        yield harness
 
 
 async def settle(call: ClaimedCall) -> Any:
-    return await call.scene.settlement.settle(call.order())
+    return await call.harness.settlement.settle(call.order())
 
 
 # ---- Outcomes.
 
 
-async def test_money_moves_once_and_the_call_is_consumed(scene: SettlingScene) -> None:
-    call = await scene.claim()
+async def test_money_moves_once_and_the_call_is_consumed(harness: SettlementHarness) -> None:
+    call = await harness.claim()
     outcome = await settle(call)
     assert isinstance(outcome, Settled)
     assert await call.read_state() is CallState.CONSUMED
-    (attempt,) = await scene.book.attempts_of(call.claim.call_id)
+    (attempt,) = await harness.book.attempts_of(call.claim.call_id)
     assert outcome.transfer.tx_hash == attempt.tx_hash
-    assert len(scene.chain.broadcasts) == 1
-    assert scene.chain.balance(CHAIN, call.authorization.token, call.authorization.payee) == 10_000
-    (payment,) = await scene.book.find_payments(attempt.tx_hash)
+    assert len(harness.chain.broadcasts) == 1
+    assert harness.chain.balance(CHAIN, call.authorization.token, call.authorization.payee) == 10_000
+    (payment,) = await harness.book.find_payments(attempt.tx_hash)
     assert (payment.value_units, payment.taken_units) == (10_000, 10_000)
-    assert (await scene.book.audit()).is_balanced
+    assert (await harness.book.audit()).is_balanced
 
 
-async def test_the_transaction_is_in_the_books_before_it_is_broadcast(scene: SettlingScene) -> None:
-    call = await scene.claim()
+async def test_the_transaction_is_in_the_books_before_it_is_broadcast(harness: SettlementHarness) -> None:
+    call = await harness.claim()
     stored: list[int] = []
-    send = scene.chain.send_transaction
+    send = harness.chain.send_transaction
 
     async def watch(chain_id: Any, raw: bytes) -> SendRefused | None:
-        stored.append(len(await scene.book.attempts_of(call.claim.call_id)))
+        stored.append(len(await harness.book.attempts_of(call.claim.call_id)))
         assert await call.read_state() is CallState.SETTLING
         return await send(chain_id, raw)
 
-    scene.chain.send_transaction = watch  # type: ignore[method-assign]  # the fake's own hook
+    harness.chain.send_transaction = watch  # type: ignore[method-assign]  # the fake's own hook
     assert isinstance(await settle(call), Settled)
     assert stored == [1]
 
 
 @pytest.mark.parametrize("trouble", ["refused", "no money", "expired"])
-async def test_what_simulation_refuses_surely_failed(scene: SettlingScene, trouble: str) -> None:
-    payer = scene.payer(balance=0 if trouble == "no money" else 10**9)
-    call = await scene.claim(payer)
+async def test_what_simulation_refuses_surely_failed(harness: SettlementHarness, trouble: str) -> None:
+    payer = harness.payer(balance=0 if trouble == "no money" else 10**9)
+    call = await harness.claim(payer)
     if trouble == "refused":
-        scene.chain.refuse_transfer(CHAIN, payer.address, payer.nonce)
+        harness.chain.refuse_transfer(CHAIN, payer.address, payer.nonce)
     if trouble == "expired":
-        scene.chain.mine(CHAIN, time=payer.valid_before)
+        harness.chain.mine(CHAIN, time=payer.valid_before)
     outcome = await settle(call)
     reasons = {
         "refused": AuthorizationReason.SIMULATION_FAILED,
@@ -98,275 +98,283 @@ async def test_what_simulation_refuses_surely_failed(scene: SettlingScene, troub
     }
     assert outcome == NotSettled(reason=reasons[trouble].value)
     assert await call.read_state() is CallState.RELEASED
-    assert scene.chain.broadcasts == []
-    assert await scene.gas.next_nonce(CHAIN, make_gas_key().address) == 0
+    assert harness.chain.broadcasts == []
+    assert await harness.gas.next_nonce(CHAIN, make_gas_key().address) == 0
 
 
-async def test_front_run_by_the_same_transfer_is_paid(scene: SettlingScene) -> None:
-    call = await scene.claim()
+async def test_front_run_by_the_same_transfer_is_paid(harness: SettlementHarness) -> None:
+    call = await harness.claim()
     call.land()
     outcome = await settle(call)
     assert isinstance(outcome, Settled)
     assert await call.read_state() is CallState.CONSUMED
-    assert scene.chain.broadcasts == []
-    assert await scene.book.attempts_of(call.claim.call_id) == ()
+    assert harness.chain.broadcasts == []
+    assert await harness.book.attempts_of(call.claim.call_id) == ()
 
 
-async def test_a_nonce_that_paid_another_surely_failed(scene: SettlingScene) -> None:
-    call = await scene.claim()
+async def test_a_nonce_that_paid_another_surely_failed(harness: SettlementHarness) -> None:
+    call = await harness.claim()
     call.land(payee=ELSEWHERE)
     assert await settle(call) == NotSettled(reason=AuthorizationReason.ALREADY_USED.value)
     assert await call.read_state() is CallState.RELEASED
 
 
-async def test_a_cancelled_authorisation_surely_failed(scene: SettlingScene) -> None:
-    call = await scene.claim()
+async def test_a_cancelled_authorisation_surely_failed(harness: SettlementHarness) -> None:
+    call = await harness.claim()
     one = call.authorization
-    scene.chain.cancel_authorization(CHAIN, one.token, payer=one.payer, nonce=one.nonce)
+    harness.chain.cancel_authorization(CHAIN, one.token, payer=one.payer, nonce=one.nonce)
     assert isinstance(await settle(call), NotSettled)
 
 
 async def test_a_use_that_is_not_deep_enough_decides_nothing() -> None:
-    async with SettlingScene(limits=HASTY, confirmations=((0, 2),)) as scene:
-        call = await scene.claim()
+    async with SettlementHarness(limits=HASTY, confirmations=((0, 2),)) as harness:
+        call = await harness.claim()
         call.land()
         assert await settle(call) == Undecided()
         assert await call.read_state() is CallState.SETTLING
 
 
-async def test_front_run_between_simulation_and_block_is_paid(scene: SettlingScene) -> None:
+async def test_front_run_between_simulation_and_block_is_paid(harness: SettlementHarness) -> None:
     """Our transaction reverts; the money moved all the same."""
-    scene.chain.is_automining = False
-    call = await scene.claim()
+    harness.chain.is_automining = False
+    call = await harness.claim()
     async with asyncio.TaskGroup() as group:
         settling = group.create_task(settle(call))
-        while not scene.chain.broadcasts:
+        while not harness.chain.broadcasts:
             await asyncio.sleep(0)
         call.land()
-        scene.chain.mine_sent(CHAIN)
+        harness.chain.mine_sent(CHAIN)
     outcome = settling.result()
     assert isinstance(outcome, Settled)
-    (attempt,) = await scene.book.attempts_of(call.claim.call_id)
+    (attempt,) = await harness.book.attempts_of(call.claim.call_id)
     assert outcome.transfer.tx_hash != attempt.tx_hash
 
 
-async def test_broadcast_and_reverted_is_undecided(hasty: SettlingScene) -> None:
-    scene = hasty
-    payer = scene.payer()
-    call = await scene.claim(payer)
-    scene.chain.doom_transfer(CHAIN, payer.address, payer.nonce)
+async def test_broadcast_and_reverted_is_undecided(hasty: SettlementHarness) -> None:
+    harness = hasty
+    payer = harness.payer()
+    call = await harness.claim(payer)
+    harness.chain.revert_transfer(CHAIN, payer.address, payer.nonce)
     assert await settle(call) == Undecided()
     assert await call.read_state() is CallState.SETTLING
 
 
-async def test_not_mined_by_the_deadline_is_undecided(hasty: SettlingScene) -> None:
-    scene = hasty
-    scene.chain.is_automining = False
-    call = await scene.claim()
+async def test_not_mined_by_the_deadline_is_undecided(hasty: SettlementHarness) -> None:
+    harness = hasty
+    harness.chain.is_automining = False
+    call = await harness.claim()
     assert await settle(call) == Undecided()
     assert await call.read_state() is CallState.SETTLING
-    (attempt,) = await scene.book.attempts_of(call.claim.call_id)
-    assert scene.chain.broadcasts == [attempt.raw, attempt.raw]  # a node may have dropped the first
+    (attempt,) = await harness.book.attempts_of(call.claim.call_id)
+    assert harness.chain.broadcasts == [attempt.raw, attempt.raw]  # a node may have dropped the first
 
 
 @pytest.mark.parametrize("fault", list(SendFault))
-async def test_a_node_that_refuses_decides_nothing(hasty: SettlingScene, fault: SendFault) -> None:
-    scene = hasty
-    call = await scene.claim()
-    scene.chain.refuse_sends(CHAIN, SendRefused(reason="no", fault=fault))
+async def test_a_node_that_refuses_decides_nothing(hasty: SettlementHarness, fault: SendFault) -> None:
+    harness = hasty
+    call = await harness.claim()
+    harness.chain.refuse_sends(CHAIN, SendRefused(reason="no", fault=fault))
     assert await settle(call) == Undecided()
     assert await call.read_state() is CallState.SETTLING
     is_keys_fault = fault in (SendFault.INSUFFICIENT_FUNDS, SendFault.NONCE_TOO_LOW)
-    assert scene.settlement.is_offered(USDC, 10_000, LISTING) is not is_keys_fault
+    assert harness.settlement.is_offered(USDC, 10_000, LISTING) is not is_keys_fault
 
 
-async def test_a_send_whose_answer_is_lost_is_followed(scene: SettlingScene) -> None:
-    scene.chain.is_deaf = True
-    assert isinstance(await settle(await scene.claim()), Settled)
+async def test_a_send_whose_answer_is_lost_is_followed(harness: SettlementHarness) -> None:
+    harness.chain.loses_send_responses = True
+    assert isinstance(await settle(await harness.claim()), Settled)
 
 
-async def test_a_chain_away_before_signing_leaves_a_call_without_a_transaction(scene: SettlingScene) -> None:
-    call = await scene.claim()
-    scene.chain.take_away(CHAIN)
+async def test_a_chain_away_before_signing_leaves_a_call_without_a_transaction(
+    harness: SettlementHarness,
+) -> None:
+    call = await harness.claim()
+    harness.chain.disconnect(CHAIN)
     assert await settle(call) == Undecided()
     assert await call.read_state() is CallState.SETTLING
-    assert await scene.book.attempts_of(call.claim.call_id) == ()
+    assert await harness.book.attempts_of(call.claim.call_id) == ()
 
 
 @pytest.mark.parametrize(
     "method", ["fetch_authorization", "send_transaction", "fetch_receipts", "find_authorization_use"]
 )
 async def test_a_chain_that_goes_away_at_any_step_never_makes_it_fail(
-    hasty: SettlingScene, method: str
+    hasty: SettlementHarness, method: str
 ) -> None:
-    scene = hasty
-    payer = scene.payer()
-    call = await scene.claim(payer)
+    harness = hasty
+    payer = harness.payer()
+    call = await harness.claim(payer)
     if method == "find_authorization_use":
-        scene.chain.doom_transfer(CHAIN, payer.address, payer.nonce)
-    ask = getattr(scene.chain, method)
+        harness.chain.revert_transfer(CHAIN, payer.address, payer.nonce)
+    ask = getattr(harness.chain, method)
 
     async def leave(*arguments: Any, **options: Any) -> Any:
-        scene.chain.take_away(CHAIN)
+        harness.chain.disconnect(CHAIN)
         return await ask(*arguments, **options)
 
-    setattr(scene.chain, method, leave)
+    setattr(harness.chain, method, leave)
     assert await settle(call) == Undecided()
     assert await call.read_state() is CallState.SETTLING
 
 
 async def test_the_depth_of_its_value_is_waited_for() -> None:
-    async with SettlingScene(confirmations=((0, 1), (10**6, 3))) as scene:
-        call = await scene.claim()
+    async with SettlementHarness(confirmations=((0, 1), (10**6, 3))) as harness:
+        call = await harness.claim()
         async with asyncio.TaskGroup() as group:
             settling = group.create_task(settle(call))
-            while not scene.chain.broadcasts:
+            while not harness.chain.broadcasts:
                 await asyncio.sleep(0)
-            scene.chain.bury(CHAIN, 1)
+            harness.chain.bury(CHAIN, 1)
             for _ in range(20):
                 await asyncio.sleep(0)
             assert not settling.done()
-            scene.chain.bury(CHAIN, 1)
+            harness.chain.bury(CHAIN, 1)
         assert isinstance(settling.result(), Settled)
 
 
 async def test_depth_that_takes_too_long_is_undecided() -> None:
-    async with SettlingScene(limits=HASTY, confirmations=((0, 1), (10**6, 3))) as scene:
-        assert await settle(await scene.claim()) == Undecided()
+    async with SettlementHarness(limits=HASTY, confirmations=((0, 1), (10**6, 3))) as harness:
+        assert await settle(await harness.claim()) == Undecided()
 
 
-async def test_a_call_that_somebody_else_moved_on_is_left_alone(scene: SettlingScene) -> None:
-    call = await scene.claim()
+async def test_a_call_that_somebody_else_moved_on_is_left_alone(harness: SettlementHarness) -> None:
+    call = await harness.claim()
     order = call.order()
     fenced = replace(order, close=replace(order.close, epoch=7))
-    assert await scene.settlement.settle(fenced) == FencedOff()
-    assert scene.chain.broadcasts == []
-    assert scene.tank.lanes(CHAIN)[0].take().nonce == 0  # it took none
-    assert isinstance(await settle(await scene.claim(scene.payer(nonce=b"\x08" * 32))), Settled)
+    assert await harness.settlement.settle(fenced) == FencedOff()
+    assert harness.chain.broadcasts == []
+    assert harness.tank.lanes(CHAIN)[0].take().nonce == 0  # it took none
+    assert isinstance(await settle(await harness.claim(harness.payer(nonce=b"\x08" * 32))), Settled)
 
 
-async def test_books_that_are_away_send_nothing_and_the_call_goes_adrift_later(scene: SettlingScene) -> None:
-    call = await scene.claim()
-    scene.book.away = True
+async def test_books_that_are_away_send_nothing_and_the_call_goes_adrift_later(
+    harness: SettlementHarness,
+) -> None:
+    call = await harness.claim()
+    harness.book.away = True
     with pytest.raises(StorageUnavailable):
         await settle(call)
-    assert scene.chain.broadcasts == []
+    assert harness.chain.broadcasts == []
     with pytest.raises(StorageUnavailable):
-        await scene.settlement.mend()
-    scene.book.away = False
-    await scene.settlement.mend()
+        await harness.settlement.mend()
+    harness.book.away = False
+    await harness.settlement.mend()
     assert await call.read_state() is CallState.UNKNOWN
 
 
 @pytest.mark.parametrize(("gas_max", "gas"), [(400_000, 90_000), (70_000, 70_000)])
 async def test_gas_is_limited_in_simulation_and_in_what_is_signed(gas_max: int, gas: int) -> None:
-    async with SettlingScene(limits=replace(DEFAULT_LIMITS, settlement_gas_max=gas_max)) as scene:
-        call = await scene.claim()
+    async with SettlementHarness(limits=replace(DEFAULT_LIMITS, settlement_gas_max=gas_max)) as harness:
+        call = await harness.claim()
         asked: list[int] = []
-        ask = scene.chain.fetch_authorization
+        ask = harness.chain.fetch_authorization
 
         async def watch(chain_id: Any, **options: Any) -> Any:
             asked.append(options["gas"])
             return await ask(chain_id, **options)
 
-        scene.chain.fetch_authorization = watch  # type: ignore[method-assign]  # the fake's own hook
+        harness.chain.fetch_authorization = watch  # type: ignore[method-assign]  # the fake's own hook
         assert isinstance(await settle(call), Settled)
         assert asked == [gas_max]
-        assert parse_sent(scene.chain.broadcasts[0]).gas == gas
+        assert parse_sent(harness.chain.broadcasts[0]).gas == gas
 
 
 # ---- Lanes.
 
 
-async def test_fifty_at_once_on_one_key_take_fifty_nonces_in_order(scene: SettlingScene) -> None:
-    calls = await scene.claim_many(50)
+async def test_fifty_at_once_on_one_key_take_fifty_nonces_in_order(harness: SettlementHarness) -> None:
+    calls = await harness.claim_many(50)
     outcomes = await asyncio.gather(*map(settle, calls))
     assert all(isinstance(outcome, Settled) for outcome in outcomes)
-    attempts = [one for call in calls for one in await scene.book.attempts_of(call.claim.call_id)]
+    attempts = [one for call in calls for one in await harness.book.attempts_of(call.claim.call_id)]
     assert sorted(attempt.nonce for attempt in attempts) == list(range(50))
-    assert (await scene.book.audit()).is_balanced
+    assert (await harness.book.audit()).is_balanced
 
 
-async def test_a_nonce_that_another_gateway_took_is_signed_anew(scene: SettlingScene) -> None:
-    other = scene.another()
+async def test_a_nonce_that_another_gateway_took_is_signed_anew(harness: SettlementHarness) -> None:
+    other = harness.another()
     async with other:
-        first, second = await scene.claim_many(2)
+        first, second = await harness.claim_many(2)
         third = await other.claim(other.payer(nonce=keccak256(b"third")))
         assert isinstance(await settle(first), Settled)
         assert isinstance(await settle(third), Settled)  # it believes that the lane starts at 0
         assert isinstance(await settle(second), Settled)
-    assert len(scene.chain.broadcasts) == 3
+    assert len(harness.chain.broadcasts) == 3
 
 
-async def test_two_gateways_on_one_key_at_once_leave_no_hole(scene: SettlingScene) -> None:
-    async with scene.another() as other:
-        mine = await scene.claim_many(10)
+async def test_two_gateways_on_one_key_at_once_leave_no_hole(harness: SettlementHarness) -> None:
+    async with harness.another() as other:
+        mine = await harness.claim_many(10)
         theirs = [await other.claim(other.payer(nonce=keccak256(b"their %d" % n))) for n in range(10)]
         calls = [call for pair in zip(mine, theirs, strict=True) for call in pair]
         outcomes = await asyncio.gather(*map(settle, calls))
     assert all(isinstance(outcome, Settled) for outcome in outcomes)
-    assert await scene.gas.next_nonce(CHAIN, make_gas_key().address) == 20
+    assert await harness.gas.next_nonce(CHAIN, make_gas_key().address) == 20
 
 
-async def test_a_lane_that_is_never_free_is_given_up(scene: SettlingScene) -> None:
-    call = await scene.claim()
-    settle_in_books = scene.book.settle
+async def test_a_lane_that_is_never_free_is_given_up(harness: SettlementHarness) -> None:
+    call = await harness.claim()
+    settle_in_books = harness.book.settle
 
     async def refuse(close: Any, *, attempt: Any, digest: Any) -> Any:
         if attempt is not None:
             return LaneTaken(next_nonce=attempt.nonce + 1)
         return await settle_in_books(close, attempt=None, digest=digest)
 
-    scene.book.settle = refuse  # type: ignore[method-assign]  # the fake's own hook
+    harness.book.settle = refuse  # type: ignore[method-assign]  # the fake's own hook
     assert await settle(call) == Undecided()
-    assert scene.chain.broadcasts == []
+    assert harness.chain.broadcasts == []
     assert await call.read_state() is CallState.SETTLING
 
 
 async def test_the_least_busy_key_above_its_floor_signs() -> None:
     keys = (make_gas_key("poor"), make_gas_key("busy"), make_gas_key("free"))
-    async with SettlingScene(rules=settlement_rules(gas_keys=keys)) as scene:
-        scene.chain.fill_tank(CHAIN, keys[0].address, 1)
-        await scene.tank.refresh()
-        scene.tank.lanes(CHAIN)[1].in_flight = 5
-        call = await scene.claim()
+    async with SettlementHarness(rules=settlement_rules(gas_keys=keys)) as harness:
+        harness.chain.fund_gas(CHAIN, keys[0].address, 1)
+        await harness.tank.refresh()
+        harness.tank.lanes(CHAIN)[1].in_flight = 5
+        call = await harness.claim()
         await settle(call)
-        (attempt,) = await scene.book.attempts_of(call.claim.call_id)
+        (attempt,) = await harness.book.attempts_of(call.claim.call_id)
         assert attempt.sender == keys[2].address
 
 
-async def test_cancelled_anywhere_the_sweeper_finishes_it(scene: SettlingScene) -> None:
-    scene.chain.is_automining = False
-    call = await scene.claim()
+async def test_cancelled_anywhere_the_sweeper_finishes_it(harness: SettlementHarness) -> None:
+    harness.chain.is_automining = False
+    call = await harness.claim()
     async with asyncio.TaskGroup() as group:
         settling = group.create_task(settle(call))
-        while not scene.chain.broadcasts:
+        while not harness.chain.broadcasts:
             await asyncio.sleep(0)
         settling.cancel()
-    scene.chain.mine_sent(CHAIN)
-    await scene.settlement.mend()
-    await scene.sweeper.run_once()
+    harness.chain.mine_sent(CHAIN)
+    await harness.settlement.mend()
+    await harness.sweeper.run_once()
     assert await call.read_state() is CallState.CONSUMED
-    assert len(scene.chain.broadcasts) == 1
+    assert len(harness.chain.broadcasts) == 1
 
 
 # ---- The check before the call.
 
 
-async def check(scene: SettlingScene, payer: Payer, address: str = "192.0.2.1") -> Cover | Problem:
+async def check(
+    harness: SettlementHarness, payer: AuthorizationSigner, address: str = "192.0.2.1"
+) -> Cover | Problem:
     """As in a call that is not charged."""
-    with scene.settlement.open_lookup(address) as lookup:
-        return await scene.settlement.check(
+    with harness.settlement.open_lookup(address) as lookup:
+        return await harness.settlement.check(
             payer.authorize(), requirement_of(), timeout_s=TIMEOUT_S, lookup=lookup, listing_id=LISTING
         )
 
 
 @pytest.mark.parametrize("end", ["settled", "failed", "undecided", "undecided before it was sent"])
-async def test_each_outcome_is_one_line_in_the_log_without_secrets(hasty: SettlingScene, end: str) -> None:
+async def test_each_outcome_is_one_line_in_the_log_without_secrets(
+    hasty: SettlementHarness, end: str
+) -> None:
     call = await hasty.claim(hasty.payer(balance=0 if end == "failed" else 10**9))
     hasty.chain.is_automining = end == "settled"
     if end == "undecided before it was sent":
-        hasty.chain.take_away(CHAIN)
+        hasty.chain.disconnect(CHAIN)
     with capture_logs() as lines:
         outcome = await settle(call)
     (line,) = [line for line in lines if line["event"] == "settlement_ended"]
@@ -383,20 +391,20 @@ async def test_each_outcome_is_one_line_in_the_log_without_secrets(hasty: Settli
     assert call.authorization.signature.hex() not in str(lines)
 
 
-async def test_what_somebody_else_moved_on_is_not_told_as_an_end(scene: SettlingScene) -> None:
-    call = await scene.claim()
-    await scene.book.close(close_of(call.claim, CallState.RELEASED))
+async def test_what_somebody_else_moved_on_is_not_told_as_an_end(harness: SettlementHarness) -> None:
+    call = await harness.claim()
+    await harness.book.close(close_of(call.claim, CallState.RELEASED))
     with capture_logs() as lines:
         assert isinstance(await settle(call), FencedOff)
     assert [line for line in lines if line["event"] == "settlement_ended"] == []
 
 
-async def test_a_good_authorisation_is_covered_after_one_question(scene: SettlingScene) -> None:
-    before = scene.chain.questions
-    assert await check(scene, scene.payer(balance=25_000)) == Cover(
-        balance_units=25_000, block_number=scene.chain.head(CHAIN).number
+async def test_a_good_authorisation_is_covered_after_one_question(harness: SettlementHarness) -> None:
+    before = harness.chain.request_count
+    assert await check(harness, harness.payer(balance=25_000)) == Cover(
+        balance_units=25_000, block_number=harness.chain.head(CHAIN).number
     )
-    assert scene.chain.questions == before + 1
+    assert harness.chain.request_count == before + 1
 
 
 @pytest.mark.parametrize(
@@ -409,17 +417,17 @@ async def test_a_good_authorisation_is_covered_after_one_question(scene: Settlin
         ({"balance": 9_999}, Code.PAYMENT_VERIFICATION_FAILED),
     ],
 )
-async def test_what_would_not_pay_is_refused(scene: SettlingScene, change: Any, code: Code) -> None:
-    refused = await check(scene, scene.payer(**change))
+async def test_what_would_not_pay_is_refused(harness: SettlementHarness, change: Any, code: Code) -> None:
+    refused = await check(harness, harness.payer(**change))
     assert isinstance(refused, Problem)
     assert refused.code is code
 
 
-async def test_whoever_pays_is_never_slowed_down(scene: SettlingScene) -> None:
-    authorization = scene.payer().authorize()
-    for _ in range(scene.limits.lookups_per_minute + 5):
-        with scene.settlement.open_lookup("192.0.2.1") as lookup:
-            checked = await scene.settlement.check(
+async def test_whoever_pays_is_never_slowed_down(harness: SettlementHarness) -> None:
+    authorization = harness.payer().authorize()
+    for _ in range(harness.limits.lookups_per_minute + 5):
+        with harness.settlement.open_lookup("192.0.2.1") as lookup:
+            checked = await harness.settlement.check(
                 authorization, requirement_of(), timeout_s=TIMEOUT_S, lookup=lookup, listing_id=LISTING
             )
             lookup.give_back()
@@ -427,72 +435,75 @@ async def test_whoever_pays_is_never_slowed_down(scene: SettlingScene) -> None:
 
 
 async def test_one_authorisation_whose_calls_are_never_charged_is_looked_up_so_often_and_no_more(
-    scene: SettlingScene,
+    harness: SettlementHarness,
 ) -> None:
-    payer = scene.payer()
-    before = scene.chain.questions
-    told = [await check(scene, payer) for _ in range(scene.limits.lookups_per_minute + 5)]
+    payer = harness.payer()
+    before = harness.chain.request_count
+    told = [await check(harness, payer) for _ in range(harness.limits.lookups_per_minute + 5)]
     assert [one.code for one in told if isinstance(one, Problem)] == [Code.RATE_LIMITED] * 5
-    assert scene.chain.questions == before + scene.limits.lookups_per_minute
+    assert harness.chain.request_count == before + harness.limits.lookups_per_minute
 
 
-async def test_junk_is_asked_about_so_often_and_no_more(scene: SettlingScene) -> None:
-    junk = scene.payer(balance=0)
-    for _ in range(scene.limits.lookups_per_minute):
-        await check(scene, junk)
-    before = scene.chain.questions
-    refused = await check(scene, junk)
+async def test_junk_is_asked_about_so_often_and_no_more(harness: SettlementHarness) -> None:
+    junk = harness.payer(balance=0)
+    for _ in range(harness.limits.lookups_per_minute):
+        await check(harness, junk)
+    before = harness.chain.request_count
+    refused = await check(harness, junk)
     assert isinstance(refused, Problem)
     assert refused.code is Code.RATE_LIMITED
-    assert scene.chain.questions == before
+    assert harness.chain.request_count == before
 
 
-async def test_junk_in_a_wallets_name_does_not_use_up_its_owners_patience(scene: SettlingScene) -> None:
-    owner = scene.payer()
+async def test_junk_in_a_wallets_name_does_not_use_up_its_owners_patience(harness: SettlementHarness) -> None:
+    owner = harness.payer()
     forged = replace(owner.authorize(), signature=b"\x01" * 64 + b"\x1b")
-    for number in range(scene.limits.lookups_per_minute + 1):
-        with scene.settlement.open_lookup(f"198.51.100.{number}") as lookup:
-            await scene.settlement.check(
+    for number in range(harness.limits.lookups_per_minute + 1):
+        with harness.settlement.open_lookup(f"198.51.100.{number}") as lookup:
+            await harness.settlement.check(
                 forged, requirement_of(), timeout_s=TIMEOUT_S, lookup=lookup, listing_id=LISTING
             )
-    assert isinstance(await check(scene, owner), Cover)
+    assert isinstance(await check(harness, owner), Cover)
 
 
-async def test_a_chain_that_does_not_answer_is_no_refusal(scene: SettlingScene) -> None:
-    payer = scene.payer()
-    scene.chain.take_away(CHAIN)
+async def test_a_chain_that_does_not_answer_is_no_refusal(harness: SettlementHarness) -> None:
+    payer = harness.payer()
+    harness.chain.disconnect(CHAIN)
     with pytest.raises(ChainUnavailable):
-        await check(scene, payer)
+        await check(harness, payer)
 
 
 async def test_a_deadline_of_its_own_is_read_from_the_limits() -> None:
     """`settle_wait_s` is the only clock that a caller waits for, and that of the blocks on top."""
-    async with SettlingScene(limits=replace(HASTY, settle_wait_s=0.001)) as scene:
-        scene.chain.is_automining = False
-        assert await settle(await scene.claim()) == Undecided()
+    async with SettlementHarness(limits=replace(HASTY, settle_wait_s=0.001)) as harness:
+        harness.chain.is_automining = False
+        assert await settle(await harness.claim()) == Undecided()
 
 
 async def test_what_cannot_be_waited_for_is_not_offered() -> None:
     """A hundred dollars lie twelve blocks deep, of twelve seconds each; pocket money two."""
     rules, steps = settlement_rules(block_time_s=12.0), ((0, 2), (100 * UNIT_NANO, 12))
-    async with SettlingScene(rules=rules, confirmations=steps) as scene:
-        assert scene.settlement.is_offered(USDC, 100 * 10**6 - 1, LISTING)
-        assert not scene.settlement.is_offered(USDC, 100 * 10**6, LISTING)
-        assert not scene.settlement.is_offered(replace(USDC, chain_id=ChainId(1)), 10**6, LISTING)
+    async with SettlementHarness(rules=rules, confirmations=steps) as harness:
+        assert harness.settlement.is_offered(USDC, 100 * 10**6 - 1, LISTING)
+        assert not harness.settlement.is_offered(USDC, 100 * 10**6, LISTING)
+        assert not harness.settlement.is_offered(replace(USDC, chain_id=ChainId(1)), 10**6, LISTING)
     patient = replace(DEFAULT_LIMITS, settle_wait_s_max=152.0)
-    async with SettlingScene(rules=rules, confirmations=steps, limits=patient) as scene:
-        assert scene.settlement.is_offered(USDC, 100 * 10**6, LISTING)
+    async with SettlementHarness(rules=rules, confirmations=steps, limits=patient) as harness:
+        assert harness.settlement.is_offered(USDC, 100 * 10**6, LISTING)
 
 
 async def test_it_is_waited_for_as_long_as_its_blocks_take() -> None:
     slow = settlement_rules(block_time_s=20.0)  # beyond the deadline of the first block, and of this test
-    async with SettlingScene(rules=slow, limits=HASTY, confirmations=((0, 3),)) as scene, asyncio.timeout(10):
-        call = await scene.claim()
+    async with (
+        SettlementHarness(rules=slow, limits=HASTY, confirmations=((0, 3),)) as harness,
+        asyncio.timeout(10),
+    ):
+        call = await harness.claim()
         settling = asyncio.get_running_loop().create_task(settle(call))
-        while scene.chain.asked["fetch_receipts", CHAIN] < 30:  # a few milliseconds from one to the next
+        while harness.chain.requests["fetch_receipts", CHAIN] < 30:  # a few milliseconds from one to the next
             await asyncio.sleep(0)
         assert not settling.done()
-        scene.chain.bury(CHAIN, 3)
+        harness.chain.bury(CHAIN, 3)
         assert isinstance(await settling, Settled)
 
 
@@ -501,24 +512,24 @@ async def test_it_is_waited_for_as_long_as_its_blocks_take() -> None:
 
 @pytest.mark.parametrize(("above_nano", "is_settled"), [(10**7, True), (10**7 - 1, False)])
 async def test_one_nodes_word_settles_what_is_small_and_nothing_else(
-    hasty: SettlingScene, above_nano: int, is_settled: bool
+    hasty: SettlementHarness, above_nano: int, is_settled: bool
 ) -> None:
     hasty.rules[CHAIN] = replace(hasty.rules[CHAIN], agreement_above=(("USDC", above_nano),))
     call = await hasty.claim()
-    hasty.chain.leave_one(CHAIN)
+    hasty.chain.leave_one_node(CHAIN)
     outcome = await settle(call)
     assert isinstance(outcome, Settled if is_settled else Undecided)
     assert len(hasty.chain.broadcasts) == is_settled
     assert (await hasty.book.audit()).is_balanced
 
 
-async def test_the_receipt_of_what_is_large_needs_agreement_too(hasty: SettlingScene) -> None:
+async def test_the_receipt_of_what_is_large_needs_agreement_too(hasty: SettlementHarness) -> None:
     hasty.rules[CHAIN] = replace(hasty.rules[CHAIN], agreement_above=(("USDC", 1),))
     call = await hasty.claim()
     send = hasty.chain.send_transaction
 
     async def send_and_lose_a_node(chain_id: Any, raw: bytes) -> SendRefused | None:
-        hasty.chain.leave_one(CHAIN)
+        hasty.chain.leave_one_node(CHAIN)
         return await send(chain_id, raw)
 
     hasty.chain.send_transaction = send_and_lose_a_node  # type: ignore[method-assign]  # the fake's own hook
@@ -527,10 +538,10 @@ async def test_the_receipt_of_what_is_large_needs_agreement_too(hasty: SettlingS
     assert await call.read_state() is CallState.SETTLING
 
 
-async def test_before_a_call_that_is_large_nodes_agree_too(scene: SettlingScene) -> None:
-    scene.chain.leave_one(CHAIN)
-    scene.rules[CHAIN] = replace(scene.rules[CHAIN], agreement_above=(("USDC", 10**7),))
-    assert isinstance(await check(scene, scene.payer()), Cover)
-    scene.rules[CHAIN] = replace(scene.rules[CHAIN], agreement_above=(("USDC", 10**7 - 1),))
+async def test_before_a_call_that_is_large_nodes_agree_too(harness: SettlementHarness) -> None:
+    harness.chain.leave_one_node(CHAIN)
+    harness.rules[CHAIN] = replace(harness.rules[CHAIN], agreement_above=(("USDC", 10**7),))
+    assert isinstance(await check(harness, harness.payer()), Cover)
+    harness.rules[CHAIN] = replace(harness.rules[CHAIN], agreement_above=(("USDC", 10**7 - 1),))
     with pytest.raises(ChainUnavailable):
-        await check(scene, scene.payer("another"))
+        await check(harness, harness.payer("another"))

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from eth_account import Account
 
-from tests.kit.authorizations import USDC
-from tests.kit.settlement_scene import facilitator_at, settlement_rules
+from tests.kit.payer import USDC
+from tests.kit.settlement import facilitator_at, settlement_rules
 from tollway.chain.rules import PRESETS, NetworkPreset
 from tollway.identifiers import Address, ChainId
 from tollway.ledger.gas import CodeRecord

@@ -2,9 +2,9 @@
 
 import pytest
 
-from tests.kit.authorizations import CHAIN, Payer
-from tests.kit.chain_transfers import parse_authorized_transfer, parse_sent
-from tests.kit.settlement_scene import LISTING, TOKEN, make_gas_key
+from tests.kit.chain_blocks import parse_authorized_transfer, parse_sent
+from tests.kit.payer import CHAIN, AuthorizationSigner
+from tests.kit.settlement import LISTING, TOKEN, make_gas_key
 from tollway.chain.reader import Fees
 from tollway.identifiers import CallId
 from tollway.payments.settlement_signing import (
@@ -29,7 +29,7 @@ def fees(base_gwei: float, tip_gwei: float) -> Fees:
 
 
 def test_an_attempt_is_made_of_the_signed_fields_and_nothing_else() -> None:
-    authorization = Payer().authorize()
+    authorization = AuthorizationSigner().authorize()
     carriage = Carriage(authorization=authorization, call_id=CallId("c"), listing_id=LISTING, gas=90_000)
     offer = FeeOffer(max_fee_wei=3 * GWEI, tip_wei=GWEI)
     attempt = sign_attempt(carriage, make_gas_key(), nonce=4, offer=offer, now_ms=5)
@@ -53,7 +53,7 @@ def test_an_attempt_is_made_of_the_signed_fields_and_nothing_else() -> None:
 @pytest.mark.parametrize("signature", [b"\1" * 65, b"\2" * 300], ids=["of a key", "of a contract"])
 def test_a_replacement_is_the_same_at_another_price(signature: bytes) -> None:
     key, offer = make_gas_key(), FeeOffer(max_fee_wei=3 * GWEI, tip_wei=GWEI)
-    authorization = Payer().authorize(signature=signature)
+    authorization = AuthorizationSigner().authorize(signature=signature)
     carriage = Carriage(authorization=authorization, call_id=CallId("c"), listing_id=LISTING, gas=90_000)
     first = sign_attempt(carriage, key, nonce=4, offer=offer, now_ms=5)
     more = FeeOffer(max_fee_wei=4 * GWEI, tip_wei=2 * GWEI)
@@ -65,7 +65,7 @@ def test_a_replacement_is_the_same_at_another_price(signature: bytes) -> None:
 def test_a_filler_moves_nothing_and_has_the_nonce_of_what_it_replaces() -> None:
     key, offer = make_gas_key(), FeeOffer(max_fee_wei=3 * GWEI, tip_wei=GWEI)
     carriage = Carriage(
-        authorization=Payer().authorize(), call_id=CallId("c"), listing_id=LISTING, gas=90_000
+        authorization=AuthorizationSigner().authorize(), call_id=CallId("c"), listing_id=LISTING, gas=90_000
     )
     first = sign_attempt(carriage, key, nonce=4, offer=offer, now_ms=5)
     filler = sign_filler(first, key, offer=offer, now_ms=6)

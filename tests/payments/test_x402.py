@@ -10,7 +10,7 @@ from x402.extensions.payment_identifier import declare_payment_identifier_extens
 from x402.schemas import PaymentPayload, PaymentRequirements, ResourceInfo
 from x402.schemas.v1 import PaymentPayloadV1, PaymentRequirementsV1
 
-from tests.kit.authorizations import CHAIN, USDC, Payer, encode_header, requirement_of
+from tests.kit.payer import CHAIN, USDC, AuthorizationSigner, encode_header, requirement_of
 from tollway.errors import Code, Refusal
 from tollway.identifiers import ChainId
 from tollway.limits import DEFAULT_LIMITS
@@ -37,22 +37,22 @@ def refusal_of(content: Any, *, is_v1: bool = False) -> tuple[Code, str | None]:
 
 
 def test_a_payment_of_version_2_is_read() -> None:
-    payment = Payer().payment()
+    payment = AuthorizationSigner().payment()
     PaymentPayload.model_validate(payment)
     shown = parse_payment(encode_header(payment), limits=DEFAULT_LIMITS)
     assert (shown.chain_id, shown.token, shown.identifier) == (CHAIN, USDC.token, None)
-    assert (shown.transfer.payer, shown.transfer.base_units) == (Payer().address, 10_000)
+    assert (shown.transfer.payer, shown.transfer.base_units) == (AuthorizationSigner().address, 10_000)
 
 
 def test_a_payment_of_version_1_names_no_token() -> None:
-    payment = Payer().payment_v1()
+    payment = AuthorizationSigner().payment_v1()
     PaymentPayloadV1.model_validate(payment)
     shown = parse_payment_v1(encode_header(payment), limits=DEFAULT_LIMITS)
     assert (shown.chain_id, shown.token, shown.identifier) == (CHAIN, None, None)
 
 
 def test_what_a_payment_claims_in_accepted_decides_nothing() -> None:
-    payment = {**Payer().payment(), "extensions": {"unknown": 5}, "resource": {"note": [None]}}
+    payment = {**AuthorizationSigner().payment(), "extensions": {"unknown": 5}, "resource": {"note": [None]}}
     payment["accepted"] |= {"amount": "1", "payTo": "nobody", "maxTimeoutSeconds": -1.5, "extra": {"more": 1}}
     shown = parse_payment(encode_header(payment), limits=DEFAULT_LIMITS)
     assert (shown.transfer.base_units, shown.fault) == (10_000, None)
@@ -66,7 +66,7 @@ def test_what_a_payment_claims_in_accepted_decides_nothing() -> None:
 def test_a_member_that_the_protocol_does_not_have_is_a_fault_that_names_it(path: str, value: Any) -> None:
     """A fault and no refusal: the authorisation is read, so that the books can be asked for it first."""
     shown = parse_payment(encode_header(changed(path, value)), limits=DEFAULT_LIMITS)
-    assert shown.transfer.nonce == Payer().nonce
+    assert shown.transfer.nonce == AuthorizationSigner().nonce
     assert shown.fault is not None
     assert (shown.fault.code, shown.fault.reason) == SHAPE
     assert f"`{path.replace('ü', '?')}`" in shown.fault.detail
@@ -74,7 +74,7 @@ def test_a_member_that_the_protocol_does_not_have_is_a_fault_that_names_it(path:
 
 @pytest.mark.parametrize("path", ["accepted", "extensions", "payload.token", "payload.authorization.chainId"])
 def test_version_1_has_its_own_members(path: str) -> None:
-    payment = changed(path, {}, Payer().payment_v1())
+    payment = changed(path, {}, AuthorizationSigner().payment_v1())
     shown = parse_payment_v1(encode_header(payment), limits=DEFAULT_LIMITS)
     assert shown.fault is not None
     assert (shown.fault.code, shown.fault.reason) == SHAPE
@@ -92,7 +92,7 @@ SHAPE = (MALFORMED, "invalid_payload")
 
 
 def changed(path: str, value: Any, payment: dict[str, Any] | None = None) -> dict[str, Any]:
-    content: dict[str, Any] = payment or Payer().payment()
+    content: dict[str, Any] = payment or AuthorizationSigner().payment()
     *steps, last = path.split(".")
     place = content
     for step in steps:
@@ -104,7 +104,7 @@ def changed(path: str, value: Any, payment: dict[str, Any] | None = None) -> dic
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        (Payer().payment_v1(), VERSION),
+        (AuthorizationSigner().payment_v1(), VERSION),
         ({}, SHAPE),
         (changed("x402Version", "2"), SHAPE),
         (changed("x402Version", 2.0), SHAPE),
@@ -137,12 +137,12 @@ def test_refusals_of_version_2(content: Any, expected: tuple[Code, str]) -> None
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        (Payer().payment(), VERSION),
-        ({**Payer().payment_v1(), "scheme": "upto"}, (UNSUPPORTED, "unsupported_scheme")),
-        ({**Payer().payment_v1(), "network": "eip155:84532"}, (UNSUPPORTED, "invalid_network")),
-        ({**Payer().payment_v1(), "network": "solana"}, (UNSUPPORTED, "invalid_network")),
-        ({**Payer().payment_v1(), "network": None}, SHAPE),
-        ({**Payer().payment_v1(), "payload": None}, SHAPE),
+        (AuthorizationSigner().payment(), VERSION),
+        ({**AuthorizationSigner().payment_v1(), "scheme": "upto"}, (UNSUPPORTED, "unsupported_scheme")),
+        ({**AuthorizationSigner().payment_v1(), "network": "eip155:84532"}, (UNSUPPORTED, "invalid_network")),
+        ({**AuthorizationSigner().payment_v1(), "network": "solana"}, (UNSUPPORTED, "invalid_network")),
+        ({**AuthorizationSigner().payment_v1(), "network": None}, SHAPE),
+        ({**AuthorizationSigner().payment_v1(), "payload": None}, SHAPE),
     ],
 )
 def test_refusals_of_version_1(content: Any, expected: tuple[Code, str]) -> None:

@@ -6,8 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.kit.gateway import CALLS, SmallGateway, open_gateway
-from tests.kit.gateway_server import serving
+from tests.kit.gateway import CALLS, InProcessGateway, open_gateway, serve
 from tests.kit.upstream import Arrived, until
 from tollway.money import Price
 from tollway.outbound.connection import Connection
@@ -21,7 +20,7 @@ CALLERS = 60
 
 
 @pytest.fixture
-async def gate() -> AsyncIterator[SmallGateway]:
+async def gateway() -> AsyncIterator[InProcessGateway]:
     async with open_gateway(free_calls_per_minute=1_000) as small:
         await small.publish(price=Price.parse("0"))
         yield small
@@ -38,7 +37,7 @@ def open_caller(port: int) -> socket.socket:
     caller = socket.socket()
     caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 * KIB)
     caller.connect(("127.0.0.1", port))
-    caller.sendall(b"GET " + CALLS.encode() + b"api_quotes/x HTTP/1.1\r\nHost: gate.example\r\n\r\n")
+    caller.sendall(b"GET " + CALLS.encode() + b"api_quotes/x HTTP/1.1\r\nHost: gateway.example\r\n\r\n")
     caller.setblocking(False)
     return caller
 
@@ -68,10 +67,10 @@ async def wait_quiet(taken: list[int]) -> int:
 
 
 async def test_a_caller_who_stands_still_holds_little_and_goes_on_when_he_reads(
-    gate: SmallGateway, taken: list[int]
+    gateway: InProcessGateway, taken: list[int]
 ) -> None:
-    gate.upstream.answer = pour
-    async with serving(gate) as port:
+    gateway.upstream.answer = pour
+    async with serve(gateway) as port:
         with open_caller(port) as caller:
             held = await wait_quiet(taken)
             assert held <= AHEAD_BYTES_MAX + FOR_EACH
@@ -81,15 +80,15 @@ async def test_a_caller_who_stands_still_holds_little_and_goes_on_when_he_reads(
 
 
 async def test_all_who_stand_still_share_what_may_wait_in_the_server(
-    gate: SmallGateway, taken: list[int]
+    gateway: InProcessGateway, taken: list[int]
 ) -> None:
-    gate.upstream.answer = pour
-    async with serving(gate) as port:
+    gateway.upstream.answer = pour
+    async with serve(gateway) as port:
         callers = [open_caller(port) for _ in range(CALLERS)]
         try:
             assert await wait_quiet(taken) <= ALL_AHEAD_BYTES_MAX + CALLERS * FOR_EACH
-            assert 0 < gate.calls.lines.ahead <= ALL_AHEAD_BYTES_MAX + CALLERS * 64 * KIB
+            assert 0 < gateway.calls.lines.ahead <= ALL_AHEAD_BYTES_MAX + CALLERS * 64 * KIB
         finally:
             for caller in callers:
                 caller.close()
-        await until(lambda: gate.calls.lines.ahead == 0)
+        await until(lambda: gateway.calls.lines.ahead == 0)

@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.kit.asgi_exchange import Exchange
-from tests.kit.gateway import CALLS, SmallGateway, open_gateway
+from tests.kit.gateway import CALLS, InProcessGateway, open_gateway
 from tests.kit.upstream import Arrived, plain, say_nothing, until
 from tollway.errors import StorageUnavailable
 from tollway.gateway.exchange import BodyRefused, CallerGone
@@ -23,7 +23,7 @@ FREE = Price.parse("0")
 
 
 @pytest.fixture
-async def gate() -> AsyncIterator[SmallGateway]:
+async def gateway() -> AsyncIterator[InProcessGateway]:
     async with open_gateway(in_flight_per_address_max=2, request_line_bytes_max=200) as small:
         yield small
 
@@ -45,94 +45,94 @@ async def gate() -> AsyncIterator[SmallGateway]:
     ],
 )
 async def test_refuses_paths_that_name_nothing(
-    gate: SmallGateway, raw_path: bytes, status: int, code: str
+    gateway: InProcessGateway, raw_path: bytes, status: int, code: str
 ) -> None:
-    await gate.publish()
-    exchange = gate.open()
+    await gateway.publish()
+    exchange = gateway.open()
     exchange.scope["raw_path"] = raw_path
-    answer = await gate.run(exchange)
+    answer = await gateway.run(exchange)
     assert (answer.status, answer.problem["code"]) == (status, code)
     assert answer.problem["instance"].isascii()
 
 
 @pytest.mark.parametrize(("length", "status", "rows"), [(32, 200, 1), (33, 400, 0)])
 async def test_a_method_has_32_letters_at_most(
-    gate: SmallGateway, length: int, status: int, rows: int
+    gateway: InProcessGateway, length: int, status: int, rows: int
 ) -> None:
     """A longer one fits no row: PostgreSQL would fail every claim that is written beside it."""
-    await gate.publish(price=FREE)
-    answer = await gate.ask("M" * length)
+    await gateway.publish(price=FREE)
+    answer = await gateway.ask("M" * length)
     assert answer.status == status
     if status != 200:
         assert answer.problem["code"] == "invalid_request"
-    assert len(gate.book._rows.calls) == rows
+    assert len(gateway.book._rows.calls) == rows
 
 
-async def test_an_unreadable_query_is_refused(gate: SmallGateway) -> None:
-    await gate.publish()
-    exchange = gate.open()
+async def test_an_unreadable_query_is_refused(gateway: InProcessGateway) -> None:
+    await gateway.publish()
+    exchange = gateway.open()
     exchange.scope["query_string"] = b"\xff"
-    assert (await gate.run(exchange)).problem["code"] == "invalid_request"
+    assert (await gateway.run(exchange)).problem["code"] == "invalid_request"
 
 
 # ---------------------------------------------------------------------- crowds
 
 
-async def test_an_address_has_so_many_calls_at_a_time(gate: SmallGateway) -> None:
-    await gate.publish(price=FREE)
-    gate.upstream.answer = say_nothing
-    waiting = [gate.open(), gate.open()]
+async def test_an_address_has_so_many_calls_at_a_time(gateway: InProcessGateway) -> None:
+    await gateway.publish(price=FREE)
+    gateway.upstream.answer = say_nothing
+    waiting = [gateway.open(), gateway.open()]
     with contextlib.suppress(asyncio.CancelledError):
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(gate.run(exchange)) for exchange in waiting]
-            await until(lambda: len(gate.upstream.arrived) == 2)
-            refused = await gate.ask()
+            tasks = [group.create_task(gateway.run(exchange)) for exchange in waiting]
+            await until(lambda: len(gateway.upstream.arrived) == 2)
+            refused = await gateway.ask()
             assert (refused.status, refused.problem["code"]) == (503, "overloaded")
             assert refused.headers["retry-after"] == "1"
-            gate.upstream.answer = plain()
-            assert (await gate.ask(client="203.0.113.9")).status == 200
+            gateway.upstream.answer = plain()
+            assert (await gateway.ask(client="203.0.113.9")).status == 200
             for task in tasks:
                 task.cancel()
-    assert len(gate.upstream.arrived) == 3
-    assert (await gate.ask()).status == 200  # the places are free again
+    assert len(gateway.upstream.arrived) == 3
+    assert (await gateway.ask()).status == 200  # the places are free again
 
 
 async def test_bodies_that_wait_for_their_end_share_a_room() -> None:
     """Each is all there but for its last byte, and has to be known before its call is looked at."""
-    async with open_gateway(held_bodies_bytes_max=1_600_000) as gate:
-        await gate.publish(methods=("GET", "POST"))
-        proof = gate.bound_proof((await gate.pay()).tx_hash, method="POST")
+    async with open_gateway(held_bodies_bytes_max=1_600_000) as gateway:
+        await gateway.publish(methods=("GET", "POST"))
+        proof = gateway.bound_proof((await gateway.pay()).tx_hash, method="POST")
         most = [b"x" * 860_000]
         waiting = [
-            gate.open(
+            gateway.open(
                 "POST", headers=proof, chunks=most, length=860_001, is_open=True, client=f"192.0.2.{one}"
             )
             for one in range(2)
         ]
         async with asyncio.TaskGroup() as group:
             for exchange in waiting:
-                group.create_task(gate.run(exchange))
-            await until(lambda: gate.gauge.bodies.taken > 1_500_000)
-            refused = await gate.ask("POST", headers=proof, chunks=[b"x" * 100_000], client="192.0.2.9")
+                group.create_task(gateway.run(exchange))
+            await until(lambda: gateway.gauge.bodies.taken > 1_500_000)
+            refused = await gateway.ask("POST", headers=proof, chunks=[b"x" * 100_000], client="192.0.2.9")
             assert (refused.status, refused.problem["code"]) == (503, "overloaded")
             assert (refused.problem["reason"], refused.problem["paymentState"]) == ("bodies", "none")
             for exchange in waiting:
                 exchange.leave()
-        assert gate.gauge.bodies.taken == 0
+        assert gateway.gauge.bodies.taken == 0
 
 
-async def test_a_full_gateway_looks_at_no_call(gate: SmallGateway) -> None:
-    await gate.publish(price=FREE)
-    while gate.gauge.enter(f"address {gate.gauge.running}") is None:
+async def test_a_full_gateway_looks_at_no_call(gateway: InProcessGateway) -> None:
+    await gateway.publish(price=FREE)
+    while gateway.gauge.enter(f"address {gateway.gauge.running}") is None:
         pass
-    refused = await gate.ask()
+    refused = await gateway.ask()
     assert (refused.status, refused.problem["code"]) == (503, "overloaded")
     assert refused.headers["retry-after"] == "2"
     assert refused.problem["paymentState"] == refused.headers["tollway-payment-state"] == "none"
-    assert not gate.upstream.arrived
-    gate.gauge.leave("address 0")
-    assert (await gate.ask()).status == 200
-    gate.gauge.leave("address 1")
+    assert not gateway.upstream.arrived
+    gateway.gauge.leave("address 0")
+    assert (await gateway.ask()).status == 200
+    gateway.gauge.leave("address 1")
 
 
 # ---------------------------------------------------------------------- ends
@@ -148,39 +148,41 @@ class Failing:
         raise self.exc
 
 
-async def test_a_bug_is_logged_once_and_answered_without_its_words(gate: SmallGateway) -> None:
-    gate.calls._gateway = Failing(ZeroDivisionError("secret"))  # type: ignore[assignment]
+async def test_a_bug_is_logged_once_and_answered_without_its_words(gateway: InProcessGateway) -> None:
+    gateway.calls._gateway = Failing(ZeroDivisionError("secret"))  # type: ignore[assignment]
     with capture_logs() as logs:
-        answer = await gate.ask()
+        answer = await gateway.ask()
     assert [line["event"] for line in logs] == ["call_failed"]
     assert (answer.status, answer.problem["code"]) == (500, "internal_error")
     assert answer.problem["paymentState"] == "held"
     assert b"secret" not in answer.body
 
 
-async def test_a_failure_of_ours_is_told_by_its_code(gate: SmallGateway) -> None:
-    gate.calls._gateway = Failing(StorageUnavailable())  # type: ignore[assignment]
-    answer = await gate.ask()
+async def test_a_failure_of_ours_is_told_by_its_code(gateway: InProcessGateway) -> None:
+    gateway.calls._gateway = Failing(StorageUnavailable())  # type: ignore[assignment]
+    answer = await gateway.ask()
     assert (answer.status, answer.problem["code"]) == (503, "storage_unavailable")
 
 
-async def test_an_answer_whose_head_the_server_refuses_gives_its_connection_back(gate: SmallGateway) -> None:
-    await gate.publish(price=FREE)
-    gate.upstream.answer = plain(b"x" * 100_000)
+async def test_an_answer_whose_head_the_server_refuses_gives_its_connection_back(
+    gateway: InProcessGateway,
+) -> None:
+    await gateway.publish(price=FREE)
+    gateway.upstream.answer = plain(b"x" * 100_000)
 
     class Refusing(Exchange):
         async def send(self, message: Any) -> None:
             raise RuntimeError("unsupported message")
 
-    exchange = gate.open()
+    exchange = gateway.open()
     refusing = Refusing(exchange.scope, (), is_open=False)
     with pytest.raises(RuntimeError):
-        await gate.run(refusing)
-    assert gate.dialer._in_flight == {}
+        await gateway.run(refusing)
+    assert gateway.dialer._in_flight == {}
 
 
-async def test_a_streamed_answer_is_flushed_before_its_first_byte(gate: SmallGateway) -> None:
-    await gate.publish(price=FREE)
+async def test_a_streamed_answer_is_flushed_before_its_first_byte(gateway: InProcessGateway) -> None:
+    await gateway.publish(price=FREE)
     go = asyncio.Event()
 
     async def tell(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
@@ -188,31 +190,31 @@ async def test_a_streamed_answer_is_flushed_before_its_first_byte(gate: SmallGat
         await go.wait()
         writer.write(b"2\r\nok\r\n0\r\n\r\n")
 
-    gate.upstream.answer = tell
-    exchange = gate.open()
+    gateway.upstream.answer = tell
+    exchange = gateway.open()
     async with asyncio.TaskGroup() as group:
-        group.create_task(gate.run(exchange))
+        group.create_task(gateway.run(exchange))
         await until(lambda: len(exchange.sent) == 2)
         assert exchange.sent[1] == {"type": "http.response.body", "body": b"", "more_body": True}
         go.set()
     assert (exchange.body, exchange.is_ended) == (b"ok", True)
 
 
-async def test_a_large_answer_reaches_the_server_in_small_pieces(gate: SmallGateway) -> None:
+async def test_a_large_answer_reaches_the_server_in_small_pieces(gateway: InProcessGateway) -> None:
     """The server keeps several of them for a caller who is slow."""
     body = bytes(range(256)) * 4096  # 1 MiB
-    gate.upstream.answer = plain(body)
-    await gate.publish(price=FREE)
-    answer = await gate.ask()
+    gateway.upstream.answer = plain(body)
+    await gateway.publish(price=FREE)
+    answer = await gateway.ask()
     sizes = [len(message["body"]) for message in answer.sent if message["type"] == "http.response.body"]
     assert answer.body == body
-    assert max(sizes) <= gate.limits.buffer_bytes
+    assert max(sizes) <= gateway.limits.buffer_bytes
 
 
 async def test_a_writer_that_is_never_done_is_given_up() -> None:
-    async with open_gateway(write_stall_s=0.05) as gate:
-        await gate.publish(price=FREE)
-        gate.upstream.answer = plain(b"x" * 1_000_000)
+    async with open_gateway(write_stall_s=0.05) as gateway:
+        await gateway.publish(price=FREE)
+        gateway.upstream.answer = plain(b"x" * 1_000_000)
 
         class Stalled(Exchange):
             async def send(self, message: Any) -> None:
@@ -220,10 +222,10 @@ async def test_a_writer_that_is_never_done_is_given_up() -> None:
                 if len(self.sent) > 3:
                     await asyncio.Event().wait()
 
-        exchange = gate.open()
-        stalled = await gate.run(Stalled(exchange.scope, (), is_open=False))
+        exchange = gateway.open()
+        stalled = await gateway.run(Stalled(exchange.scope, (), is_open=False))
         assert not stalled.is_ended
-        assert gate.dialer._in_flight == {}
+        assert gateway.dialer._in_flight == {}
 
 
 # ---------------------------------------------------------------------- the request's body

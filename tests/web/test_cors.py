@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.kit.asgi_exchange import Exchange
-from tests.kit.gateway import SmallGateway
+from tests.kit.gateway import InProcessGateway
 from tests.kit.upstream import plain, run_upstream
 from tollway.gateway.headers import EXPOSED_HEADERS
 from tollway.limits import Limits
@@ -27,13 +27,13 @@ FREE = Price.parse("0")
 
 
 @pytest.fixture
-async def gate() -> AsyncIterator[SmallGateway]:
+async def gateway() -> AsyncIterator[InProcessGateway]:
     async with run_upstream() as upstream:
-        gate = SmallGateway(upstream, limits=Limits(free_calls_per_minute=1_000))
+        gateway = InProcessGateway(upstream, limits=Limits(free_calls_per_minute=1_000))
         try:
-            yield gate
+            yield gateway
         finally:
-            await gate.dialer.close()
+            await gateway.dialer.close()
 
 
 def check_open_to_all(answer: Exchange, name: object) -> None:
@@ -45,13 +45,13 @@ def check_open_to_all(answer: Exchange, name: object) -> None:
 
 @pytest.mark.parametrize("origin", ORIGINS)
 async def test_every_answer_is_for_any_page_and_never_for_its_cookies(
-    gate: SmallGateway, origin: str
+    gateway: InProcessGateway, origin: str
 ) -> None:
-    await gate.publish()
-    await gate.publish("api_free", price=FREE)
+    await gateway.publish()
+    await gateway.publish("api_free", price=FREE)
     for method in METHODS:
         for listing, statuses in (("api_quotes", {402}), ("api_free", {200}), ("api_nowhere", {404})):
-            answer = await gate.ask(method, "/q", [("Origin", origin)], listing=listing)
+            answer = await gateway.ask(method, "/q", [("Origin", origin)], listing=listing)
             name = (method, listing)
             assert answer.status in statuses, name
             check_open_to_all(answer, name)
@@ -66,10 +66,10 @@ HOSTILE = (
 )
 
 
-async def test_an_upstream_has_no_say_in_who_may_read(gate: SmallGateway) -> None:
-    await gate.publish(price=FREE)
-    gate.upstream.answer = plain(b"hello", headers=HOSTILE)
-    answer = await gate.ask("GET", "/q", [("Origin", "https://evil.example")])
+async def test_an_upstream_has_no_say_in_who_may_read(gateway: InProcessGateway) -> None:
+    await gateway.publish(price=FREE)
+    gateway.upstream.answer = plain(b"hello", headers=HOSTILE)
+    answer = await gateway.ask("GET", "/q", [("Origin", "https://evil.example")])
     assert (answer.status, answer.body) == (200, b"hello")
     check_open_to_all(answer, "hostile")
     assert answer.headers["access-control-expose-headers"] == EXPOSED_HEADERS
@@ -90,9 +90,9 @@ ASKED = (
 
 @pytest.mark.parametrize("asked", ASKED)
 async def test_a_preflight_costs_nothing_reaches_nobody_and_echoes_nothing_odd(
-    gate: SmallGateway, asked: str
+    gateway: InProcessGateway, asked: str
 ) -> None:
-    await gate.publish()
+    await gateway.publish()
     for origin in ORIGINS:
         for method in (*METHODS, "BREW", "x y"):
             for listing in ("api_quotes", "api_nowhere"):
@@ -102,8 +102,8 @@ async def test_a_preflight_costs_nothing_reaches_nobody_and_echoes_nothing_odd(
                     ("Cookie", "a=b"),
                     ("X-Payment-Tx", "junk"),
                 ]
-                answer = gate.open("OPTIONS", "/q", headers, listing=listing)
-                await gate.app(answer.scope, answer.receive, answer.send)
+                answer = gateway.open("OPTIONS", "/q", headers, listing=listing)
+                await gateway.app(answer.scope, answer.receive, answer.send)
                 name = (origin, method, listing)
                 assert (answer.status, answer.body) == (204, b""), name
                 check_open_to_all(answer, name)
@@ -112,11 +112,11 @@ async def test_a_preflight_costs_nothing_reaches_nobody_and_echoes_nothing_odd(
                 assert told.isascii(), name
                 assert told.isprintable(), name
                 assert len(told) <= 2_048, name
-    assert not gate.upstream.arrived
-    assert gate.outcomes == []
+    assert not gateway.upstream.arrived
+    assert gateway.outcomes == []
 
 
-async def test_without_origin_or_method_asked_for_it_is_a_call_like_any(gate: SmallGateway) -> None:
-    await gate.publish()
+async def test_without_origin_or_method_asked_for_it_is_a_call_like_any(gateway: InProcessGateway) -> None:
+    await gateway.publish()
     for headers in ([], [("Origin", "https://a.example")], [("Access-Control-Request-Method", "GET")]):
-        assert (await gate.ask("OPTIONS", "/q", headers)).status == 402
+        assert (await gateway.ask("OPTIONS", "/q", headers)).status == 402

@@ -1,7 +1,7 @@
 """The options to pay as JSON. (Lists and details are tested with their routes.)"""
 
-from tests.kit.authorizations import USDC
 from tests.kit.listings import sample_listing
+from tests.kit.payer import USDC
 from tollway.identifiers import Address, ListingId
 from tollway.money import Price
 from tollway.registry.pricing import Option

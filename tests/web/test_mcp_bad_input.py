@@ -9,8 +9,8 @@ from typing import Any
 
 import httpx
 
-from tests.kit.gateway import SmallGateway, open_gateway
-from tests.kit.mcp import QUOTES, open_door
+from tests.kit.gateway import InProcessGateway, open_gateway
+from tests.kit.mcp import QUOTES, mount_mcp
 from tollway.money import Price
 
 REQUESTS = 200
@@ -101,53 +101,59 @@ async def test_no_request_breaks_anything_or_is_charged() -> None:
     seed = secrets.randbits(32)
     print(f"seed {seed}")
     chance = Chance(seed)
-    async with open_gateway() as gate:
-        operations = await publish(gate)
+    async with open_gateway() as gateway:
+        operations = await publish(gateway)
         paths = {f"/mcp/{api}": tuple(tools) for api, tools in operations.items()}
         named = [f"{api}.{tool}" for api, tools in operations.items() for tool in tools]
-        transport = httpx.ASGITransport(gate.app, raise_app_exceptions=False)
+        transport = httpx.ASGITransport(gateway.app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="https://gw.example.com") as client:
             for _ in range(REQUESTS):
                 path = chance.dice.choice(("/mcp", *paths))
                 name = chance.dice.choice(paths.get(path, TOOLS))
                 params = chance.params(name, named)
                 answer = await send(
-                    client, path, "tools/call", params, is_current=chance.is_so(0.5), gate=gate
+                    client, path, "tools/call", params, is_current=chance.is_so(0.5), gateway=gateway
                 )
                 told = answer.json() if answer.content else {}
                 result = told.get("result") or {}
                 assert answer.status_code < 500, (params, answer.text)
                 assert told.get("error", {}).get("code") != INTERNAL_ERROR, params
                 assert (result.get("structuredContent") or {}).get("code") != "internal_error", params
-        await gate.check_balanced()
-        assert [call for call in await gate.history() if call.price_units] == []
+        await gateway.check_balanced()
+        assert [call for call in await gateway.history() if call.price_units] == []
 
 
-async def publish(gate: SmallGateway) -> dict[str, list[str]]:
+async def publish(gateway: InProcessGateway) -> dict[str, list[str]]:
     """Three listings, and the names of their tools."""
     free = Price.parse("0")
-    await gate.publish(openapi=QUOTES)
-    await gate.publish("api_free", openapi=QUOTES, price=free)
-    await gate.publish("api_bare", price=free)
-    open_door(gate)
+    await gateway.publish(openapi=QUOTES)
+    await gateway.publish("api_free", openapi=QUOTES, price=free)
+    await gateway.publish("api_bare", price=free)
+    mount_mcp(gateway)
     found = {}
-    transport = httpx.ASGITransport(gate.app)
+    transport = httpx.ASGITransport(gateway.app)
     async with httpx.AsyncClient(transport=transport, base_url="https://gw.example.com") as client:
         for api in ("api_quotes", "api_free", "api_bare"):
             answer = await send(
-                client, f"/mcp/{api}", "tools/list", {"_meta": {}}, is_current=True, gate=gate
+                client, f"/mcp/{api}", "tools/list", {"_meta": {}}, is_current=True, gateway=gateway
             )
             found[api] = [tool["name"] for tool in answer.json()["result"]["tools"]]
     return found
 
 
 async def send(
-    client: httpx.AsyncClient, path: str, method: str, params: Any, *, is_current: bool, gate: SmallGateway
+    client: httpx.AsyncClient,
+    path: str,
+    method: str,
+    params: Any,
+    *,
+    is_current: bool,
+    gateway: InProcessGateway,
 ) -> httpx.Response:
     headers = {
         "accept": "application/json, text/event-stream",
         "content-type": "application/json",
-        "x-test-wallet": str(gate.buyer.address),
+        "x-test-wallet": str(gateway.wallet.address),
     }
     if is_current:
         headers |= {"mcp-protocol-version": "2026-07-28", "mcp-method": method}

@@ -10,9 +10,8 @@ import pytest
 from mcp.client.client import Client
 from mcp.shared.exceptions import MCPError
 
-from tests.kit.gateway import NOW_MS, SmallGateway, open_gateway
-from tests.kit.gateway_server import serving
-from tests.kit.mcp import QUOTES, open_door
+from tests.kit.gateway import NOW_MS, InProcessGateway, open_gateway, serve
+from tests.kit.mcp import QUOTES, mount_mcp
 from tollway.web.mcp_routes import is_welcome
 
 BOTH = pytest.mark.parametrize("mode", ["legacy", "2026-07-28"])
@@ -24,16 +23,16 @@ ACCEPT = {"accept": "application/json, text/event-stream", "content-type": "appl
 
 
 @pytest.fixture
-async def gate() -> AsyncIterator[SmallGateway]:
+async def gateway() -> AsyncIterator[InProcessGateway]:
     async with open_gateway(control_body_bytes_max=64 * 1024) as small:
         await small.publish(openapi=QUOTES)
-        open_door(small)
+        mount_mcp(small)
         yield small
 
 
-def knock(gate: SmallGateway) -> httpx.AsyncClient:
+def knock(gateway: InProcessGateway) -> httpx.AsyncClient:
     """Speaks to the application without a server in between."""
-    return httpx.AsyncClient(transport=httpx.ASGITransport(gate.app), base_url="https://gw.example.com")
+    return httpx.AsyncClient(transport=httpx.ASGITransport(gateway.app), base_url="https://gw.example.com")
 
 
 def modern(method: str, **params: Any) -> dict[str, Any]:
@@ -49,8 +48,10 @@ def modern_headers(method: str, name: str | None = None) -> dict[str, str]:
 
 
 @BOTH
-async def test_the_official_client_finds_reads_and_is_told_the_terms(gate: SmallGateway, mode: Any) -> None:
-    async with serving(gate) as port, Client(f"http://127.0.0.1:{port}/mcp", mode=mode) as client:
+async def test_the_official_client_finds_reads_and_is_told_the_terms(
+    gateway: InProcessGateway, mode: Any
+) -> None:
+    async with serve(gateway) as port, Client(f"http://127.0.0.1:{port}/mcp", mode=mode) as client:
         listed = {tool.name for tool in (await client.list_tools()).tools}
         assert listed == {"search_resources", "get_api", "proxy_tool_call", "list_my_calls"}
         found = await client.call_tool("search_resources", {"query": "quotes"})
@@ -65,8 +66,10 @@ async def test_the_official_client_finds_reads_and_is_told_the_terms(gate: Small
 
 
 @BOTH
-async def test_the_operations_of_an_api_are_tools_under_its_own_url(gate: SmallGateway, mode: Any) -> None:
-    async with serving(gate) as port, Client(f"http://127.0.0.1:{port}/mcp/api_quotes", mode=mode) as client:
+async def test_the_operations_of_an_api_are_tools_under_its_own_url(
+    gateway: InProcessGateway, mode: Any
+) -> None:
+    async with serve(gateway) as port, Client(f"http://127.0.0.1:{port}/mcp/api_quotes", mode=mode) as client:
         tools = (await client.list_tools()).tools
         assert sorted(tool.name.partition("_")[0] for tool in tools) == ["get", "post"]
         (get,) = [tool for tool in tools if tool.name.startswith("get")]
@@ -78,10 +81,10 @@ async def test_the_operations_of_an_api_are_tools_under_its_own_url(gate: SmallG
 
 
 @BOTH
-async def test_many_operations_are_listed_in_pages(gate: SmallGateway, mode: Any) -> None:
+async def test_many_operations_are_listed_in_pages(gateway: InProcessGateway, mode: Any) -> None:
     paths = {f"/v{number}": {"get": {"responses": {}}} for number in range(120)}
-    await gate.publish("api_many", openapi={**QUOTES, "paths": paths})
-    async with serving(gate) as port, Client(f"http://127.0.0.1:{port}/mcp/api_many", mode=mode) as client:
+    await gateway.publish("api_many", openapi={**QUOTES, "paths": paths})
+    async with serve(gateway) as port, Client(f"http://127.0.0.1:{port}/mcp/api_many", mode=mode) as client:
         page = await client.list_tools()
         sizes, names = [len(page.tools)], [tool.name for tool in page.tools]
         while page.next_cursor is not None:
@@ -94,8 +97,8 @@ async def test_many_operations_are_listed_in_pages(gate: SmallGateway, mode: Any
 
 
 @BOTH
-async def test_there_are_no_prompts_and_no_resources(gate: SmallGateway, mode: Any) -> None:
-    async with serving(gate) as port, Client(f"http://127.0.0.1:{port}/mcp", mode=mode) as client:
+async def test_there_are_no_prompts_and_no_resources(gateway: InProcessGateway, mode: Any) -> None:
+    async with serve(gateway) as port, Client(f"http://127.0.0.1:{port}/mcp", mode=mode) as client:
         assert (await client.list_prompts()).prompts == []
         assert (await client.list_resources()).resources == []
         assert (await client.list_resource_templates()).resource_templates == []
@@ -108,10 +111,10 @@ async def test_there_are_no_prompts_and_no_resources(gate: SmallGateway, mode: A
 # ---------------------------------------------------------------------- no state
 
 
-async def test_a_call_needs_no_handshake_and_leaves_no_session(gate: SmallGateway) -> None:
+async def test_a_call_needs_no_handshake_and_leaves_no_session(gateway: InProcessGateway) -> None:
     """The second of two gateways gets a request whose handshake went to the first."""
     call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "search_resources"}}
-    async with knock(gate) as client:
+    async with knock(gateway) as client:
         for headers in (ACCEPT, {**ACCEPT, "mcp-protocol-version": "2025-11-25"}):
             answer = await client.post("/mcp", json=call, headers=headers)
             assert answer.status_code == 200, answer.text
@@ -120,8 +123,8 @@ async def test_a_call_needs_no_handshake_and_leaves_no_session(gate: SmallGatewa
             assert answer.headers["content-type"] == "application/json"
 
 
-async def test_a_current_request_stands_alone(gate: SmallGateway) -> None:
-    async with knock(gate) as client:
+async def test_a_current_request_stands_alone(gateway: InProcessGateway) -> None:
+    async with knock(gateway) as client:
         answer = await client.post(
             "/mcp",
             json=modern("tools/call", name="get_api", arguments={"apiId": "api_quotes"}),
@@ -132,8 +135,8 @@ async def test_a_current_request_stands_alone(gate: SmallGateway) -> None:
     assert answer.headers["x-request-id"]
 
 
-async def test_lists_may_be_kept_for_a_while(gate: SmallGateway) -> None:
-    async with knock(gate) as client:
+async def test_lists_may_be_kept_for_a_while(gateway: InProcessGateway) -> None:
+    async with knock(gateway) as client:
         for path in ("/mcp", "/mcp/api_quotes"):
             answer = await client.post(path, json=modern("tools/list"), headers=modern_headers("tools/list"))
             result = answer.json()["result"]
@@ -143,19 +146,19 @@ async def test_lists_may_be_kept_for_a_while(gate: SmallGateway) -> None:
 # ---------------------------------------------------------------------- what is refused
 
 
-async def test_only_post_is_answered(gate: SmallGateway) -> None:
-    async with knock(gate) as client:
+async def test_only_post_is_answered(gateway: InProcessGateway) -> None:
+    async with knock(gateway) as client:
         for method in ("GET", "DELETE", "PUT", "HEAD"):
             answer = await client.request(method, "/mcp", headers=ACCEPT)
             assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
 
 
-async def test_an_api_that_is_not_there_has_no_tools(gate: SmallGateway) -> None:
-    retired = await gate.publish("api_retired")
-    await gate.revise(retired, retired_ms=NOW_MS)
-    suspended = await gate.publish("api_suspended")
-    await gate.revise(suspended, suspended_ms=NOW_MS)
-    async with knock(gate) as client:
+async def test_an_api_that_is_not_there_has_no_tools(gateway: InProcessGateway) -> None:
+    retired = await gateway.publish("api_retired")
+    await gateway.revise(retired, retired_ms=NOW_MS)
+    suspended = await gateway.publish("api_suspended")
+    await gateway.revise(suspended, suspended_ms=NOW_MS)
+    async with knock(gateway) as client:
         for api, status, code in (
             ("api_none", 404, "api_not_found"),
             ("api_retired", 410, "api_retired"),
@@ -167,9 +170,9 @@ async def test_an_api_that_is_not_there_has_no_tools(gate: SmallGateway) -> None
             assert (answer.status_code, answer.json()["code"]) == (status, code)
 
 
-async def test_a_body_has_a_maximum(gate: SmallGateway) -> None:
+async def test_a_body_has_a_maximum(gateway: InProcessGateway) -> None:
     large = {"name": "search_resources", "arguments": {"query": "x" * 70_000}}
-    async with knock(gate) as client:
+    async with knock(gateway) as client:
         answer = await client.post("/mcp", json=modern("tools/call", **large), headers=ACCEPT)
     assert (answer.status_code, answer.json()["code"]) == (413, "payload_too_large")
 
@@ -178,9 +181,9 @@ async def test_a_body_has_a_maximum(gate: SmallGateway) -> None:
 @pytest.mark.parametrize("path", ["/mcp", "/mcp/api_quotes"])
 @pytest.mark.parametrize("version", ["2025-11-25", "2026-07-28", "2099-01-01"])
 async def test_what_is_no_message_is_refused(
-    gate: SmallGateway, body: bytes, path: str, version: str
+    gateway: InProcessGateway, body: bytes, path: str, version: str
 ) -> None:
-    async with knock(gate) as client:
+    async with knock(gateway) as client:
         answer = await client.post(path, content=body, headers={**ACCEPT, "mcp-protocol-version": version})
     assert 400 <= answer.status_code < 500
     assert answer.json()["error"]["code"] < 0
@@ -189,13 +192,13 @@ async def test_what_is_no_message_is_refused(
 @pytest.mark.parametrize("path", ["/mcp", "/mcp/api_quotes"])
 @pytest.mark.parametrize("version", ["2025-11-25", "2026-07-28"])
 async def test_a_message_that_nests_deep_never_reaches_a_parser(
-    gate: SmallGateway, path: str, version: str
+    gateway: InProcessGateway, path: str, version: str
 ) -> None:
     body = b'{"a":' * 30_000 + b"1" + b"}" * 30_000
     before = sys.getrecursionlimit()
     sys.setrecursionlimit(1_000_000)  # as a library of ours leaves it
     try:
-        async with knock(gate) as client:
+        async with knock(gateway) as client:
             answer = await client.post(
                 path, content=body[:60_000], headers={**ACCEPT, "mcp-protocol-version": version}
             )
@@ -205,9 +208,9 @@ async def test_a_message_that_nests_deep_never_reaches_a_parser(
 
 
 @pytest.mark.parametrize("name", ["", "x" * 10_000, "get_api\n", "\u202eapi"])
-async def test_a_tool_of_any_name_is_looked_up_and_not_found(gate: SmallGateway, name: str) -> None:
+async def test_a_tool_of_any_name_is_looked_up_and_not_found(gateway: InProcessGateway, name: str) -> None:
     call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": name, "arguments": {}}}
-    async with knock(gate) as client:
+    async with knock(gateway) as client:
         for path in ("/mcp", "/mcp/api_quotes"):
             answer = await client.post(path, json=call, headers=ACCEPT)
             assert answer.json()["error"]["code"] == -32602
@@ -243,8 +246,8 @@ def test_a_page_elsewhere_may_not_use_mcp(origin: str | None, own: str, is_allow
     assert is_welcome(origin, own=own, others=frozenset({"*"}))
 
 
-async def test_a_foreign_page_is_turned_away_before_anything_is_read(gate: SmallGateway) -> None:
-    async with knock(gate) as client:
+async def test_a_foreign_page_is_turned_away_before_anything_is_read(gateway: InProcessGateway) -> None:
+    async with knock(gateway) as client:
         for path in ("/mcp", "/mcp/api_quotes"):
             answer = await client.post(
                 path, content=b"{", headers={**ACCEPT, "origin": "https://evil.example"}

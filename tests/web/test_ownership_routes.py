@@ -13,10 +13,11 @@ from fastapi import Request
 from jsonschema import Draft202012Validator
 from starlette.types import Receive, Scope, Send
 
-from tests.kit.accounts import Buyer, FakeChains
+from tests.kit.chain import MemoryChain
 from tests.kit.listings import sample_listing
 from tests.kit.memory_catalog import MemoryCatalog
 from tests.kit.memory_ownerships import MemoryOwnerships
+from tests.kit.payer import CHAIN, KeyWallet
 from tests.kit.upstream import Arrived, LoopbackUpstream, plain, run_upstream
 from tollway.discovery.site_schemas import SCHEMAS
 from tollway.errors import Code, Problem, Refusal
@@ -34,7 +35,7 @@ from tollway.web.load_gauge import LoadGauge
 from tollway.web.ownership_routes import OwnershipDesk, ownership_router
 
 ALICE, BOB = Address(b"\xaa" * 20), Address(b"\xbb" * 20)
-PAYEE = Buyer.named("payee")
+PAYEE = KeyWallet.named("payee")
 NOW_MS = 1_700_000_000_123
 LIMITS = Limits(ownership_checks_per_hour=5, ownership_deadline_s=5.0)
 PATH = "/api/v2/apis/api_1/ownership"
@@ -128,7 +129,7 @@ async def door() -> AsyncIterator[Door]:
             checker=OwnershipChecker(
                 dialer=dialer,
                 names=names,
-                judge=SignatureJudge(FakeChains(), limits=LIMITS),
+                judge=SignatureJudge(MemoryChain(CHAIN), limits=LIMITS),
                 gateway="https://gw.example.com",
                 limits=LIMITS,
             ),
@@ -209,7 +210,7 @@ async def test_a_name_and_a_signed_document_verify_too(door: Door) -> None:
     door.names.texts[shown["dns"]["name"]] = (shown["dns"]["value"],)
     assert (await door.check()).json()["method"] == "dns"
     door.names.texts.clear()
-    signature = PAYEE.sign(eip191_digest(shown["signature"]["message"].encode()))
+    signature = PAYEE.sign_hex(eip191_digest(shown["signature"]["message"].encode()))
     document = {"x-discovery": {"ownershipProofs": [signature]}}
     door.pages["/openapi.json"] = json.dumps(document).encode()
     told = (await door.check()).json()

@@ -16,8 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.gateway import CALLS, HeaderPairs, SmallGateway, open_gateway
-from tests.kit.gateway_server import serving
+from tests.kit.gateway import CALLS, HeaderPairs, InProcessGateway, open_gateway, serve
 from tests.kit.upstream import Arrived, plain, raw, say_nothing, until
 from tollway.ledger.call import CallState, Delivery
 from tollway.limits import DEFAULT_LIMITS
@@ -77,8 +76,8 @@ class Line:
 
 
 @dataclass(slots=True, kw_only=True)
-class Street:
-    gate: SmallGateway
+class ServedGateway:
+    gateway: InProcessGateway
     port: int
 
     @contextlib.asynccontextmanager
@@ -97,17 +96,17 @@ class Street:
 
 
 @contextlib.asynccontextmanager
-async def street(**limits: float) -> AsyncIterator[Street]:
-    async with open_gateway(**limits) as gate, serving(gate) as port:
-        yield Street(gate=gate, port=port)
+async def open_served_gateway(**limits: float) -> AsyncIterator[ServedGateway]:
+    async with open_gateway(**limits) as gateway, serve(gateway) as port:
+        yield ServedGateway(gateway=gateway, port=port)
 
 
 @pytest.fixture
-async def free() -> AsyncIterator[Street]:
+async def free() -> AsyncIterator[ServedGateway]:
     """A free listing behind the server."""
-    async with street(upload_bytes_max=100 * MIB, free_calls_per_minute=1_000) as way:
-        await way.gate.publish(price=FREE, timeout_s=20)
-        yield way
+    async with open_served_gateway(upload_bytes_max=100 * MIB, free_calls_per_minute=1_000) as served:
+        await served.gateway.publish(price=FREE, timeout_s=20)
+        yield served
 
 
 def ask(
@@ -127,26 +126,26 @@ def shown(proof: HeaderPairs) -> list[str]:
 
 
 async def test_a_paid_call_through_the_server() -> None:
-    async with street() as way:
-        gate = way.gate
-        await gate.publish()
-        payment = await gate.pay()
-        async with way.line() as line:
+    async with open_served_gateway() as served:
+        gateway = served.gateway
+        await gateway.publish()
+        payment = await gateway.pay()
+        async with served.line() as line:
             await line.send(ask("POST", "/a%2Fb?x=%zz", body=b"{}"))
             assert (await line.told()).status == 402
-            proof = gate.bound_proof(payment.tx_hash, method="POST", target="/a%2Fb?x=%zz", body=b"{}")
+            proof = gateway.bound_proof(payment.tx_hash, method="POST", target="/a%2Fb?x=%zz", body=b"{}")
             await line.send(ask("POST", "/a%2Fb?x=%zz", *shown(proof), body=b"{}"))
             told = await line.told()
         assert (told.status, told.body) == (200, b"ok")
         assert told.headers["tollway-payment-state"] == "charged"
-        (arrived,) = gate.upstream.arrived
+        (arrived,) = gateway.upstream.arrived
         assert (arrived.target, bytes(arrived.body)) == ("/base/a%2Fb?x=%zz", b"{}")
 
 
 # ---------------------------------------------------------------------- streams
 
 
-async def test_events_arrive_as_they_are_sent(free: Street) -> None:
+async def test_events_arrive_as_they_are_sent(free: ServedGateway) -> None:
     """Each event is sent only after the one before was seen at the other end."""
     go = asyncio.Semaphore(0)
 
@@ -160,7 +159,7 @@ async def test_events_arrive_as_they_are_sent(free: Street) -> None:
             writer.write(f"{len(event):x}\r\n".encode() + event + b"\r\n")
         writer.write(b"0\r\n\r\n")
 
-    free.gate.upstream.answer = tell
+    free.gateway.upstream.answer = tell
     async with free.line() as line:
         await line.send(ask())
         status, headers = await line.head()  # before any event
@@ -171,15 +170,15 @@ async def test_events_arrive_as_they_are_sent(free: Street) -> None:
         assert await line.chunk() == b""
 
 
-async def test_the_head_of_any_stream_arrives_before_its_body(free: Street) -> None:
-    free.gate.upstream.answer = holding(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+async def test_the_head_of_any_stream_arrives_before_its_body(free: ServedGateway) -> None:
+    free.gateway.upstream.answer = holding(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
     async with free.line() as line:
         await line.send(ask())
         assert (await line.head())[0] == 200
 
 
 @pytest.mark.parametrize("framing", ["length", "chunked"])
-async def test_a_large_body_comes_down_in_flat_memory(free: Street, framing: str) -> None:
+async def test_a_large_body_comes_down_in_flat_memory(free: ServedGateway, framing: str) -> None:
     size = 64 * MIB
     block = bytes(range(256)) * 256
 
@@ -194,7 +193,7 @@ async def test_a_large_body_comes_down_in_flat_memory(free: Street, framing: str
         if framing == "chunked":
             writer.write(b"0\r\n\r\n")
 
-    free.gate.upstream.answer = pour
+    free.gateway.upstream.answer = pour
     async with free.line() as line:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         await line.send(ask())
@@ -217,7 +216,7 @@ async def test_a_large_body_comes_down_in_flat_memory(free: Street, framing: str
 
 
 @pytest.mark.parametrize("framing", ["length", "chunked"])
-async def test_a_large_body_goes_up_in_flat_memory(free: Street, framing: str) -> None:
+async def test_a_large_body_goes_up_in_flat_memory(free: ServedGateway, framing: str) -> None:
     size = 64 * MIB
     block = b"x" * 65_536
     received = bytearray(0)
@@ -235,7 +234,7 @@ async def test_a_large_body_goes_up_in_flat_memory(free: Street, framing: str) -
             return self.total
 
     counts: list[Count] = []
-    upstream = free.gate.upstream
+    upstream = free.gateway.upstream
     append = upstream.arrived.append
 
     class Log(list[Arrived]):
@@ -260,7 +259,7 @@ async def test_a_large_body_goes_up_in_flat_memory(free: Street, framing: str) -
     assert grown < 32 * 1024  # KiB
 
 
-async def test_a_slow_reader_slows_the_upstream_down(free: Street) -> None:
+async def test_a_slow_reader_slows_the_upstream_down(free: ServedGateway) -> None:
     sent = 0
 
     async def pour(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
@@ -271,7 +270,7 @@ async def test_a_slow_reader_slows_the_upstream_down(free: Street) -> None:
             await writer.drain()
             sent += 65_536
 
-    free.gate.upstream.answer = pour
+    free.gateway.upstream.answer = pour
     async with free.line(receive_buffer=8_192) as line:
         await line.send(ask())
         await line.head()
@@ -281,14 +280,14 @@ async def test_a_slow_reader_slows_the_upstream_down(free: Street) -> None:
             level = sent
             await asyncio.sleep(0.2)
         assert sent < 64 * MIB
-    await until(lambda: free.gate.upstream.ended == 1)
+    await until(lambda: free.gateway.upstream.ended == 1)
 
 
 async def test_a_reader_that_takes_nothing_is_cut_off() -> None:
-    async with street(write_stall_s=0.3) as way:
-        gate = way.gate
-        await gate.publish()
-        payment = await gate.pay()
+    async with open_served_gateway(write_stall_s=0.3) as served:
+        gateway = served.gateway
+        await gateway.publish()
+        payment = await gateway.pay()
 
         async def pour(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1073741824\r\n\r\n")
@@ -296,13 +295,13 @@ async def test_a_reader_that_takes_nothing_is_cut_off() -> None:
                 writer.write(b"x" * 65_536)
                 await writer.drain()
 
-        gate.upstream.answer = pour
-        async with way.line(receive_buffer=8_192) as line:
-            await line.send(ask("GET", "", *shown(gate.plain_proof(payment.tx_hash))))
+        gateway.upstream.answer = pour
+        async with served.line(receive_buffer=8_192) as line:
+            await line.send(ask("GET", "", *shown(gateway.plain_proof(payment.tx_hash))))
             await line.head()
             line.reader._transport.pause_reading()  # type: ignore[attr-defined]
-            await until(lambda: gate.upstream.ended == 1, deadline_s=10)
-            (call,) = await gate.history()
+            await until(lambda: gateway.upstream.ended == 1, deadline_s=10)
+            (call,) = await gateway.history()
             assert (call.state, call.delivery) == (CallState.CONSUMED, Delivery.PARTIAL)
             # The kernel's timer frees the socket as well: else nobody could, and the server would never stop.
             caller = line.writer.get_extra_info("sockname")
@@ -320,52 +319,52 @@ def is_held(peer: tuple[str, int]) -> bool:
     return False
 
 
-async def test_a_caller_that_leaves_cuts_the_upstream_off(free: Street) -> None:
-    free.gate.upstream.answer = holding(
+async def test_a_caller_that_leaves_cuts_the_upstream_off(free: ServedGateway) -> None:
+    free.gateway.upstream.answer = holding(
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n"
     )
     async with free.line() as line:
         await line.send(ask())
         await line.head()
         assert await line.chunk() == b"hello"
-        assert free.gate.upstream.ended == 0
-    await until(lambda: free.gate.upstream.ended == 1, deadline_s=1)
+        assert free.gateway.upstream.ended == 0
+    await until(lambda: free.gateway.upstream.ended == 1, deadline_s=1)
 
 
 async def test_a_caller_that_leaves_in_the_middle_of_the_body_is_released() -> None:
-    async with street() as way:
-        gate = way.gate
-        await gate.publish()
-        gate.upstream.is_body_read_first = False
-        gate.upstream.answer = say_nothing
-        payment = await gate.pay()
-        async with way.line() as line:
-            proof = shown(gate.plain_proof(payment.tx_hash))
+    async with open_served_gateway() as served:
+        gateway = served.gateway
+        await gateway.publish()
+        gateway.upstream.is_body_read_first = False
+        gateway.upstream.answer = say_nothing
+        payment = await gateway.pay()
+        async with served.line() as line:
+            proof = shown(gateway.plain_proof(payment.tx_hash))
             await line.send(ask("POST", "", *proof, "Content-Length: 1000000"), b"x" * 100_000)
-            await until(lambda: len(gate.upstream.arrived) == 1)
-        await until(lambda: gate.outcomes == ["abandoned"])
-        (call,) = await gate.history()
+            await until(lambda: len(gateway.upstream.arrived) == 1)
+        await until(lambda: gateway.outcomes == ["abandoned"])
+        (call,) = await gateway.history()
         assert call.state is CallState.RELEASED
-        assert not gate.upstream.arrived[0].is_whole
-        await gate.check_balanced()
+        assert not gateway.upstream.arrived[0].is_whole
+        await gateway.check_balanced()
 
 
 async def test_broken_chunking_is_no_whole_request() -> None:
-    async with street() as way:
-        gate = way.gate
-        await gate.publish()
-        gate.upstream.is_body_read_first = False
-        gate.upstream.answer = say_nothing
-        payment = await gate.pay()
-        async with way.line() as line:
-            proof = shown(gate.plain_proof(payment.tx_hash))
+    async with open_served_gateway() as served:
+        gateway = served.gateway
+        await gateway.publish()
+        gateway.upstream.is_body_read_first = False
+        gateway.upstream.answer = say_nothing
+        payment = await gateway.pay()
+        async with served.line() as line:
+            proof = shown(gateway.plain_proof(payment.tx_hash))
             await line.send(ask("POST", "", *proof, "Transfer-Encoding: chunked"), b"3\r\nabc\r\nZZ\r\n")
             told = await line.told()
             assert (told.status, told.headers["connection"]) == (400, "close")
             assert b"body_broken_off" in told.body
             assert await line.is_closed()
-        assert [call.state for call in await gate.history()] in ([], [CallState.RELEASED])
-        assert not any(arrived.is_whole for arrived in gate.upstream.arrived)
+        assert [call.state for call in await gateway.history()] in ([], [CallState.RELEASED])
+        assert not any(arrived.is_whole for arrived in gateway.upstream.arrived)
 
 
 @pytest.mark.parametrize(
@@ -377,8 +376,8 @@ async def test_broken_chunking_is_no_whole_request() -> None:
     ],
     ids=["chunked", "short", "long"],
 )
-async def test_a_cut_answer_is_visibly_cut(free: Street, answer: bytes) -> None:
-    free.gate.upstream.answer = raw(answer, close=True)
+async def test_a_cut_answer_is_visibly_cut(free: ServedGateway, answer: bytes) -> None:
+    free.gateway.upstream.answer = raw(answer, close=True)
     async with free.line() as line:
         await line.send(ask())
         with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
@@ -414,39 +413,39 @@ async def test_a_cut_answer_is_visibly_cut(free: Street, answer: bytes) -> None:
     ],
 )  # fmt: skip
 async def test_the_next_request_on_the_connection_is_answered_right(
-    free: Street, method: str, answer: object, status: int, body: bytes | None
+    free: ServedGateway, method: str, answer: object, status: int, body: bytes | None
 ) -> None:
-    free.gate.upstream.answer = answer  # type: ignore[assignment]
+    free.gateway.upstream.answer = answer  # type: ignore[assignment]
     async with free.line() as line:
         await line.send(ask(method))
         told = await line.told(is_head=method == "HEAD")
         assert told.status == status
         if body is not None:
             assert told.body == body
-        free.gate.upstream.answer = plain(b"the next one")
+        free.gateway.upstream.answer = plain(b"the next one")
         await line.send(ask("GET", "/next"))
         told = await line.told()
         assert (told.status, told.body) == (200, b"the next one")
 
 
-async def test_head_keeps_the_length_of_get(free: Street) -> None:
-    free.gate.upstream.answer = plain(b"x" * 777)
+async def test_head_keeps_the_length_of_get(free: ServedGateway) -> None:
+    free.gateway.upstream.answer = plain(b"x" * 777)
     async with free.line() as line:
         await line.send(ask("HEAD"))
         assert (await line.told(is_head=True)).headers["content-length"] == "777"
 
 
-async def test_pipelined_requests_are_answered_in_order(free: Street) -> None:
+async def test_pipelined_requests_are_answered_in_order(free: ServedGateway) -> None:
     async def tell(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
         await plain(arrived.target.encode())(arrived, writer)
 
-    free.gate.upstream.answer = tell
+    free.gateway.upstream.answer = tell
     async with free.line() as line:
         await line.send(ask("GET", "/1") + ask("GET", "/2") + ask("GET", "/3"))
         assert [(await line.told()).body for _ in range(3)] == [b"/base/1", b"/base/2", b"/base/3"]
 
 
-async def test_http_1_0_is_answered_and_closed(free: Street) -> None:
+async def test_http_1_0_is_answered_and_closed(free: ServedGateway) -> None:
     async with free.line() as line:
         await line.send(ask(version="1.0"))
         told = await line.told()
@@ -454,13 +453,13 @@ async def test_http_1_0_is_answered_and_closed(free: Street) -> None:
         assert await line.is_closed()
 
 
-async def test_two_hosts_are_refused(free: Street) -> None:
+async def test_two_hosts_are_refused(free: ServedGateway) -> None:
     async with free.line() as line:
         await line.send(ask("GET", "", "Host: other.example"))
         told = await line.told()
     assert told.status == 400
     assert b"invalid_request" in told.body
-    assert not free.gate.upstream.arrived
+    assert not free.gateway.upstream.arrived
 
 
 @pytest.mark.parametrize(
@@ -476,7 +475,7 @@ async def test_two_hosts_are_refused(free: Street) -> None:
     ],
     ids=["length", "name", "nul", "space", "many", "huge", "http2"],
 )
-async def test_what_the_parser_refuses_reaches_nobody(free: Street, request_bytes: bytes) -> None:
+async def test_what_the_parser_refuses_reaches_nobody(free: ServedGateway, request_bytes: bytes) -> None:
     async with free.line() as line:
         with contextlib.suppress(ConnectionError):
             await line.send(request_bytes)
@@ -484,35 +483,37 @@ async def test_what_the_parser_refuses_reaches_nobody(free: Street, request_byte
         with contextlib.suppress(ConnectionError):
             answer = await line.reader.read()
         assert answer == b"" or re.match(rb"HTTP/1.1 (400|431|414) ", answer)
-    assert not free.gate.upstream.arrived
+    assert not free.gateway.upstream.arrived
     async with free.line() as line:
         await line.send(ask())
         assert (await line.told()).status == 200
 
 
-async def test_length_and_chunking_together_are_read_as_chunks_and_end_the_connection(free: Street) -> None:
+async def test_length_and_chunking_together_are_read_as_chunks_and_end_the_connection(
+    free: ServedGateway,
+) -> None:
     smuggled = b"0\r\n\r\n" + ask("GET", "/smuggled")
     async with free.line() as line:
         framing = ("Transfer-Encoding: chunked", f"Content-Length: {len(smuggled)}")
         await line.send(ask("POST", "", *framing) + smuggled)
         assert (await line.told()).status == 200
         assert await line.is_closed()
-    assert [arrived.target for arrived in free.gate.upstream.arrived] == ["/base"]
-    assert free.gate.upstream.arrived[0].find("content-length") is None
+    assert [arrived.target for arrived in free.gateway.upstream.arrived] == ["/base"]
+    assert free.gateway.upstream.arrived[0].find("content-length") is None
 
 
-async def test_an_upgrade_is_an_ordinary_call(free: Street) -> None:
+async def test_an_upgrade_is_an_ordinary_call(free: ServedGateway) -> None:
     async with free.line() as line:
         upgrade = ("Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==")
         await line.send(ask("GET", "", *upgrade, "Sec-WebSocket-Version: 13"))
         assert (await line.told()).status == 200
-    assert "upgrade" not in free.gate.upstream.arrived[0].names
+    assert "upgrade" not in free.gateway.upstream.arrived[0].names
 
 
 async def test_a_preflight_is_answered_free_and_any_other_options_is_a_call() -> None:
-    async with street() as way:
-        await way.gate.publish()
-        async with way.line() as line:
+    async with open_served_gateway() as served:
+        await served.gateway.publish()
+        async with served.line() as line:
             await line.send(
                 ask("OPTIONS", "", "Origin: https://a.example", "Access-Control-Request-Method: GET")
             )
@@ -525,9 +526,9 @@ async def test_a_preflight_is_answered_free_and_any_other_options_is_a_call() ->
 # ---------------------------------------------------------------------- request bodies
 
 
-async def test_an_early_answer_reaches_a_caller_that_still_uploads(free: Street) -> None:
-    free.gate.upstream.is_body_read_first = False
-    free.gate.upstream.answer = plain(b"enough", status=413)
+async def test_an_early_answer_reaches_a_caller_that_still_uploads(free: ServedGateway) -> None:
+    free.gateway.upstream.is_body_read_first = False
+    free.gateway.upstream.answer = plain(b"enough", status=413)
     async with free.line() as line:
         await line.send(ask("PUT", "", "Content-Length: 1000000"), b"x" * 100_000)
         told = await line.told()
@@ -536,21 +537,21 @@ async def test_an_early_answer_reaches_a_caller_that_still_uploads(free: Street)
 
 
 async def test_a_slow_body_is_refused_and_the_connection_ends() -> None:
-    async with street(body_rate_grace_s=0.2) as way:
-        await way.gate.publish(price=FREE)
-        async with way.line() as line:
+    async with open_served_gateway(body_rate_grace_s=0.2) as served:
+        await served.gateway.publish(price=FREE)
+        async with served.line() as line:
             await line.send(ask("PUT", "", "Content-Length: 10"), b"abc")
             told = await line.told()
             assert told.status == 400
             assert b"body_too_slow" in told.body
             assert await line.is_closed()
-        assert not way.gate.upstream.arrived
+        assert not served.gateway.upstream.arrived
 
 
 async def test_a_refused_body_is_dropped_and_the_connection_goes_on() -> None:
-    async with street() as way:
-        await way.gate.publish()
-        async with way.line() as line:
+    async with open_served_gateway() as served:
+        await served.gateway.publish()
+        async with served.line() as line:
             await line.send(ask("PUT", "", "Content-Length: 200000"))
             await line.send(b"x" * 100_000, b"y" * 100_000)
             told = await line.told()
@@ -560,9 +561,9 @@ async def test_a_refused_body_is_dropped_and_the_connection_goes_on() -> None:
 
 
 async def test_a_refused_body_that_is_too_long_ends_the_connection() -> None:
-    async with street() as way:
-        await way.gate.publish()
-        async with way.line() as line:
+    async with open_served_gateway() as served:
+        await served.gateway.publish()
+        async with served.line() as line:
             await line.send(ask("PUT", "", "Content-Length: 300000"), b"x")
             told = await line.told()
             assert (told.status, told.headers["connection"]) == (402, "close")
@@ -570,21 +571,21 @@ async def test_a_refused_body_that_is_too_long_ends_the_connection() -> None:
 
 
 async def test_a_caller_that_waits_for_continue_sends_no_refused_body() -> None:
-    async with street() as way:
-        await way.gate.publish()
-        async with way.line() as line:
+    async with open_served_gateway() as served:
+        await served.gateway.publish()
+        async with served.line() as line:
             await line.send(ask("PUT", "", "Content-Length: 10", "Expect: 100-continue"))
             told = await line.told()
             assert (told.status, told.headers["connection"]) == (402, "close")
 
 
-async def test_a_caller_that_waits_for_continue_is_told_to_go_on(free: Street) -> None:
+async def test_a_caller_that_waits_for_continue_is_told_to_go_on(free: ServedGateway) -> None:
     async with free.line() as line:
         await line.send(ask("PUT", "", "Content-Length: 2", "Expect: 100-continue"))
         assert await line.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
         await line.send(b"ok")
         assert (await line.told()).status == 200
-    (arrived,) = free.gate.upstream.arrived
+    (arrived,) = free.gateway.upstream.arrived
     assert bytes(arrived.body) == b"ok"
     assert "expect" not in arrived.names
 
@@ -603,8 +604,8 @@ async def test_a_port_that_is_taken_is_noticed() -> None:
 
 
 async def test_two_gateways_do_not_share_a_port() -> None:
-    async with street() as way:
-        server = HttpServer(nothing, host="127.0.0.1", port=way.port, limits=DEFAULT_LIMITS)
+    async with open_served_gateway() as served:
+        server = HttpServer(nothing, host="127.0.0.1", port=served.port, limits=DEFAULT_LIMITS)
         with pytest.raises(PortTaken):
             await server.serve()
 
@@ -616,19 +617,19 @@ async def test_stopping_finishes_what_is_in_flight() -> None:
         await release.wait()
         await plain(b"late")(arrived, writer)
 
-    async with open_gateway() as gate:
-        await gate.publish(price=FREE)
-        gate.upstream.answer = answer_later
+    async with open_gateway() as gateway:
+        await gateway.publish(price=FREE)
+        gateway.upstream.answer = answer_later
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        server = HttpServer(gate.app, host="127.0.0.1", port=port, limits=gate.limits)
+        server = HttpServer(gateway.app, host="127.0.0.1", port=port, limits=gateway.limits)
         async with asyncio.TaskGroup() as group:
             task = group.create_task(server.serve())
             await server.wait_up()
-            async with Street(gate=gate, port=port).line() as line:
+            async with ServedGateway(gateway=gateway, port=port).line() as line:
                 await line.send(ask())
-                await until(lambda: len(gate.upstream.arrived) == 1)
+                await until(lambda: len(gateway.upstream.arrived) == 1)
                 server.stop()
                 server.stop()
                 assert not task.done()
@@ -639,12 +640,12 @@ async def test_stopping_finishes_what_is_in_flight() -> None:
 async def test_stopping_does_not_wait_for_ever() -> None:
     """The caller stays, and its call waits for a head that does not come: the server leaves after its deadline."""
     kept = contextlib.AsyncExitStack()
-    async with kept, asyncio.timeout(10), street(drain_deadline_s=1.0) as way:
-        await way.gate.publish(price=FREE, timeout_s=300)
-        way.gate.upstream.answer = say_nothing
-        line = await kept.enter_async_context(way.line())
+    async with kept, asyncio.timeout(10), open_served_gateway(drain_deadline_s=1.0) as served:
+        await served.gateway.publish(price=FREE, timeout_s=300)
+        served.gateway.upstream.answer = say_nothing
+        line = await kept.enter_async_context(served.line())
         await line.send(ask())
-        await until(lambda: len(way.gate.upstream.arrived) == 1)
+        await until(lambda: len(served.gateway.upstream.arrived) == 1)
 
 
 TRIES_THE_LOCK = """
@@ -663,7 +664,7 @@ async def test_starting_frees_no_lock_that_this_process_has_on_a_file(tmp_path: 
     path.touch()
     with path.open("r+") as file:
         fcntl.lockf(file, fcntl.LOCK_EX)
-        async with street():
+        async with open_served_gateway():
             other = subprocess.run(
                 [sys.executable, "-c", TRIES_THE_LOCK, str(path)], capture_output=True, check=True
             )
@@ -672,7 +673,11 @@ async def test_starting_frees_no_lock_that_this_process_has_on_a_file(tmp_path: 
 
 async def test_a_connection_from_before_the_kernel_was_told_has_it_too() -> None:
     """Every socket on the port, not only those that inherit it from the listening one."""
-    async with open_gateway() as gate, serving(gate) as port, Street(gate=gate, port=port).line() as line:
+    async with (
+        open_gateway() as gateway,
+        serve(gateway) as port,
+        ServedGateway(gateway=gateway, port=port).line() as line,
+    ):
         await line.send(ask())
         await line.told()
         told = []
@@ -684,15 +689,15 @@ async def test_a_connection_from_before_the_kernel_was_told_has_it_too() -> None
                             options = (socket.TCP_USER_TIMEOUT, socket.TCP_NOTSENT_LOWAT)
                             told.append(tuple(sock.getsockopt(socket.IPPROTO_TCP, one) for one in options))
     assert len(told) >= 2
-    assert set(told) == {(31_000, gate.limits.buffer_bytes)}
+    assert set(told) == {(31_000, gateway.limits.buffer_bytes)}
 
 
 async def test_a_caller_who_takes_little_at_a_time_is_not_cut_off() -> None:
     """Slower than the kernel would let the next byte in by itself: it takes 4 MiB ahead."""
     body = bytes(8 * 1024 * 1024)
-    async with open_gateway(write_stall_s=2.0) as gate, serving(gate) as port:
-        gate.upstream.answer = plain(body)
-        await gate.publish(price=FREE)
+    async with open_gateway(write_stall_s=2.0) as gateway, serve(gateway) as port:
+        gateway.upstream.answer = plain(body)
+        await gateway.publish(price=FREE)
         handle = socket.socket()
         handle.setsockopt(
             socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * 1024

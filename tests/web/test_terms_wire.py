@@ -12,10 +12,9 @@ import pytest
 from x402.schemas import PaymentRequired
 from x402.schemas.v1 import PaymentRequiredV1
 
-from tests.kit.accounts import CHAIN
 from tests.kit.asgi_exchange import Exchange
-from tests.kit.authorizations import decode_header, read_challenge
-from tests.kit.gateway import NOW_MS, PUBLIC_URL, USDC, SmallGateway, open_gateway
+from tests.kit.gateway import NOW_MS, PUBLIC_URL, USDC, InProcessGateway, open_gateway
+from tests.kit.payer import CHAIN, decode_header, read_challenge
 from tollway.chain.rules import PRESETS
 from tollway.identifiers import Address, ChainId
 from tollway.identity.notary import Notary
@@ -33,7 +32,7 @@ V1_UNKNOWN = ChainId(11_155_111)  # a network that clients of version 1 have no 
 
 
 @pytest.fixture
-async def gate() -> AsyncIterator[SmallGateway]:
+async def gateway() -> AsyncIterator[InProcessGateway]:
     async with open_gateway() as small:
         yield small
 
@@ -54,20 +53,22 @@ def nulls(content: object, path: str = "") -> Iterator[str]:
             yield from nulls(member, path + "[]")
 
 
-def sell_on_two_networks(gate: SmallGateway) -> None:
+def sell_on_two_networks(gateway: InProcessGateway) -> None:
     """A second network where authorisations can be settled as well; its name is unknown to version 1."""
     token = replace(USDC, chain_id=V1_UNKNOWN, token=Address(b"\x1c" * 20))
-    gate.rules[V1_UNKNOWN] = replace(PRESETS["local"].rules(), chain_id=V1_UNKNOWN, assets=(token,))
-    gate.settling.tank._rules[V1_UNKNOWN] = replace(gate.settling.tank._rules[CHAIN], chain_id=V1_UNKNOWN)
-    gate.settling.tank._gauges[V1_UNKNOWN] = gate.settling.tank._gauges[CHAIN]
-    gate.settling.tank._lanes[V1_UNKNOWN] = gate.settling.tank._lanes[CHAIN]
-    gate.settling.tank._spent[V1_UNKNOWN] = gate.settling.tank._spent[CHAIN]
-    gate.settling.settlement._rules = gate.rules
+    gateway.rules[V1_UNKNOWN] = replace(PRESETS["local"].rules(), chain_id=V1_UNKNOWN, assets=(token,))
+    gateway.settlement.tank._rules[V1_UNKNOWN] = replace(
+        gateway.settlement.tank._rules[CHAIN], chain_id=V1_UNKNOWN
+    )
+    gateway.settlement.tank._gauges[V1_UNKNOWN] = gateway.settlement.tank._gauges[CHAIN]
+    gateway.settlement.tank._lanes[V1_UNKNOWN] = gateway.settlement.tank._lanes[CHAIN]
+    gateway.settlement.tank._spent[V1_UNKNOWN] = gateway.settlement.tank._spent[CHAIN]
+    gateway.settlement.settlement._rules = gateway.rules
 
 
-async def test_one_402_speaks_every_dialect(gate: SmallGateway) -> None:
-    await gate.publish()
-    answer = await gate.ask("GET", "/quote?x=1")
+async def test_one_402_speaks_every_dialect(gateway: InProcessGateway) -> None:
+    await gateway.publish()
+    answer = await gateway.ask("GET", "/quote?x=1")
     assert (answer.status, answer.problem["code"]) == (402, "payment_required")
     v2 = required(answer)
     (accepted,) = v2["accepts"]
@@ -91,17 +92,17 @@ async def test_one_402_speaks_every_dialect(gate: SmallGateway) -> None:
     assert {v2["error"], answer.problem["error"]} == {"payment_required"}
 
 
-async def test_it_leads_to_the_agent_document(gate: SmallGateway) -> None:
-    await gate.publish()
+async def test_it_leads_to_the_agent_document(gateway: InProcessGateway) -> None:
+    await gateway.publish()
     for target in ("", "/quote?x=1"):
-        link = (await gate.ask("GET", target)).headers["link"]
+        link = (await gateway.ask("GET", target)).headers["link"]
         url = f"{PUBLIC_URL}/api/v2/apis/api_quotes/agent"
         assert link == f'<{url}>; rel="describedby"; type="application/json"'
 
 
-async def test_the_package_reads_it(gate: SmallGateway) -> None:
-    await gate.publish(description="Quotes.", tags=("finance",))
-    answer = await gate.ask("GET", "/quote?x=1")
+async def test_the_package_reads_it(gateway: InProcessGateway) -> None:
+    await gateway.publish(description="Quotes.", tags=("finance",))
+    answer = await gateway.ask("GET", "/quote?x=1")
     v2 = PaymentRequired.model_validate(required(answer))
     assert v2.accepts[0].amount == "10000"
     v1 = PaymentRequiredV1.model_validate(json.loads(answer.body))
@@ -122,40 +123,40 @@ async def test_the_package_reads_it(gate: SmallGateway) -> None:
         "?only=query",
     ],
 )
-async def test_the_resource_is_the_public_url_byte_for_byte(gate: SmallGateway, target: str) -> None:
-    await gate.publish()
-    answer = await gate.ask("GET", target, [("x-forwarded-host", "evil.example")])
+async def test_the_resource_is_the_public_url_byte_for_byte(gateway: InProcessGateway, target: str) -> None:
+    await gateway.publish()
+    answer = await gateway.ask("GET", target, [("x-forwarded-host", "evil.example")])
     asked = target.rstrip("?") if target.endswith("?") else target
     assert required(answer)["resource"]["url"] in (URL + target, URL + asked)
     assert answer.problem["accepts"][0]["resource"] == required(answer)["resource"]["url"]
 
 
-async def test_the_host_header_names_nothing(gate: SmallGateway) -> None:
-    await gate.publish()
-    exchange = gate.open("GET", "/quote")
+async def test_the_host_header_names_nothing(gateway: InProcessGateway) -> None:
+    await gateway.publish()
+    exchange = gateway.open("GET", "/quote")
     exchange.scope["headers"] = [(b"host", b"evil.example")]
-    answer = await gate.run(exchange)
+    answer = await gateway.run(exchange)
     assert required(answer)["resource"]["url"] == URL + "/quote"
     assert "evil" not in answer.headers["www-authenticate"]
     assert b"evil" not in answer.body
 
 
-async def test_it_stays_small_and_holds_no_nulls_whatever_the_listing_says(gate: SmallGateway) -> None:
+async def test_it_stays_small_and_holds_no_nulls_whatever_the_listing_says(gateway: InProcessGateway) -> None:
     parameters = [
         {"name": f"p{number}", "in": "query", "required": False, "description": "é" * 200, "schema": {"type": "string"}}
         for number in range(50)
     ]  # fmt: skip
     document = {"openapi": "3.1.0", "paths": {"/quote": {"get": {"parameters": parameters}}}}
     wordy = replace(
-        gate.sample("api_quotes"),
+        gateway.sample("api_quotes"),
         name="Ü" * 120,
         description="漢" * 4_000,
         tags=("ä" * 32, "b" * 32, "c" * 32, "d" * 32, "e" * 32),
         openapi=document,
     )
-    await gate.catalog.publish(wordy)
+    await gateway.catalog.publish(wordy)
     for target in ("/quote", "/quote?q=" + "x" * 3_000, "/" + "y" * 6_000):
-        answer = await gate.ask("GET", target, listing="api_quotes")
+        answer = await gateway.ask("GET", target, listing="api_quotes")
         assert len(answer.headers["payment-required"]) <= 4_096
         head = sum(len(name) + len(value) for name, value in answer.headers.items())
         assert head <= 8_192
@@ -165,15 +166,15 @@ async def test_it_stays_small_and_holds_no_nulls_whatever_the_listing_says(gate:
         PaymentRequired.model_validate(required(answer))
 
 
-async def test_accepts_stand_in_the_listings_order_of_preference(gate: SmallGateway) -> None:
-    sell_on_two_networks(gate)
-    await gate.publish("api_a", networks=(CHAIN, V1_UNKNOWN))
-    await gate.publish("api_b", networks=(V1_UNKNOWN, CHAIN))
+async def test_accepts_stand_in_the_listings_order_of_preference(gateway: InProcessGateway) -> None:
+    sell_on_two_networks(gateway)
+    await gateway.publish("api_a", networks=(CHAIN, V1_UNKNOWN))
+    await gateway.publish("api_b", networks=(V1_UNKNOWN, CHAIN))
     for name, networks in {
         "api_a": ["eip155:84532", "eip155:11155111"],
         "api_b": ["eip155:11155111", "eip155:84532"],
     }.items():
-        answer = await gate.ask("GET", "/quote", listing=name)
+        answer = await gateway.ask("GET", "/quote", listing=name)
         assert [accepted["network"] for accepted in required(answer)["accepts"]] == networks
         options = answer.problem["payment"]["options"]
         assert [option["network"] for option in options if option["rail"] == "x402"] == networks
@@ -186,19 +187,19 @@ async def test_accepts_stand_in_the_listings_order_of_preference(gate: SmallGate
         assert [accepted["network"] for accepted in answer.problem["accepts"]] == ["base-sepolia"]
 
 
-async def test_version_1_is_not_spoken_where_its_clients_would_choke(gate: SmallGateway) -> None:
-    sell_on_two_networks(gate)
-    await gate.publish(networks=(V1_UNKNOWN,))
-    answer = await gate.ask("GET", "/quote")
+async def test_version_1_is_not_spoken_where_its_clients_would_choke(gateway: InProcessGateway) -> None:
+    sell_on_two_networks(gateway)
+    await gateway.publish(networks=(V1_UNKNOWN,))
+    answer = await gateway.ask("GET", "/quote")
     assert not {"accepts", "x402Version", "error"} & set(answer.problem)
     assert len(required(answer)["accepts"]) == 1
 
 
-async def test_a_token_without_authorisations_is_sold_by_transaction_only(gate: SmallGateway) -> None:
+async def test_a_token_without_authorisations_is_sold_by_transaction_only(gateway: InProcessGateway) -> None:
     bare = replace(USDC, domain=None)
-    gate.rules[CHAIN] = replace(gate.rules[CHAIN], assets=(bare,))
-    await gate.publish()
-    answer = await gate.ask("GET", "/quote")
+    gateway.rules[CHAIN] = replace(gateway.rules[CHAIN], assets=(bare,))
+    await gateway.publish()
+    answer = await gateway.ask("GET", "/quote")
     assert answer.status == 402
     assert not {"payment-required", "www-authenticate"} & set(answer.headers)
     assert [option["rail"] for option in answer.problem["payment"]["options"]] == ["tx"]
@@ -213,10 +214,10 @@ async def test_a_token_without_authorisations_is_sold_by_transaction_only(gate: 
     ],
     ids=["18 decimals", "6 decimals"],
 )  # fmt: skip
-async def test_amounts_are_of_base_units_to_the_unit(gate: SmallGateway, asset: Asset) -> None:
-    gate.rules[CHAIN] = replace(gate.rules[CHAIN], assets=(asset,))
-    await gate.publish(price=Price.parse("12.345678"))
-    answer = await gate.ask("GET", "/quote")
+async def test_amounts_are_of_base_units_to_the_unit(gateway: InProcessGateway, asset: Asset) -> None:
+    gateway.rules[CHAIN] = replace(gateway.rules[CHAIN], assets=(asset,))
+    await gateway.publish(price=Price.parse("12.345678"))
+    answer = await gateway.ask("GET", "/quote")
     amount = str(12_345_678 * 10 ** (asset.decimals - 6))
     assert required(answer)["accepts"][0]["amount"] == amount
     options = answer.problem["payment"]["options"]
@@ -225,16 +226,18 @@ async def test_amounts_are_of_base_units_to_the_unit(gate: SmallGateway, asset: 
     assert [one["maxAmountRequired"] for one in accepts_v1] == ([] if len(amount) > 18 else [amount])
 
 
-async def test_an_extension_offers_an_identifier_and_none_offers_to_sign_in(gate: SmallGateway) -> None:
-    await gate.publish()
-    extensions = required(await gate.ask("GET", "/quote"))["extensions"]
+async def test_an_extension_offers_an_identifier_and_none_offers_to_sign_in(
+    gateway: InProcessGateway,
+) -> None:
+    await gateway.publish()
+    extensions = required(await gateway.ask("GET", "/quote"))["extensions"]
     assert extensions["payment-identifier"]["info"] == {"required": False}
     assert "sign-in-with-x" not in extensions
 
 
-async def test_browsers_may_read_every_dialect(gate: SmallGateway) -> None:
-    await gate.publish()
-    answer = await gate.ask("GET", "/quote")
+async def test_browsers_may_read_every_dialect(gateway: InProcessGateway) -> None:
+    await gateway.publish()
+    answer = await gateway.ask("GET", "/quote")
     exposed = {name.strip().lower() for name in answer.headers["access-control-expose-headers"].split(",")}
     assert {
         "payment-required",
@@ -251,26 +254,26 @@ async def test_browsers_may_read_every_dialect(gate: SmallGateway) -> None:
     assert answer.headers["cache-control"] == "no-store"
 
 
-async def test_the_reason_of_a_refusal_stands_in_every_dialect(gate: SmallGateway) -> None:
-    await gate.publish()
-    answer = await gate.ask("GET", "/quote", [UNSUPPORTED])
+async def test_the_reason_of_a_refusal_stands_in_every_dialect(gateway: InProcessGateway) -> None:
+    await gateway.publish()
+    answer = await gateway.ask("GET", "/quote", [UNSUPPORTED])
     reason = answer.problem["reason"]
     assert required(answer)["error"] == answer.problem["error"] == reason
     assert isinstance(reason, str)
 
 
-async def test_head_gets_the_headers_of_the_same_402(gate: SmallGateway) -> None:
-    await gate.publish()
-    answer = await gate.ask("HEAD", "/quote?x=1")
+async def test_head_gets_the_headers_of_the_same_402(gateway: InProcessGateway) -> None:
+    await gateway.publish()
+    answer = await gateway.ask("HEAD", "/quote?x=1")
     assert (answer.status, answer.body) == (402, b"")
     assert required(answer)["resource"]["url"] == URL + "/quote?x=1"
     assert answer.headers["www-authenticate"].startswith("Payment id=")
 
 
-async def test_each_header_is_told_once(gate: SmallGateway) -> None:
+async def test_each_header_is_told_once(gateway: InProcessGateway) -> None:
     """`Exchange.headers` refuses doubled ones; the wire must not have them either."""
-    await gate.publish()
-    answer = await gate.ask("GET", "/quote", [("authorization", "Payment garbage")])
+    await gateway.publish()
+    answer = await gateway.ask("GET", "/quote", [("authorization", "Payment garbage")])
     names = [name for name, _ in answer.sent[0]["headers"]]
     for name in (b"www-authenticate", b"payment-required", b"cache-control", b"content-type"):
         assert names.count(name) == 1
@@ -284,14 +287,14 @@ def payment_of(answer: Exchange) -> dict[str, Any]:
     return told
 
 
-async def test_a_listing_that_changed_is_quoted_as_it_is_at_once(gate: SmallGateway) -> None:
-    listing = await gate.publish(description="Old.")
-    assert required(await gate.ask("GET", "/quote"))["resource"]["description"] == "Old."
+async def test_a_listing_that_changed_is_quoted_as_it_is_at_once(gateway: InProcessGateway) -> None:
+    listing = await gateway.publish(description="Old.")
+    assert required(await gateway.ask("GET", "/quote"))["resource"]["description"] == "Old."
     other_wallet = Address(b"\x77" * 20)
-    listing = await gate.revise(
+    listing = await gateway.revise(
         listing, description="New.", price=Price.parse("0.02"), pay_to=other_wallet, timeout_s=7
     )
-    answer = await gate.ask("GET", "/quote")
+    answer = await gateway.ask("GET", "/quote")
     v2 = required(answer)
     (accepted,) = v2["accepts"]
     assert v2["resource"]["description"] == "New."
@@ -309,7 +312,7 @@ async def test_a_listing_that_changed_is_quoted_as_it_is_at_once(gate: SmallGate
 
 
 async def test_each_operation_is_quoted_at_its_own_price_and_described_by_its_own_words(
-    gate: SmallGateway,
+    gateway: InProcessGateway,
 ) -> None:
     document = {
         "paths": {
@@ -318,7 +321,7 @@ async def test_each_operation_is_quoted_at_its_own_price_and_described_by_its_ow
         }
     }
     dear = Operation(method="GET", path="/dear", price=Price.parse("0.5"))
-    await gate.publish(openapi=document, operations=(dear,))
+    await gateway.publish(openapi=document, operations=(dear,))
     for _ in range(2):
         for path, amount, name in (
             ("/cheap", "10000", "cheap"),
@@ -326,72 +329,74 @@ async def test_each_operation_is_quoted_at_its_own_price_and_described_by_its_ow
             ("/x", "10000", "{any}"),
             ("/cheap", "10000", "cheap"),
         ):
-            v2 = required(await gate.ask("GET", path))
+            v2 = required(await gateway.ask("GET", path))
             assert v2["accepts"][0]["amount"] == amount
             properties = v2["extensions"]["bazaar"]["schema"]["properties"]["input"]["properties"]
             assert list(properties["queryParams"].get("properties", [])) == [name] * (name.isalpha())
 
 
-async def test_each_method_is_described_as_itself(gate: SmallGateway) -> None:
-    await gate.publish()
+async def test_each_method_is_described_as_itself(gateway: InProcessGateway) -> None:
+    await gateway.publish()
     for method in ("GET", "POST", "GET", "HEAD", "POST"):
-        v2 = required(await gate.ask(method, "/quote"))
+        v2 = required(await gateway.ask(method, "/quote"))
         assert v2["extensions"]["bazaar"]["info"]["input"]["method"] == method
 
 
 async def test_what_cannot_be_settled_any_more_is_not_offered_any_more_and_comes_back(
-    gate: SmallGateway,
+    gateway: InProcessGateway,
 ) -> None:
     dear = Operation(method="GET", path="/dear", price=Price.parse("0.5"))
-    await gate.publish(operations=(dear,))
-    assert (await gate.ask("GET", "/quote")).headers["payment-required"]
-    gauge = gate.settling.tank._gauges[CHAIN]
+    await gateway.publish(operations=(dear,))
+    assert (await gateway.ask("GET", "/quote")).headers["payment-required"]
+    gauge = gateway.settlement.tank._gauges[CHAIN]
     seen_s, gauge.seen_s = gauge.seen_s, -1e9
-    answer = await gate.ask("GET", "/quote")
+    answer = await gateway.ask("GET", "/quote")
     assert not {"payment-required", "www-authenticate"} & set(answer.headers)
     assert not {"accepts", "x402Version", "error"} & set(answer.problem)
     assert [option["rail"] for option in payment_of(answer)["options"]] == ["tx"]
     assert "x402" not in answer.problem["detail"]
-    assert payment_of(await gate.ask("GET", "/dear"))["amount"] == "0.5"
+    assert payment_of(await gateway.ask("GET", "/dear"))["amount"] == "0.5"
     gauge.seen_s = seen_s
-    answer = await gate.ask("GET", "/quote")
+    answer = await gateway.ask("GET", "/quote")
     assert required(answer)["accepts"]
     assert [option["rail"] for option in payment_of(answer)["options"]] == ["tx", "x402"]
 
 
-async def test_moments_requests_and_challenges_are_each_requests_own(gate: SmallGateway) -> None:
-    await gate.publish()
-    first = await gate.ask("GET", "/quote")
-    gate.now_ms += 1_234
-    second = await gate.ask("GET", "/quote")
+async def test_moments_requests_and_challenges_are_each_requests_own(gateway: InProcessGateway) -> None:
+    await gateway.publish()
+    first = await gateway.ask("GET", "/quote")
+    gateway.now_ms += 1_234
+    second = await gateway.ask("GET", "/quote")
     moments = [parse_time(payment_of(answer)["expiresAt"]) for answer in (first, second)]
     assert moments == [NOW_MS + 600_000, NOW_MS + 601_234]
     challenges = [read_challenge(one.headers["www-authenticate"].encode()) for one in (first, second)]
     assert challenges[0]["id"] != challenges[1]["id"]
     assert challenges[0]["expires"] < challenges[1]["expires"]
-    third = await gate.ask("GET", "/quote")  # in the same moment
+    third = await gateway.ask("GET", "/quote")  # in the same moment
     assert read_challenge(third.headers["www-authenticate"].encode())["id"] != challenges[1]["id"]
-    other = await gate.ask("GET", "/quote?x=1")
+    other = await gateway.ask("GET", "/quote?x=1")
     assert required(other)["resource"]["url"] == URL + "/quote?x=1" != required(second)["resource"]["url"]
     assert other.problem["instance"] == second.problem["instance"]
 
 
-async def test_refusals_of_other_kinds_quote_the_same_with_words_of_their_own(gate: SmallGateway) -> None:
-    await gate.publish()
-    plain = await gate.ask("GET", "/quote")
+async def test_refusals_of_other_kinds_quote_the_same_with_words_of_their_own(
+    gateway: InProcessGateway,
+) -> None:
+    await gateway.publish()
+    plain = await gateway.ask("GET", "/quote")
     for _ in range(2):
-        refused = await gate.ask("GET", "/quote", [UNSUPPORTED])
+        refused = await gateway.ask("GET", "/quote", [UNSUPPORTED])
         assert payment_of(refused) == payment_of(plain)
         assert required(refused)["accepts"] == required(plain)["accepts"]
         assert required(refused)["error"] != required(plain)["error"]
 
 
-async def test_no_member_of_a_402_is_told_twice(gate: SmallGateway) -> None:
+async def test_no_member_of_a_402_is_told_twice(gateway: InProcessGateway) -> None:
     """The terms and the problem are encoded apart, and joined as text."""
-    await gate.publish()
-    tiny = await gate.pay(1)
-    for headers in ([], [UNSUPPORTED], gate.plain_proof(tiny.tx_hash)):
-        answer = await gate.ask("GET", "/quote", headers)
+    await gateway.publish()
+    tiny = await gateway.pay(1)
+    for headers in ([], [UNSUPPORTED], gateway.plain_proof(tiny.tx_hash)):
+        answer = await gateway.ask("GET", "/quote", headers)
         assert answer.status == 402
         names = [name for name, _ in json.loads(answer.body, object_pairs_hook=list)]
         assert len(names) == len(set(names)), names
@@ -400,14 +405,14 @@ async def test_no_member_of_a_402_is_told_twice(gate: SmallGateway) -> None:
 class Notarised:
     """A gateway that signs its offers."""
 
-    def __init__(self, gate: SmallGateway) -> None:
+    def __init__(self, gateway: InProcessGateway) -> None:
         self.notary = Notary.derive(b"\x07" * 32)
-        gate.calls._terms = TermsWire(
-            gate.rules,
+        gateway.calls._terms = TermsWire(
+            gateway.rules,
             public_url=PUBLIC_URL,
             challenger=None,
-            now_ms=lambda: gate.now_ms,
-            entropy=gate._entropy,
+            now_ms=lambda: gateway.now_ms,
+            entropy=gateway._entropy,
             notary=self.notary,
         )
 
@@ -421,38 +426,38 @@ class Notarised:
 
 
 async def test_offers_of_one_url_are_signed_once_in_a_while_and_never_promise_too_much(
-    gate: SmallGateway,
+    gateway: InProcessGateway,
 ) -> None:
-    signed = Notarised(gate)
-    await gate.publish()
-    now_s = gate.now_ms // 1000
-    (first,) = signed.read_offers(await gate.ask("GET", "/quote"))
+    signed = Notarised(gateway)
+    await gateway.publish()
+    now_s = gateway.now_ms // 1000
+    (first,) = signed.read_offers(await gateway.ask("GET", "/quote"))
     assert first["validUntil"] == now_s + 600
-    gate.now_ms += 4_000
-    (again,) = signed.read_offers(await gate.ask("GET", "/quote"))
+    gateway.now_ms += 4_000
+    (again,) = signed.read_offers(await gateway.ask("GET", "/quote"))
     assert again == first
-    (other,) = signed.read_offers(await gate.ask("GET", "/quote?x=1"))
+    (other,) = signed.read_offers(await gateway.ask("GET", "/quote?x=1"))
     assert (other["resourceUrl"], other["validUntil"]) == (URL + "/quote?x=1", now_s + 604)
-    gate.now_ms += 1_000
-    (fresh,) = signed.read_offers(await gate.ask("GET", "/quote"))
+    gateway.now_ms += 1_000
+    (fresh,) = signed.read_offers(await gateway.ask("GET", "/quote"))
     assert fresh["validUntil"] == now_s + 605
-    gate.now_ms -= 60_000  # the clock was set back
-    (back,) = signed.read_offers(await gate.ask("GET", "/quote"))
+    gateway.now_ms -= 60_000  # the clock was set back
+    (back,) = signed.read_offers(await gateway.ask("GET", "/quote"))
     assert back["validUntil"] == now_s - 55 + 600
 
 
-async def test_an_offer_of_a_price_that_was_changed_is_not_given_out_again(gate: SmallGateway) -> None:
-    signed = Notarised(gate)
-    listing = await gate.publish()
-    (before,) = signed.read_offers(await gate.ask("GET", "/quote"))
-    await gate.revise(listing, price=Price.parse("0.02"))
-    (after,) = signed.read_offers(await gate.ask("GET", "/quote"))
+async def test_an_offer_of_a_price_that_was_changed_is_not_given_out_again(gateway: InProcessGateway) -> None:
+    signed = Notarised(gateway)
+    listing = await gateway.publish()
+    (before,) = signed.read_offers(await gateway.ask("GET", "/quote"))
+    await gateway.revise(listing, price=Price.parse("0.02"))
+    (after,) = signed.read_offers(await gateway.ask("GET", "/quote"))
     assert (before["amount"], after["amount"]) == ("10000", "20000")
 
 
-async def test_what_is_remembered_of_urls_is_bounded(gate: SmallGateway) -> None:
-    await gate.publish()
+async def test_what_is_remembered_of_urls_is_bounded(gateway: InProcessGateway) -> None:
+    await gateway.publish()
     for number in range(HEADERS_KEPT + 2):
-        await gate.ask("GET", f"/quote?x={number}")
-    assert len(gate.calls._terms._required) <= HEADERS_KEPT
-    assert len(gate.calls._terms._sheets) == 1
+        await gateway.ask("GET", f"/quote?x={number}")
+    assert len(gateway.calls._terms._required) <= HEADERS_KEPT
+    assert len(gateway.calls._terms._sheets) == 1

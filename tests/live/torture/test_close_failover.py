@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.kit.failing_gateways import Crowd, opened_gateways
-from tests.kit.paused_ledger import until
 from tests.kit.ports import find_low_port
+from tests.kit.storage_faults import ConcurrentCalls, open_faulty_gateways, until
 from tests.live.torture.postgres_pair import run_pair
 from tollway.storage.database import connect_database
 
@@ -34,17 +33,17 @@ async def test_a_server_that_is_replaced_between_head_and_close_costs_nobody_an_
                 pair.promote()
 
         try:
-            async with opened_gateways(
+            async with open_faulty_gateways(
                 database, ["one", "two"], close_patience_s=patience_s, retry_s=0.1
             ) as gateways:
-                crowd = Crowd(gateways=gateways)
-                await crowd.gather()
+                calls = ConcurrentCalls(gateways=gateways)
+                await calls.prepare()
                 end = pair.primary.stop if how == "restart" else pair.primary.kill
-                answers = await crowd.suffer(trouble, before=end)
-                await crowd.write_late()
-                dropped = await crowd.come_again(answers, at=1)
+                answers = await calls.run_during(trouble, before=end)
+                await calls.write_late_closes()
+                dropped = await calls.retry_dropped(answers, at=1)
                 assert (dropped == 0) is (patience_s > 0)
-                await crowd.check(dropped=dropped)
+                await calls.check(dropped=dropped)
                 torture.tell(calls=len(answers), dropped=dropped)
         finally:
             await database.close()

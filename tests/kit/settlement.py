@@ -1,0 +1,489 @@
+"""Settlement of authorisations, without a gateway around it.
+
+`SettlementServices` wires what a gateway wires: gas budget, receipt poller, settlement and its recovery. `SettlementHarness`
+puts them over the ledger model and a chain in memory; `NodeSettlement` over SQLite and a node, for live tests and
+measurements. Nothing here decides anything.
+"""
+
+import asyncio
+import contextlib
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from eth_account import Account
+from pydantic_core import from_json
+
+from tests.kit.chain import MemoryChain
+from tests.kit.chain_blocks import authorizing_token
+from tests.kit.ledger_records import authorized_claim, close_of
+from tests.kit.payer import CHAIN, NOW_S, USDC, AuthorizationSigner
+from tests.model.gas import MemoryGas
+from tests.model.ledger import MemoryBook
+from tollway.chain.gas_key import GasKey
+from tollway.chain.rpc import ChainEndpoints, RpcReader
+from tollway.chain.rules import ChainRules, ConfirmationSteps
+from tollway.errors import ChainUnavailable
+from tollway.identifiers import Address, CallId, ChainId, ListingId, keccak256
+from tollway.ledger.authorization import Authorization, Cover, Dialect
+from tollway.ledger.book import Claim, Claimed, Close
+from tollway.ledger.call import CallState
+from tollway.limits import DEFAULT_LIMITS, Limits
+from tollway.money import Asset
+from tollway.payments.follower import Follower
+from tollway.payments.gas_tank import GasTank
+from tollway.payments.remote_facilitator import RemoteFacilitator
+from tollway.payments.settlement import Settlement, SettlementOrder, SettlementOutcome
+from tollway.payments.settlement_rules import FacilitatorRules, SettlementRules
+from tollway.payments.settling_notes import SettlingNotes
+from tollway.payments.sweeper import Sweeper
+from tollway.rates import Rates
+from tollway.storage.book_store import BookStore
+from tollway.storage.database import SqliteDatabase
+from tollway.storage.gas_store import GasStore
+from tollway.storage.migrate import upgrade
+
+HASTY = replace(DEFAULT_LIMITS, settle_wait_s=0.02)
+"""A call does not wait for a settlement that is never mined."""
+LISTING = ListingId("api_1")
+assert USDC.token is not None
+TOKEN: Address = USDC.token
+_WEI = 10**18
+
+
+def make_gas_key(name: str = "a gas key") -> GasKey:
+    return GasKey.parse(keccak256(name.encode()).hex())
+
+
+def settlement_rules(**given: Any) -> SettlementRules:
+    fields: dict[str, Any] = {
+        "chain_id": CHAIN,
+        "gas_keys": (make_gas_key(),),
+        "min_nano": 10**6,
+        "gas_price_max_wei": 10**9,
+        "gas_floor_wei": 10**15,
+        "listing_budget_wei": 10**18,
+        "network_budget_wei": 10**19,
+        "block_time_s": 0.01,
+    }
+    return SettlementRules(**{**fields, **given})
+
+
+class SettlementServices:
+    """What settles authorisations for one gateway, over any ledger, gas store and chain. `sweep` is the caller's to run."""
+
+    def __init__(
+        self,
+        settlement_rules: SettlementRules,
+        *,
+        book: Any,
+        gas: Any,
+        chains: Any,
+        rules: Mapping[ChainId, ChainRules],
+        limits: Limits,
+        now_ms: Callable[[], int],
+        clock: Callable[[], float] | None = None,
+        facilitators: Mapping[ChainId, RemoteFacilitator] | None = None,
+        notes: SettlingNotes | None = None,
+        **pauses: Any,
+    ) -> None:
+        """`clock`: seconds for the age of gas prices; that of `now_ms` unless given. `pauses`: of the receipt poller."""
+        chain_id = settlement_rules.chain_id
+        shared: dict[str, Any] = {
+            "chains": chains,
+            "gas": gas,
+            "limits": limits,
+            "now_ms": now_ms,
+            "facilitators": facilitators or {},
+            **({} if notes is None else {"notes": notes}),
+        }
+        self.tank = GasTank(
+            rules={chain_id: settlement_rules},
+            assets=rules[chain_id].assets,
+            clock=clock or (lambda: now_ms() / 1000),
+            **shared,
+        )
+        self.follower = Follower(chains, (chain_id,), **pauses)
+        shared |= {"book": book, "rules": rules, "tank": self.tank}
+        self.settlement = Settlement(follower=self.follower, rates=Rates(), **shared)
+        self.sweeper = Sweeper(**shared)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """The receipt poller runs meanwhile."""
+        await self.tank.refresh()
+        async with asyncio.TaskGroup() as group:
+            following = group.create_task(self.follower.run())
+            try:
+                yield
+            finally:
+                following.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await following
+
+    async def sweep(self) -> None:
+        """One round of recovery over the settlements that no call waits for."""
+        await self.settlement.mend()
+        await self.sweeper.run_once()
+
+
+class SettlementHarness:
+    """Settlement over the ledger model and a chain in memory; open it with `async with`. `another` is a second gateway over
+    the same ledger and chain. `notes`: every metric that was counted."""
+
+    def __init__(
+        self,
+        *,
+        rules: SettlementRules | None = None,
+        limits: Limits = DEFAULT_LIMITS,
+        confirmations: ConfirmationSteps = ((0, 1),),
+        facilitators: Mapping[ChainId, RemoteFacilitator] | None = None,
+        chain: MemoryChain | None = None,
+        book: MemoryBook | None = None,
+    ) -> None:
+        self.now_ms = NOW_S * 1000
+        self.limits = limits
+        self.chain = chain or MemoryChain(CHAIN)
+        if chain is None:
+            self.chain.deploy(CHAIN, TOKEN, authorizing_token(USDC))
+        self.book = book or MemoryBook(now_ms=self.read_clock, limits=limits)
+        self.gas = MemoryGas(self.book.rows)
+        self.settlement_rules = rules or settlement_rules()
+        self.rules = {
+            CHAIN: ChainRules(chain_id=CHAIN, kind="test", confirmations=confirmations, assets=(USDC,))
+        }
+        self._facilitators = facilitators or {}
+        self.notes: list[tuple[object, ...]] = []
+        self.services = SettlementServices(
+            self.settlement_rules,
+            book=self.book,
+            gas=self.gas,
+            chains=self.chain,
+            rules=self.rules,
+            limits=limits,
+            now_ms=self.read_clock,
+            facilitators=self._facilitators,
+            notes=note_into(self.notes),
+            pause_min_s=0.001,
+            pause_max_s=0.005,
+        )
+        self.tank, self.follower = self.services.tank, self.services.follower
+        self.settlement, self.sweeper = self.services.settlement, self.services.sweeper
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        if self.chain.head(CHAIN).time < NOW_S:
+            self.chain.mine(CHAIN, time=NOW_S)
+        await self._stack.enter_async_context(self.services.running())
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._stack.aclose()
+
+    def another(self, owner_id: str = "another") -> "SettlementHarness":
+        return SettlementHarness(
+            rules=self.settlement_rules,
+            limits=self.limits,
+            confirmations=self.rules[CHAIN].confirmations,
+            facilitators=self._facilitators,
+            chain=self.chain,
+            book=self.book.another(owner_id),
+        )
+
+    def read_clock(self) -> int:
+        return self.now_ms
+
+    def pass_time(self, seconds: float) -> None:
+        self.now_ms += round(seconds * 1000)
+
+    # ---- Payers and calls.
+
+    def payer(self, name: str = "a payer", *, balance: int = 10**9, **given: Any) -> AuthorizationSigner:
+        """A funded wallet."""
+        payer = AuthorizationSigner(account=Account.from_key(keccak256(name.encode())), **given)
+        self.chain.fund(CHAIN, TOKEN, payer.address, balance)
+        return payer
+
+    async def claim(self, payer: AuthorizationSigner | None = None, **given: Any) -> "ClaimedCall":
+        """A call whose upstream is being asked; its authorisation is held by it."""
+        authorization = (payer or self.payer()).authorize()
+        claim = authorized_claim(
+            authorization, block_number=self.chain.head(CHAIN).number, listing_id=LISTING, **given
+        )
+        outcome = await self.book.claim(claim)
+        assert isinstance(outcome, Claimed), outcome
+        return ClaimedCall(self, claim, authorization)
+
+    async def claim_many(self, count: int) -> "list[ClaimedCall]":
+        """Valid for long: each block of the chain in memory takes two seconds."""
+        later = NOW_S + 3_600
+        payers = (self.payer(nonce=keccak256(b"many %d" % n), valid_before=later) for n in range(count))
+        return [await self.claim(payer) for payer in payers]
+
+
+class ClaimedCall:
+    """One claimed call, and what the ledger says of it."""
+
+    def __init__(self, harness: SettlementHarness, claim: Claim, authorization: Authorization) -> None:
+        self.harness = harness
+        self.claim = claim
+        self.authorization = authorization
+
+    def order(self, **given: Any) -> SettlementOrder:
+        fields: dict[str, Any] = {
+            "authorization": self.authorization,
+            "asset": USDC,
+            "close": close_of(self.claim, CallState.SETTLING),
+            "listing_id": LISTING,
+            "digest": None,
+        }
+        return SettlementOrder(**{**fields, **given})
+
+    async def read_state(self) -> CallState:
+        held = await self.harness.book.find_authorized(self.authorization.key)
+        assert held is not None
+        return held.state
+
+    async def set_adrift(self) -> bool:
+        return await self.harness.book.set_adrift(self.claim.call_id, epoch=1)
+
+    def land(self, *, payee: Address | None = None) -> None:
+        """Somebody else uses the authorisation's nonce, for its payee or for another."""
+        self.harness.chain.settle_by_third_party(
+            CHAIN,
+            TOKEN,
+            payer=self.authorization.payer,
+            payee=payee or self.authorization.payee,
+            base_units=self.authorization.base_units,
+            nonce=self.authorization.nonce,
+        )
+
+
+class ScriptedFacilitator:
+    """A connection to a facilitator: keeps each request, does what a facilitator does, and answers as the test says. An
+    answer that is an exception is raised; `status`: of any GET, None for no answer."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[str, Any, dict[str, str]]] = []
+        self.looks: list[str] = []
+        self.answers: dict[str, object] = {
+            "verify": {"isValid": True},
+            "settle": {"success": True, "transaction": "0x" + "12" * 32},
+        }
+        self.settling: ClaimedCall | None = None
+        self.status: int | None = 200
+        self.is_silent = False
+
+    @property
+    def settle_requests(self) -> list[str]:
+        """The requests to settle."""
+        return [url for url, *_ in self.requests if url.endswith("/settle")]
+
+    async def post(self, url: str, content: bytes, *, headers: tuple[tuple[str, str], ...]) -> bytes:
+        verb = url.rpartition("/")[2]
+        self.requests.append((url, from_json(content), dict(headers)))
+        if verb == "settle" and self.settling is not None:
+            self.settling.land()
+        answer = self.answers[verb]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+
+    async def fetch_status(self, url: str, *, headers: tuple[tuple[str, str], ...]) -> int:
+        self.looks.append(url)
+        if self.is_silent:
+            await asyncio.Event().wait()
+        if self.status is None:
+            raise ChainUnavailable("the facilitator does not answer")
+        return self.status
+
+
+def facilitator_at(url: str = "https://facilitator.example") -> FacilitatorRules:
+    return FacilitatorRules(
+        url=url,
+        verify_headers=(("Authorization", "Bearer for-verify"),),
+        settle_headers=(("Authorization", "Bearer for-settle"),),
+    )
+
+
+def note_into(notes: list[tuple[object, ...]]) -> SettlingNotes:
+    """Every metric as (its name, its values)."""
+    return SettlingNotes(
+        end=lambda *note: notes.append(("end", *note)),
+        mined=lambda *note: notes.append(("mined", *note)),
+        balance=lambda *note: notes.append(("balance", *note)),
+        lane=lambda *note: notes.append(("lane", *note)),
+        adrift=lambda *note: notes.append(("adrift", *note)),
+        withdrawn=lambda *note: notes.append(("withdrawn", *note)),
+    )
+
+
+class NodeSettlement:
+    """Settlement over SQLite and a node; open it with `async with`. Several over one file and one node are several gateways,
+    one after another.
+
+    `skew_s` sets its clock ahead, so that a later gateway finds the lease of an earlier one ended.
+    """
+
+    def __init__(
+        self,
+        *,
+        rpc_url: str,
+        asset: Asset,
+        path: Path,
+        gas_keys: tuple[GasKey, ...],
+        limits: Limits = DEFAULT_LIMITS,
+        confirmations: ConfirmationSteps = ((0, 1),),
+        skew_s: float = 0.0,
+    ) -> None:
+        chain_id = asset.chain_id
+        self.asset = asset
+        self.skew_s = skew_s
+        self.database = SqliteDatabase(path)
+        self.chains = RpcReader({chain_id: ChainEndpoints(urls=(rpc_url,))}, limits=limits)
+        self.rules = {
+            chain_id: ChainRules(chain_id=chain_id, kind="test", confirmations=confirmations, assets=(asset,))
+        }
+        self.book = BookStore(
+            self.database, owner_id=secrets.token_hex(8), now_ms=self.read_clock, limits=limits
+        )
+        self.gas = GasStore(self.database)
+        rules = SettlementRules(
+            chain_id=chain_id,
+            gas_keys=gas_keys,
+            min_nano=1,
+            gas_price_max_wei=10**12,
+            gas_floor_wei=1,
+            listing_budget_wei=1_000 * _WEI,
+            network_budget_wei=10_000 * _WEI,
+        )
+        self.services = SettlementServices(
+            rules,
+            book=self.book,
+            gas=self.gas,
+            chains=self.chains,
+            rules=self.rules,
+            limits=limits,
+            now_ms=self.read_clock,
+            clock=time.monotonic,
+        )
+        self.tank = self.services.tank
+        self.settlement, self.sweeper = self.services.settlement, self.services.sweeper
+        self._stack = AsyncExitStack()
+
+    def read_clock(self) -> int:
+        return int((time.time() + self.skew_s) * 1000)
+
+    async def __aenter__(self) -> Self:
+        await self.database.open()
+        self._stack.push_async_callback(self.database.close)
+        await upgrade(self.database)
+        await self.chains.open()
+        self._stack.push_async_callback(self.chains.close)
+        await self.book.open()
+        group = await self._stack.enter_async_context(asyncio.TaskGroup())
+        group.create_task(self.book.run())
+        self._stack.callback(self.book.stop)
+        await self._stack.enter_async_context(self.services.running())
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._stack.aclose()
+
+    # ---- Calls.
+
+    async def claim(
+        self, key: bytes, payee: Address, *, base_units: int = 10_000, valid_before: int = 2**40
+    ) -> "NodeCall":
+        """A call that waits for its upstream, paid by a wallet's fresh signature."""
+        authorization = AuthorizationSigner(
+            account=Account.from_key(key),
+            asset=self.asset,
+            payee=payee,
+            base_units=base_units,
+            valid_before=valid_before,
+            nonce=secrets.token_bytes(32),
+        ).authorize(dialect=Dialect.X402_V2)
+        claim = self._claim_of(authorization)
+        outcome = await self.book.claim(claim)
+        assert isinstance(outcome, Claimed), outcome
+        return NodeCall(authorization, claim)
+
+    def _claim_of(self, authorization: Authorization) -> Claim:
+        return Claim(
+            call_id=CallId("call_" + secrets.token_hex(13)),
+            listing_id=LISTING,
+            listing_name="Quotes",
+            provider=authorization.payee,
+            payer=authorization.payer,
+            method="GET",
+            path="/quote",
+            digest=secrets.token_bytes(32),
+            price="0.01",
+            price_units=self.asset.floor_to_ledger(authorization.base_units),
+            currency=self.asset.symbol,
+            payment_id=None,
+            chain_id=authorization.chain_id,
+            asset=self.asset.key,
+            decimals=self.asset.decimals,
+            tx_hash=None,
+            pay_to=authorization.payee,
+            nonce=None,
+            ends_plain=False,
+            is_plain=False,
+            idempotency_key=None,
+            request_id="live",
+            created_ms=self.read_clock(),
+            authorization=authorization,
+            cover=Cover(balance_units=10**15, block_number=0),
+        )
+
+    async def settle(self, call: "NodeCall") -> SettlementOutcome:
+        return await self.settlement.settle(
+            SettlementOrder(
+                authorization=call.authorization,
+                asset=self.asset,
+                close=call.close,
+                listing_id=LISTING,
+                digest=None,
+            )
+        )
+
+    async def read_state(self, call: "NodeCall") -> CallState:
+        held = await self.book.find_authorized(call.authorization.key)
+        assert held is not None
+        return held.state
+
+
+class NodeCall:
+    """A claimed call, and how its upstream answered."""
+
+    def __init__(self, authorization: Authorization, claim: Claim) -> None:
+        self.authorization = authorization
+        self.claim = claim
+        self.close = Close(
+            call_id=claim.call_id,
+            epoch=1,
+            after=CallState.SETTLING,
+            http_status=200,
+            upstream_status=200,
+            latency_ms=1,
+            upstream_latency_ms=1,
+            error=None,
+        )
