@@ -20,8 +20,9 @@ from tollway.client.forwarded import (
     ForwardedVerifier,
     NonceMemory,
 )
-from tollway.gateway.upstream_signature import TAG, VALID_S, Cover, UpstreamSigner, cover_body
+from tollway.gateway.upstream_signature import VALID_S, Cover, UpstreamSigner, cover_body
 from tollway.identifiers import Address
+from tollway.identity.http_signature import TAG
 
 GATEWAY = "https://gw.example.com"
 ENDPOINT = "https://api.example.com/v1"

@@ -6,17 +6,13 @@ from typing import Any
 
 import pytest
 
-from tests.kit.gateway import USDC, InProcessGateway, open_gateway
+from tests.kit.gateway import InProcessGateway, open_gateway
 from tests.kit.payer import Payer
 from tests.kit.upstream import Answerer, Arrived, hang_up, plain, raw, say_nothing, until
 from tollway.gateway.appraisal import appraise
-from tollway.gateway.trip import Ticket
-from tollway.identifiers import CallId
-from tollway.ledger.book import Claimed, Close
-from tollway.ledger.call import CallState, Rail
 from tollway.money import Price
 from tollway.registry.listing import ChargeOn
-from tollway.registry.quality_tally import FAILED
+from tollway.registry.quality_tally import FAILED, Bucket
 
 GOOD, BAD, NOTHING = "good", "bad", "nothing"
 
@@ -120,10 +116,10 @@ async def test_a_stored_answer_counts_no_second_time(gateway: InProcessGateway) 
 async def test_calls_that_the_provider_pays_for_count_nothing(
     gateway: InProcessGateway, own: str, status: int
 ) -> None:
-    await gateway.publish(**{own: gateway.wallet.address})
+    await gateway.publish(**{own: gateway.buyer.address})
     payment = await gateway.pay()
     if own == "pay_to":
-        new = gateway.sample_payment(payee=gateway.wallet.address)
+        new = gateway.sample_payment(payee=gateway.buyer.address)
         (payment,) = await gateway.book.record_payments([new], now_ms=gateway.now_ms)
     gateway.upstream.answer = plain(status=status)
     answer = await gateway.ask(headers=gateway.plain_proof(payment.tx_hash))
@@ -168,11 +164,9 @@ async def test_books_that_break_off_say_nothing(gateway: InProcessGateway) -> No
     assert told(gateway) == []
 
 
-async def test_an_authorisation_counts_like_a_transaction_once_it_is_settled(
-    gateway: InProcessGateway,
-) -> None:
+async def test_an_authorisation_counts_like_a_transaction_once_it_is_settled(gateway: InProcessGateway) -> None:
     await gateway.publish()
-    payer = Payer(wallet=gateway.wallet, gateway=gateway)
+    payer = Payer(buyer=gateway.buyer, gateway=gateway)
     payer.fund(1_000_000)
     assert (await payer.buy()).status == 200
     assert told(gateway) == [GOOD]
@@ -193,27 +187,16 @@ async def test_an_authorisation_counts_like_a_transaction_once_it_is_settled(
 async def test_a_request_that_was_not_wholly_sent_says_nothing(gateway: InProcessGateway, error: str) -> None:
     """Its price is given back, and that it was not may have been its caller's doing."""
     listing = await gateway.publish()
-    payment = await gateway.pay()
-    ticket = Ticket(
-        call_id=CallId("call_1"),
-        claimed=Claimed(epoch=1, rest_units=0, rail=Rail.TX),
-        price=listing.price,
-        currency=listing.currency,
-        charge_on=listing.charge_on,
-        asset=USDC,
-        units=10_000,
-        payer=payment.payer,
-        transaction=payment.tx_hash,
-    )
-    close = Close(
-        call_id=ticket.call_id,
-        epoch=1,
-        after=CallState.RELEASED,
-        http_status=None,
-        upstream_status=None,
-        latency_ms=5,
-        upstream_latency_ms=None,
-        error=error,
-    )
-    assert appraise(listing, ticket, close, after=CallState.RELEASED) is None
-    assert appraise(listing, ticket, close, after=CallState.UNKNOWN) == FAILED
+
+    def count(payment_state: str) -> Bucket | None:
+        return appraise(
+            listing,
+            gateway.buyer.address,
+            payment_state=payment_state,
+            upstream_status=None,
+            upstream_latency_ms=None,
+            error=error,
+        )
+
+    assert count("released") is None
+    assert count("held") == FAILED

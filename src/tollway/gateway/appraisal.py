@@ -5,9 +5,7 @@ caller something: otherwise anybody could give a competitor a bad name for nothi
 """
 
 from tollway.errors import Code
-from tollway.gateway.trip import Ticket
-from tollway.ledger.book import Close
-from tollway.ledger.call import CallState
+from tollway.identifiers import Address
 from tollway.registry.listing import ChargeOn, Listing, is_charged
 from tollway.registry.quality_tally import FAILED, Bucket, bucket_of
 
@@ -17,20 +15,26 @@ _UPSTREAM_FAULTS = frozenset(
 )
 
 
-def appraise(listing: Listing, ticket: Ticket, close: Close, *, after: CallState) -> Bucket | None:
-    """`after`: where the call has ended; for one that was settled, that is not what `close` says.
+def appraise(
+    listing: Listing,
+    payer: Address | None,
+    *,
+    payment_state: str,
+    upstream_status: int | None,
+    upstream_latency_ms: int | None,
+    error: str | None,
+) -> Bucket | None:
+    """`payer`: of a paid call that repeats no other; None for any other call. `payment_state`: `charged`, `released` or
+    `held`, where the call has ended. `upstream_status` None: no answer came, for the reason that `error` names.
 
     None for what says nothing: a call that was free, that its own provider paid for, or that repeats another; whose
     caller left, or whose gateway failed; and an answer that is the caller's own fault and that the caller did not pay.
     """
-    if ticket.asset is None or ticket.claimed.before is not None:
+    if payer is None or payer in (listing.provider, listing.pay_to):
         return None
-    if ticket.payer in (listing.provider, listing.pay_to):
-        return None
-    status = close.upstream_status
-    if status is None:
+    if upstream_status is None:
         # With the price given back, the request was not whole: that is in the caller's power too.
-        return FAILED if after is CallState.UNKNOWN and close.error in _UPSTREAM_FAULTS else None
-    if after is CallState.CONSUMED:
-        return bucket_of(close.upstream_latency_ms or 0) if status < _GOOD_BELOW else FAILED
-    return None if is_charged(ChargeOn.ANSWERED, status) else FAILED
+        return FAILED if payment_state == "held" and error in _UPSTREAM_FAULTS else None
+    if payment_state == "charged":
+        return bucket_of(upstream_latency_ms or 0) if upstream_status < _GOOD_BELOW else FAILED
+    return None if is_charged(ChargeOn.ANSWERED, upstream_status) else FAILED

@@ -17,8 +17,15 @@ from tollway.errors import ChainUnavailable, Code, Problem
 from tollway.gateway.exchange import Answer, Declined, IncomingCall, Offer
 from tollway.gateway.receipt_writer import Receipts
 from tollway.gateway.refusals import UNFINAL_LIMIT, check_held_price_max, decline, in_debt_to, may_ask
-from tollway.gateway.replays import ClientNetworks, ProveWallet, Replays, find_token_asset, say_key_used
-from tollway.gateway.sale import Known, PendingSettlement, Purchase, Sale, Settler
+from tollway.gateway.replays import (
+    ClientNetworks,
+    Known,
+    ProveWallet,
+    Replays,
+    find_token_asset,
+    say_key_used,
+)
+from tollway.gateway.sale import PendingSettlement, Purchase, Sale, Settler
 from tollway.gateway.signed_refusals import (
     NOT_COVERED,
     RAIL_WITHDRAWN,

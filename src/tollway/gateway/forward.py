@@ -25,13 +25,11 @@ from tollway.gateway.exchange import (
     BodyRefused,
     CallerGone,
     Declined,
-    IncomingCall,
     Outcome,
 )
 from tollway.gateway.headers import proxy_status, upstream_headers
 from tollway.gateway.refusals import OUTCOME_UNKNOWN, UPSTREAM_ASKS_PAYMENT, explain_failure, name_proxy_error
 from tollway.gateway.relay import Relay
-from tollway.gateway.target import add_query_secret, build_upstream_target
 from tollway.gateway.trip import (
     ClaimRefused,
     Settling,
@@ -49,7 +47,7 @@ from tollway.outbound.policy import Endpoint
 from tollway.outbound.request_writer import format_host
 from tollway.outbound.upstream import UpstreamRequest, UpstreamResponse
 from tollway.payments.settlement import FencedOff, NotSettled, Settled, Undecided
-from tollway.registry.listing import Listing, is_charged
+from tollway.registry.listing import is_charged
 from tollway.registry.quality_tally import QualityTally
 
 _WIRE_STATES = {
@@ -61,14 +59,6 @@ _PAYMENT_ASKED = 402  # of the upstream's own answers, the one that is never pas
 _BODILESS = frozenset({204, 304})
 PATIENCE_S = 0.25
 """Who waits for longer than that until a connection is held may have left, and is asked before anything is taken."""
-
-
-def build_target(call: IncomingCall, listing: Listing, endpoint: Endpoint) -> str | Problem:
-    """Path and query for the upstream, byte for byte, with the listing's secret parameter when it has one."""
-    query, auth = call.target.query, listing.upstream_auth
-    if auth is not None and auth.location == "query":
-        query = add_query_secret(query, name=auth.name, value=auth.reveal())
-    return build_upstream_target(endpoint, call.target.rest, query)
 
 
 class Passage:
@@ -336,8 +326,16 @@ class Passage:
         return self._say_unknown(ticket)
 
     def _count(self, trip: Trip, ticket: Ticket, close: Close, after: CallState) -> None:
+        """`after`: where the call has ended; for one that was settled, that is not what `close` says."""
         listing = trip.shipment.listing
-        bucket = appraise(listing, ticket, close, after=after)
+        bucket = appraise(
+            listing,
+            ticket.payer if ticket.claimed.before is None else None,
+            payment_state=_name_state(after, ticket),
+            upstream_status=close.upstream_status,
+            upstream_latency_ms=close.upstream_latency_ms,
+            error=close.error,
+        )
         if bucket is not None:
             self._tally.note(listing.id, bucket)
 

@@ -9,10 +9,15 @@ from typing import Any
 
 from tollway.errors import Problem
 from tollway.gateway.exchange import IncomingCall
-from tollway.gateway.forward import build_target
 from tollway.gateway.parameters import DescribedOperations, Manuals
 from tollway.gateway.refusals import NO_OPERATION, UNREACHABLE, check_method, find_closed
-from tollway.gateway.target import READ_TWICE, match_operation, other_readings
+from tollway.gateway.target import (
+    READ_TWICE,
+    add_query_secret,
+    build_upstream_target,
+    match_operation,
+    other_readings,
+)
 from tollway.outbound.policy import Endpoint, EndpointRefused, parse_endpoint
 from tollway.payments.terms import Tariff
 from tollway.registry.listing import Listing, Operation, Shelf, Terms
@@ -74,7 +79,7 @@ class Openings:
         endpoint = self._find_endpoint(shelf.listing)
         if isinstance(endpoint, EndpointRefused):
             return UNREACHABLE
-        target = build_target(call, shelf.listing, endpoint)
+        target = _build_target(call, shelf.listing, endpoint)
         if isinstance(target, Problem):
             return target
         tariffs = (current, *self._list_older_tariffs(shelf, call))
@@ -124,6 +129,14 @@ class Openings:
             endpoint = parse_endpoint(listing.endpoint, allow_private=self._allow_private)
             self._endpoints[listing.endpoint] = endpoint
         return endpoint
+
+
+def _build_target(call: IncomingCall, listing: Listing, endpoint: Endpoint) -> str | Problem:
+    """Path and query for the upstream, byte for byte, with the listing's secret parameter when it has one."""
+    query, auth = call.target.query, listing.upstream_auth
+    if auth is not None and auth.location == "query":
+        query = add_query_secret(query, name=auth.name, value=auth.reveal())
+    return build_upstream_target(endpoint, call.target.rest, query)
 
 
 def _find_unsold(

@@ -7,7 +7,7 @@ How old a call or its answer is, is told by the clock that all gateways share; b
 
 import hmac
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Self
 
 import structlog
@@ -18,7 +18,6 @@ from tollway.gateway.cargo import Cargo
 from tollway.gateway.exchange import Answer, Declined, Headers, IncomingCall
 from tollway.gateway.receipt_writer import Receipts
 from tollway.gateway.refusals import OUTCOME_UNKNOWN
-from tollway.gateway.sale import Known, Shown
 from tollway.gateway.signed_refusals import (
     KEY_REUSED,
     authorization_became_credit,
@@ -46,6 +45,38 @@ _log = structlog.get_logger(__name__)
 
 ProveWallet = Callable[[SignedRequest], Awaitable[Address]]
 """The wallet that proves itself by a request. Raises `Refusal` where none does, `ChainUnavailable`, `StorageUnavailable`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """A call that holds an authorisation, or whose money it moved. `is_proven`: who shows it has shown the signature that
+    was claimed, or one by the payer's own key. Whoever has not may still not be asked to pay, but learns nothing."""
+
+    call: AuthorizedCall
+    is_proven: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """One call that shows an authorisation. `key`: of idempotency, from its header or x402's payment-identifier.
+    `known`: what this authorisation pays already. `is_entitled`: beside it, what no chain shows was shown as well."""
+
+    call: IncomingCall
+    presented: Presented
+    cargo: Cargo
+    key: str | None
+    known: Known | None
+    is_entitled: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unread:
+    """One call that shows an authorisation of the books without its proof, or without more than what is public. `told`: its
+    answer, for which the body is not read."""
+
+    presented: Presented
+    known: Known
+    told: Declined
 
 
 class ClientNetworks:

@@ -6,51 +6,18 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from tollway.errors import Code, Problem
-from tollway.gateway.cargo import Cargo
-from tollway.gateway.exchange import Declined, IncomingCall, Offer
+from tollway.gateway.exchange import Declined, Offer
+from tollway.gateway.replays import Shown
 from tollway.identifiers import Address, CallId
-from tollway.ledger.authorization import Authorization, AuthorizedCall
+from tollway.ledger.authorization import Authorization
 from tollway.ledger.book import Book, Close
 from tollway.ledger.kept_answers import StoredAnswer
 from tollway.payments.challenge import encode_failure
-from tollway.payments.presented import Presented
 from tollway.payments.requirement import Requirement
 from tollway.payments.settlement import Settlement, SettlementOrder, SettlementOutcome
 from tollway.registry.listing import Listing
 
 Keep = Callable[[CallId, Address, StoredAnswer], Awaitable[None]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
-    """A call that holds an authorisation, or whose money it moved. `is_proven`: who shows it has shown the signature that
-    was claimed, or one by the payer's own key. Whoever has not may still not be asked to pay, but learns nothing."""
-
-    call: AuthorizedCall
-    is_proven: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
-    """One call that shows an authorisation. `key`: of idempotency, from its header or x402's payment-identifier.
-    `known`: what this authorisation pays already. `is_entitled`: beside it, what no chain shows was shown as well."""
-
-    call: IncomingCall
-    presented: Presented
-    cargo: Cargo
-    key: str | None
-    known: Known | None
-    is_entitled: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unread:
-    """One call that shows an authorisation of the books without its proof, or without more than what is public. `told`: its
-    answer, for which the body is not read."""
-
-    presented: Presented
-    known: Known
-    told: Declined
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

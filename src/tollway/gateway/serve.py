@@ -42,8 +42,8 @@ from tollway.gateway.refusals import (
     find_closed,
     find_idempotency_key,
 )
-from tollway.gateway.replays import is_coming
-from tollway.gateway.sale import Known, Sale, Shown, Unread
+from tollway.gateway.replays import Known, Shown, Unread, is_coming
+from tollway.gateway.sale import Sale
 from tollway.gateway.teller import Teller
 from tollway.gateway.trip import Shipment
 from tollway.identifiers import Address, ListingId

@@ -8,7 +8,6 @@ nothing of a payment, and a key never leaves it but in its public half.
 import hashlib
 import hmac
 import re
-from base64 import urlsafe_b64encode
 from binascii import b2a_base64
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -17,10 +16,18 @@ from typing import Self
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from tollway.identifiers import Address
+from tollway.identity.http_signature import (
+    ALGORITHM,
+    API_ID,
+    CALL_ID,
+    PAYER,
+    TAG,
+    encode_base64url,
+    thumbprint,
+)
 
-LABEL, TAG, ALGORITHM = "tollway", "tollway-forward", "ed25519"
+LABEL = "tollway"
 DIRECTORY_TAG = "http-message-signatures-directory"
-CALL_ID, API_ID, PAYER = "Tollway-Call-Id", "Tollway-Api-Id", "Tollway-Payer"
 
 VALID_S = 60
 """A call is signed when a connection is held already, so its head is there at once; the rest is for clocks that differ. Each
@@ -80,7 +87,7 @@ class SigningKey:
 
     def __init__(self, seed: bytes) -> None:
         self._key = Ed25519PrivateKey.from_private_bytes(seed)
-        x = _base64url(self._key.public_key().public_bytes_raw())
+        x = encode_base64url(self._key.public_key().public_bytes_raw())
         self.keyid = thumbprint(x)
         self.jwk = {
             "kty": "OKP",
@@ -102,12 +109,6 @@ class SigningKey:
     def sign(self, base: bytes) -> str:
         """A byte sequence of RFC 9651."""
         return f":{_base64(self._key.sign(base))}:"
-
-
-def thumbprint(x: str) -> str:
-    """RFC 7638 of an Ed25519 key (RFC 8037 §2): the members that make it, in the order of their names."""
-    members = f'{{"crv":"Ed25519","kty":"OKP","x":"{x}"}}'
-    return _base64url(hashlib.sha256(members.encode()).digest())
 
 
 class UpstreamSigner:
@@ -191,7 +192,3 @@ class UpstreamSigner:
 
 def _base64(raw: bytes) -> str:
     return b2a_base64(raw, newline=False).decode()
-
-
-def _base64url(raw: bytes) -> str:
-    return urlsafe_b64encode(raw).decode().rstrip("=")

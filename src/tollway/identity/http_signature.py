@@ -32,6 +32,10 @@ NONCE_CHARACTERS_MAX = 128
 KEYID_PREFIX = "erc8128:"
 REQUIRED = ("@authority", "@method", "@path")
 
+TAG, ALGORITHM = "tollway-forward", "ed25519"
+CALL_ID, API_ID, PAYER = "Tollway-Call-Id", "Tollway-Api-Id", "Tollway-Payer"
+"""Of the signature under each call that a gateway forwards: its tag and algorithm, and the fields that name the call."""
+
 _KEYID = re.compile(r"erc8128:(0|[1-9][0-9]{0,14}):(0[xX][0-9a-fA-F]{40})")
 _FIELD_NAME = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]+")
 _DIGESTS: Mapping[str, Callable[[bytes], bytes]] = MappingProxyType(
@@ -150,6 +154,17 @@ def required_components(request: SignedRequest) -> tuple[str, ...]:
     query = ("@query",) if request.query else ()
     digest = ("content-digest",) if request.body else ()
     return (*REQUIRED, *query, *digest)
+
+
+def thumbprint(x: str) -> str:
+    """RFC 7638 of an Ed25519 key (RFC 8037 §2): the members that make it, in the order of their names."""
+    members = f'{{"crv":"Ed25519","kty":"OKP","x":"{x}"}}'
+    return encode_base64url(hashlib.sha256(members.encode()).digest())
+
+
+def encode_base64url(raw: bytes) -> str:
+    """Without padding, as JOSE writes it (RFC 7515 §2)."""
+    return base64.urlsafe_b64encode(raw).decode().rstrip("=")
 
 
 def accept_signature(components: Sequence[str]) -> str:
