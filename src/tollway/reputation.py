@@ -91,4 +91,4 @@ class Reputation:
         await run_all([partial(quality.supervise, renewing), partial(ownership.supervise, checking)])
 
     async def _look(self, challenge: Challenge) -> tuple[Method, ...]:
-        return (await self.checker.look(challenge)).proved
+        return (await self.checker.find_evidence(challenge)).proved

@@ -76,7 +76,7 @@ class Scene:
         )
 
     async def see(self, challenge: Challenge | None = None) -> Mapping[str, Sight]:
-        return (await self.checker.look(challenge or self.challenge)).of
+        return (await self.checker.find_evidence(challenge or self.challenge)).of
 
     def sign(self, buyer: KeyWallet, text: str | None = None) -> str:
         return buyer.sign(eip191_digest((text or self.challenge.origin).encode()))

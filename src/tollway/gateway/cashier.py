@@ -170,7 +170,7 @@ class Cashier:
     ) -> "Answer | Declined | Admission":
         """Everything up to the claim. `lookup`: of this call, open until its outcome is known. Raises `ChainUnavailable` and
         `StorageUnavailable`: nothing was taken."""
-        told = await self.find_repeat(sale, tariffs, lookup)
+        told = await self.find_repeat_outcome(sale, tariffs, lookup)
         if told is not None:
             return told
         matched = match_requirement(sale.presented, self._requirements(sale.listing, tariffs))
@@ -191,7 +191,7 @@ class Cashier:
     def open_lookup(self, call: IncomingCall) -> AuthorizationLookup:
         return self._settlement.open_lookup(call.client_address)
 
-    async def find_repeat(
+    async def find_repeat_outcome(
         self, sale: Sale, tariffs: Sequence[Tariff], lookup: AuthorizationLookup
     ) -> "Answer | Declined | Admission | None":
         """What the same authorisation, or its idempotency key, brings. None: neither has named a call yet, as far as
@@ -219,7 +219,7 @@ class Cashier:
     ) -> "Answer | Declined | Admission | None":
         """Before anything that could ask for money: the call may be paid. One that runs again is paid by the
         authorisation that was claimed for it; the one that is shown now stays unused."""
-        told = await self.replays.find_keyed(sale.call, sale.cargo, (sale.presented.payer,), key)
+        told = await self.replays.find_response_by_key(sale.call, sale.cargo, (sale.presented.payer,), key)
         if not isinstance(told, KeyedCall):
             return told
         known = None if told.authorization is None else await self._book.find_authorized(told.authorization)
@@ -433,7 +433,7 @@ class Cashier:
         """Somebody else was faster to run the call again, or it may not."""
         if sale.key is not None:
             payer = known.authorization.payer
-            told = await self.replays.find_keyed(sale.call, sale.cargo, (payer,), sale.key)
+            told = await self.replays.find_response_by_key(sale.call, sale.cargo, (payer,), sale.key)
             if isinstance(told, Answer | Declined):
                 return told
         now = await self._book.find_authorized(known.authorization.key)

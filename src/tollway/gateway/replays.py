@@ -200,7 +200,7 @@ class Replays:
             if stored is not None:
                 return _replay(call, stored, known.call_id, self._receipt(call, known))
         if known.idempotency_key is not None:  # the one that was shown, else it would not be the same proof
-            keyed = await self.find_keyed(call, shown.cargo, (payer,), known.idempotency_key)
+            keyed = await self.find_response_by_key(call, shown.cargo, (payer,), known.idempotency_key)
             if keyed is not None:
                 return None if isinstance(keyed, KeyedCall) else keyed
         is_open = known.state is CallState.UNKNOWN or (known.state is CallState.CONSUMED and known.is_lost)
@@ -295,7 +295,7 @@ class Replays:
 
     # ---- The same idempotency key.
 
-    async def find_keyed(
+    async def find_response_by_key(
         self, call: IncomingCall, cargo: Cargo, wallets: Iterable[Address], key: str
     ) -> Answer | Declined | KeyedCall | None:
         """What a wallet gets whose key has named a call: that call's answer, free, and what is shown now stays unused.
@@ -330,7 +330,7 @@ class Replays:
         self, call: IncomingCall, cargo: Cargo, payer: Address, key: str | None, earlier: KeyedCall
     ) -> Answer | Declined:
         """To whoever was about to run a call again when somebody else did: mostly that it is running."""
-        told = None if key is None else await self.find_keyed(call, cargo, (payer,), key)
+        told = None if key is None else await self.find_response_by_key(call, cargo, (payer,), key)
         return say_key_used(earlier) if told is None or isinstance(told, KeyedCall) else told
 
     def _is_being_read(self, earlier: KeyedCall) -> bool:

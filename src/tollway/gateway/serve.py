@@ -354,9 +354,9 @@ class Gateway:
             self._cashier.open_lookup(deal.call) as lookup,
         ):
             if isinstance(deal, Sale):
-                told = await self._cashier.find_repeat(deal, opening.tariffs, lookup)
+                told = await self._cashier.find_repeat_outcome(deal, opening.tariffs, lookup)
             else:
-                told = await self._teller.find_repeat(deal, opening.tariffs, visit.check)
+                told = await self._teller.find_repeat_outcome(deal, opening.tariffs, visit.check)
             if told is None:
                 return None
             outcome = await self._carry(deal.call, opening, deal.cargo, told, visit)

@@ -157,7 +157,7 @@ class Teller:
         told, _ = await self._find_own(order)
         return told if isinstance(told, Answer | Declined) and is_coming(told) else None
 
-    async def find_repeat(
+    async def find_repeat_outcome(
         self, order: Order, tariffs: Sequence[Tariff], check_customer: CheckCustomer
     ) -> Answer | Declined | Admission | None:
         """What its idempotency key brings. None: that has named no call yet, as far as wallets with a key go."""
@@ -247,7 +247,7 @@ class Teller:
             return None, ()
         if openers is None:
             openers = await self._find_openers(order)
-        return await self._replays.find_keyed(order.call, order.cargo, openers, key), openers
+        return await self._replays.find_response_by_key(order.call, order.cargo, openers, key), openers
 
     async def _find_openers(self, request: PaidRequest) -> tuple[Address, ...]:
         """The wallets whose keys made the signature and whose idempotency keys it opens. Asks no chain."""
@@ -269,7 +269,7 @@ class Teller:
         if key is None:
             return None, ()
         openers = await self._till.find_openers(order.proof, order.offer.shelf, signers)
-        return await self._replays.find_keyed(order.call, order.cargo, openers, key), openers
+        return await self._replays.find_response_by_key(order.call, order.cargo, openers, key), openers
 
     async def _find_tenders(self, order: Order) -> tuple[Tender, ...] | Problem:
         asked = self._request(order.call, order.proof, order.cargo)

@@ -82,7 +82,7 @@ class OwnershipChecker:
             content=make_content(self._gateway, provider=stake.provider, origin=origin),
         )
 
-    async def look(self, challenge: Challenge) -> Sights:
+    async def find_evidence(self, challenge: Challenge) -> Sights:
         """All places at once."""
         if not challenge.origin:
             return Sights(of={})

@@ -87,7 +87,7 @@ class OwnershipRoutes:
         for _ in range(CHECKS_MAX):
             listing = await self._find_own(request, provider)
             challenge = desk.checker.challenge(Stake.of(listing))
-            sights = await desk.checker.look(challenge)
+            sights = await desk.checker.find_evidence(challenge)
             known = await desk.ownerships.note(
                 challenge,
                 sights.proved,
